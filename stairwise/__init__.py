@@ -1,0 +1,67 @@
+"""stairwise: predict, measure and speed up the way self-supervised networks learn, one dimension at a time."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stairwise.checks import InputError, TheoryWarning
+    from stairwise.dynamics.descent import gradient_descent
+    from stairwise.dynamics.flow import gradient_flow
+    from stairwise.theory import landscapes
+    from stairwise.theory.alignment import gaussian_init
+    from stairwise.theory.conditions import check_conditions
+    from stairwise.theory.correlation import Correlation
+    from stairwise.theory.ensemble import predict_staircase
+    from stairwise.theory.laws import closed_form
+    from stairwise.theory.modes import Modes
+    from stairwise.theory.solutions import top_spectral_weights
+    from stairwise.theory.trajectory import Trajectory
+
+__version__ = "0.1.0"
+
+# name: module that holds it (the whole module where the name is its own last part); loaded when first used
+_HOMES = {
+    "Correlation": "theory.correlation",
+    "InputError": "checks",
+    "Modes": "theory.modes",
+    "TheoryWarning": "checks",
+    "Trajectory": "theory.trajectory",
+    "check_conditions": "theory.conditions",
+    "closed_form": "theory.laws",
+    "gaussian_init": "theory.alignment",
+    "gradient_descent": "dynamics.descent",
+    "gradient_flow": "dynamics.flow",
+    "landscapes": "theory.landscapes",
+    "predict_staircase": "theory.ensemble",
+    "top_spectral_weights": "theory.solutions",
+}
+
+__all__ = [
+    "Correlation",
+    "InputError",
+    "Modes",
+    "TheoryWarning",
+    "Trajectory",
+    "check_conditions",
+    "closed_form",
+    "gaussian_init",
+    "gradient_descent",
+    "gradient_flow",
+    "landscapes",
+    "predict_staircase",
+    "top_spectral_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'stairwise' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module = import_module(f"stairwise.{home}")
+    value = module if home.endswith(f".{name}") else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

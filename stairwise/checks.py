@@ -1,0 +1,147 @@
+"""Errors that name the argument, the rule, the value and the remedy, and the checks that raise them."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "InputError",
+    "TheoryWarning",
+    "finite",
+    "matrix",
+    "number",
+    "one_of",
+    "pair",
+    "positive_int",
+    "times",
+    "vector",
+]
+
+Array = NDArray[Any]
+MAX_CHECK_ROWS = 4096
+
+
+class InputError(ValueError):
+    """A value the caller can mend; the message says which, why and how.
+
+    >>> raise InputError("n", "must be at least 1", 0, "ask for more pairs")
+    Traceback (most recent call last):
+    ...
+    stairwise.checks.InputError: n must be at least 1 (got 0): ask for more pairs
+    """
+
+    def __init__(self, argument: str, rule: str, value: object = None, remedy: str = "") -> None:
+        got = "" if value is None else f" (got {value})"
+        super().__init__(f"{argument} {rule}{got}" + (f": {remedy}" if remedy else ""))
+
+
+class TheoryWarning(UserWarning):
+    """A law is used outside the conditions under which it can be trusted."""
+
+
+def finite(x: Array, name: str) -> Array:
+    """Return `x`, or say where its first NaN or infinity is."""
+    for start in range(0, len(x), MAX_CHECK_ROWS):  # row blocks: memory-mapped arrays are never read whole
+        good = np.isfinite(x[start : start + MAX_CHECK_ROWS])
+        if not good.all():
+            where = np.argwhere(~good)[0]
+            where[0] += start
+            spot = ", ".join(map(str, where))
+            raise InputError(f"{name}[{spot}]", "must be finite", x[tuple(where)], "drop or impute such rows")
+    return x
+
+
+def array(x: ArrayLike, name: str, ndim: int) -> Array:
+    """`x` as a real, finite array of `ndim` dimensions; its dtype is kept if it is numeric already."""
+    try:
+        out = np.asanyarray(x)
+    except ValueError as error:
+        raise InputError(name, "must be a rectangular array", error, "make all rows equally long") from None
+    if out.dtype.kind not in "fiub":
+        raise InputError(name, "must hold real numbers", f"dtype {out.dtype}", "convert it with .astype(float)")
+    if out.ndim != ndim:
+        raise InputError(name, f"must be {ndim}-D", f"shape {out.shape}", "reshape it; rows are samples")
+    return finite(out, name)
+
+
+def vector(x: ArrayLike, name: str) -> NDArray[np.float64]:
+    """A finite float64 vector; scalars become length one."""
+    return np.asarray(array(np.atleast_1d(np.asanyarray(x)), name, 1), dtype=np.float64)
+
+
+def matrix(x: ArrayLike, name: str, columns: int | None = None) -> Array:
+    """A finite real matrix, with the given number of columns where one is given."""
+    out = array(x, name, 2)
+    if out.shape[0] == 0 or out.shape[1] == 0:
+        raise InputError(name, "must not be empty", f"shape {out.shape}", "give at least one row and one column")
+    if columns is not None and out.shape[1] != columns:
+        raise InputError(name, f"must have {columns} columns, one per feature", f"shape {out.shape}")
+    return out
+
+
+def symmetric(x: ArrayLike, name: str, size: int | None = None) -> NDArray[np.float64]:
+    """A finite symmetric float64 matrix."""
+    out = np.asarray(matrix(x, name, size), dtype=np.float64)
+    if out.shape[0] != out.shape[1] or not np.allclose(out, out.T, rtol=1e-10, atol=1e-12 * np.abs(out).max()):
+        raise InputError(name, "must be a symmetric square matrix", f"shape {out.shape}", "use (M + M.T) / 2")
+    return (out + out.T) / 2
+
+
+def pair(x_a: ArrayLike, x_b: ArrayLike) -> tuple[Array, Array]:
+    """Two views of the same samples: finite, 2-D, of one shape."""
+    a, b = matrix(x_a, "x_a"), matrix(x_b, "x_b")
+    if a.shape != b.shape:
+        raise InputError(
+            "x_a and x_b", "must have the same shape", f"{a.shape} and {b.shape}", "row i of each is a view of sample i"
+        )
+    return a, b
+
+
+def number(x: Any, name: str, *, above: float | None = None, least: float | None = None) -> float:
+    """A finite float, optionally bounded below (`above` is strict)."""
+    try:
+        out = float(x)
+    except (TypeError, ValueError):
+        raise InputError(name, "must be a number", repr(x)) from None
+    if not np.isfinite(out):
+        raise InputError(name, "must be finite", out)
+    if above is not None and not out > above:
+        raise InputError(name, f"must be greater than {above:g}", out)
+    if least is not None and not out >= least:
+        raise InputError(name, f"must be at least {least:g}", out)
+    return out
+
+
+def positive_int(x: Any, name: str, most: int | None = None, remedy: str = "") -> int:
+    """A whole number from 1 to `most`."""
+    if isinstance(x, bool) or not isinstance(x, int | np.integer) or x < 1:
+        raise InputError(name, "must be a whole number of at least 1", x, remedy)
+    if most is not None and x > most:
+        raise InputError(name, f"must be at most {most}", x, remedy)
+    return int(x)
+
+
+def times(t: ArrayLike, name: str = "times", *, infinite: bool = True) -> NDArray[np.float64]:
+    """Nonnegative times, scalar or array; infinity allowed where the law has a limit."""
+    try:
+        out = np.asarray(t, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(name, "must be numbers", repr(t)) from None
+    bad = np.isnan(out) | (out < 0) | (np.isinf(out) & (not infinite))
+    if bad.any():
+        rule = "must be nonnegative" if infinite else "must be nonnegative and finite"
+        raise InputError(name, rule, out[bad].ravel()[0], "training starts at t = 0")
+    return out
+
+
+def one_of(x: str, name: str, known: Iterable[str]) -> str:
+    """A name from a list; the error shows the list and the nearest entry."""
+    names = list(known)
+    if x in names:
+        return x
+    near = difflib.get_close_matches(str(x), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise InputError(name, "is unknown", repr(x), f"{hint}known: {', '.join(names)}")

@@ -1,0 +1,85 @@
+"""The linear model in the eigenbasis of Γ, cut down to the columns that can ever matter.
+
+With U = W V the flow (Eq. 6) is U' = 4 (I − U Λ Uᵀ) U Λ: columns talk to one another only through the d × d matrix
+C = U Λ Uᵀ. Within a horizon T column k grows at most by e^{4γ_k T}, so from a small start most columns stay negligible
+in C. Those are *passive*: they grow linearly, exactly known; the others are simulated.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import InputError
+from stairwise.theory.correlation import Correlation
+from stairwise.theory.laws import log_growth
+from stairwise.theory.trajectory import Trajectory
+
+__all__ = ["Split", "jacobian", "rhs"]
+
+Floats = NDArray[np.float64]
+
+
+def rhs(u: Floats, gamma: Floats) -> Floats:
+    """4 (I − U Λ Uᵀ) U Λ, (d, k)."""
+    y = u * gamma
+    return 4 * (y - (y @ u.T) @ y)
+
+
+def jacobian(u: Floats, gamma: Floats) -> Floats:
+    """d rhs / dU, (d k, d k); minus the Hessian of the loss."""
+    d, k = u.shape
+    y = u * gamma
+    free = np.eye(d) - y @ u.T
+    out = -np.einsum("ib,ja->iajb", y, y)
+    out[np.arange(d), :, np.arange(d), :] -= y.T @ y
+    columns = np.arange(k)
+    out[:, columns, :, columns] += free * gamma[:, None, None]
+    return 4 * out.reshape(d * k, d * k)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A problem (W0, corr, horizon), divided into active and passive columns.
+
+    Attributes:
+        u, gamma: coordinates (d, r) and eigenvalues (r,) of all columns.
+        active: which columns are simulated, (r,) of bool.
+    """
+
+    W0: Floats
+    corr: Correlation
+    u: Floats
+    gamma: Floats
+    active: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, W0: ArrayLike, corr: Correlation, horizon: float, tolerance: float) -> "Split":
+        """Passive columns contribute at most `tolerance` to C at any time up to `horizon`."""
+        u, gamma = corr.project(W0)
+        with np.errstate(divide="ignore"):
+            log_share = np.log(np.abs(gamma)) + np.log((u**2).sum(axis=0)) + 8 * np.maximum(gamma, 0) * horizon
+        order = np.argsort(log_share)
+        total = np.cumsum(np.exp(np.minimum(log_share[order], 0.0)))
+        active = np.zeros(len(gamma), dtype=bool)
+        active[order[total > tolerance]] = True
+        active[np.argmax(gamma)] = True
+        return cls(np.asarray(W0, dtype=np.float64), corr, u, gamma, active)
+
+    def trajectory(self, times: Floats, u_active: Floats, method: str, weights: bool, lr: float | None) -> Trajectory:
+        """Put the columns together again: spectrum, and weights where asked for."""
+        if not np.isfinite(u_active).all():
+            bound = 1 / (4 * self.gamma[0])
+            raise InputError("lr", f"must be below 1/(4 γ_1) = {bound:.3g}; training diverged", lr, "lower lr")
+        passive = ~self.active
+        growth = np.exp(log_growth(self.gamma[passive], times, lr))
+        u_passive = self.u[:, passive]
+        c = (u_active * self.gamma[self.active]) @ u_active.transpose(0, 2, 1)
+        c += np.einsum("ik,tk,jk->tij", u_passive, self.gamma[passive] * growth**2, u_passive, optimize=True)
+        spectrum = np.linalg.eigvalsh(c)[:, ::-1]
+        moved = None
+        if weights:
+            vectors = self.corr.eigenvectors
+            change = (u_active - self.u[:, self.active]) @ vectors[:, self.active].T
+            moved = self.W0 + change + (u_passive * (growth[:, None, :] - 1)) @ vectors[:, passive].T
+        return Trajectory(times, spectrum, method, moved)

@@ -1,0 +1,46 @@
+"""Plateaus are saddles: how many directions of descent are left at a point of the trajectory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from stairwise.checks import positive_int
+from stairwise.dynamics.eigenbasis import jacobian
+from stairwise.theory.correlation import Correlation
+
+__all__ = ["Saddle", "saddle_at"]
+
+
+@dataclass(frozen=True)
+class Saddle:
+    """Unstable directions of the loss at W.
+
+    Attributes:
+        modes: embedding directions still waiting, eigenvalues of C below 1/3 (where the modewise loss (1 − γs²)² is
+            concave in s): d at the start, one less on every plateau.
+        index: negative eigenvalues of the whole Hessian, counted in weight space. With k of d modes learned and
+            p positive eigenvalues of Γ it is (d − k)(p − k): each free direction may fall towards any free eigenvector.
+    """
+
+    modes: int
+    index: int
+
+
+def saddle_at(W: ArrayLike, corr: Correlation, top: int | None = None, tolerance: float = 1e-6) -> Saddle:
+    """Count unstable directions of L at W (d, m), in the span of the `top` leading eigenvectors of Γ (default all).
+
+    The dense Hessian has (d · top)² entries. Eigenvalues above −tolerance × the largest magnitude count as flat.
+
+    >>> corr = Correlation.from_matrix([4.0, 2.0, 1.0])
+    >>> saddle_at(np.zeros((2, 3)), corr)
+    Saddle(modes=2, index=6)
+    >>> saddle_at([[0.5, 0.0, 0.0], [0.0, 0.0, 0.0]], corr)  # the first mode learned
+    Saddle(modes=1, index=2)
+    """
+    u, gamma = corr.project(W, "W")
+    spectrum = np.linalg.eigvalsh((u * gamma) @ u.T)
+    top = len(gamma) if top is None else positive_int(top, "top", len(gamma))
+    curvature = np.linalg.eigvalsh(-jacobian(u[:, :top], gamma[:top]))
+    waiting = int((spectrum[::-1][: int((gamma > 0).sum())] < 1 / 3).sum())
+    return Saddle(waiting, int((curvature < -tolerance * np.abs(curvature).max()).sum()))

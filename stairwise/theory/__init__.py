@@ -1,0 +1,1 @@
+"""Closed forms in numpy float64. Start with `modes`."""

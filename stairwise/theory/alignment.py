@@ -1,0 +1,89 @@
+"""From any small initialization to the aligned one that its trajectory follows (Sec. 4.3, Result 4.1)."""
+
+import numpy as np
+import scipy.stats
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import InputError, matrix, number, positive_int, vector
+from stairwise.theory.correlation import Correlation
+from stairwise.theory.modes import Modes
+
+__all__ = [
+    "align",
+    "aligned_init",
+    "effective_singular_values",
+    "gaussian_init",
+    "qr_nonnegative",
+    "step_time_quantiles",
+]
+
+Floats = NDArray[np.float64]
+
+
+def gaussian_init(d: int, features: int, alpha: float, seed: int) -> Floats:
+    """W₀ with independent N(0, α²) entries, shape (d, m): the paper's small initialization."""
+    rng = np.random.default_rng(seed)
+    return number(alpha, "alpha", above=0) * rng.standard_normal(
+        (positive_int(d, "d"), positive_int(features, "features"))
+    )
+
+
+def qr_nonnegative(m: ArrayLike) -> tuple[Floats, Floats]:
+    """M = Q R, Q orthogonal (a, a), R upper triangular (a, b) with nonnegative diagonal (Def. 4.1).
+
+    Unique when the leading a × a block of M is nonsingular.
+
+    >>> q, r = qr_nonnegative([[0.0, 1.0, 2.0], [-3.0, 4.0, 5.0]])
+    >>> bool(np.allclose(q @ r, [[0, 1, 2], [-3, 4, 5]])), np.diag(r)
+    (True, array([3., 1.]))
+    """
+    q, r = np.linalg.qr(np.asarray(matrix(m, "m"), dtype=np.float64), mode="complete")
+    signs = np.ones(len(q))
+    diagonal = np.diag(r)
+    signs[: len(diagonal)] = np.where(diagonal < 0, -1.0, 1.0)
+    return q * signs, signs[:, None] * r
+
+
+def align(m: ArrayLike) -> Floats:
+    """The alignment transformation 𝒜(M) = Q diag(R) (Def. 4.2), same shape as M."""
+    q, r = qr_nonnegative(m)
+    kept = np.zeros_like(r)
+    np.fill_diagonal(kept, np.diag(r))
+    return q @ kept
+
+
+def aligned_init(W0: ArrayLike, corr: Correlation) -> Floats:
+    """W*(0) = 𝒜(W₀ V) Vᵀ with V the eigenvectors of Γ: the aligned start that W₀ follows, (d, m)."""
+    coordinates, _ = corr.project(W0)
+    return align(coordinates) @ corr.eigenvectors.T
+
+
+def effective_singular_values(W0: ArrayLike, corr: Correlation) -> Floats:
+    """s*_j(0) = R_jj of the QR factors of W₀ V (Eq. 19 with Gram–Schmidt vectors), shape (d,).
+
+    What is left of W₀ v_j once the directions taken by earlier modes are removed. Zero beyond the rank of Γ.
+    """
+    coordinates, _ = corr.project(W0)
+    _, r = qr_nonnegative(coordinates)
+    s = np.zeros(len(r))
+    s[: min(r.shape)] = np.diag(r)
+    return s
+
+
+def step_time_quantiles(gamma: ArrayLike, alpha: float, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
+    """Quantiles of τ_j over Gaussian initializations of scale α, shape (len(q), d).
+
+    R_jj² / α² is χ² with d − j + 1 degrees of freedom, and τ_j (Eq. 16) falls as R_jj grows, so the q-quantile of τ_j
+    follows from the (1 − q)-quantile of χ². (The paper's s_j(0) ≈ α√(d − j + 1), Eq. 21, is its root mean square.)
+
+    >>> step_time_quantiles([2.0, 1.0], alpha=1e-3).round(3)
+    array([[0.708, 1.559],
+           [0.8  , 1.825],
+           [0.962, 2.419]])
+    """
+    gamma, alpha, q = vector(gamma, "gamma"), number(alpha, "alpha", above=0), vector(q, "q")
+    if ((q <= 0) | (q >= 1)).any():
+        raise InputError("q", "must lie strictly between 0 and 1", q)
+    freedom = len(gamma) - np.arange(len(gamma))
+    s0 = alpha * np.sqrt(scipy.stats.chi2.ppf(1 - q[:, None], freedom))
+    return np.stack([Modes(gamma, row).step_times() for row in s0])

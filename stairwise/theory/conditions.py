@@ -1,0 +1,98 @@
+"""Can a closed form be trusted here? The conditions of the paper's Result and of the logistic law, measured."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from stairwise.theory.alignment import qr_nonnegative
+from stairwise.theory.correlation import Correlation
+
+__all__ = ["Conditions", "check_conditions"]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the closed forms assume, as found for one W0 and one Γ.
+
+    Attributes:
+        positive: γ_1 … γ_d > 0, so that d modes can be learned.
+        unique: γ_1 … γ_d differ.
+        closest: max_j γ_{j+1}/γ_j over j ≤ d; near 1 the aligned law converges very slowly.
+        full_rank: all R_jj > 0: W₀ reaches every one of the top d eigenvectors.
+        weakest: min_j R_jj in units of its root mean square α √(d − j + 1); the logistic law is worst where it is tiny.
+        start: largest eigenvalue of C at t = 0.
+        aligned_error: about how far the aligned law's eigenvalues may be off: the largest γ_k a_jk² ~ α^{2 − 2γ_k/γ_j}
+            that the neglected entries off the diagonal reach (App. C); on real images errors were a third to a half of it.
+    """
+
+    positive: bool
+    unique: bool
+    closest: float
+    full_rank: bool
+    weakest: float
+    start: float
+    aligned_error: float
+
+    def problems(self, law: str) -> list[str]:
+        """A sentence for every reason not to trust `law`; empty if there is none."""
+        found = []
+        if not self.positive:
+            found.append("fewer than d eigenvalues of Γ are positive: the other modes are never learned; lower d")
+        if not self.full_rank:
+            found.append("W0 misses one of the top d eigenvectors: the QR factors are not unique; draw W0 at random")
+        if self.start > 0.1:
+            found.append(f"C starts at {self.start:.2g}, not small: use gradient_flow, or scale W0 down")
+        if law == "aligned" and not self.unique:
+            found.append('eigenvalues of Γ coincide: the aligned law does not apply; use law="logistic"')
+        elif law == "aligned" and self.aligned_error > 0.1:
+            found.append(
+                f"eigenvalues of Γ are close (ratio {self.closest:.3f}) for this scale of W0: the aligned law may err by"
+                f' {self.aligned_error:.1g}; use law="logistic"'
+            )
+        if law == "logistic" and self.full_rank and self.weakest < 0.02:
+            found.append(
+                f"the last free direction of W0 is unusually weak ({self.weakest:.1g} of typical): errors of 0.02 seen"
+            )
+        return found
+
+
+def check_conditions(W0: ArrayLike, corr: Correlation) -> Conditions:
+    """Measure the conditions of the closed forms for weights W0 (d, m) on `corr`.
+
+    >>> W0 = 1e-6 * np.random.default_rng(0).standard_normal((2, 4))
+    >>> close = check_conditions(W0, Correlation.from_matrix([1.0, 0.99, 0.5, 0.1]))
+    >>> close.closest, close.aligned_error > 0.1, len(close.problems("aligned")), close.problems("logistic")
+    (0.99, True, 1, [])
+    """
+    u, gamma = corr.project(W0)
+    d, k = len(u), min(u.shape)
+    _, r = qr_nonnegative(u)
+    diagonal = np.zeros(d)
+    diagonal[:k] = np.diag(r)
+    rms = np.sqrt((u**2).mean() * (d - np.arange(d)))
+    tiny = 1e-12 * np.abs(gamma).max(initial=0.0)
+    padded = np.concatenate([gamma[: d + 1], np.zeros(max(0, d + 1 - len(gamma)))])
+    positive = bool((padded[:d] > tiny).all())
+    ratios = padded[1:] / np.where(padded[:-1] > tiny, padded[:-1], 1)
+    return Conditions(
+        positive=positive,
+        unique=bool((np.diff(-padded[:d]) > tiny).all()),
+        closest=float(ratios.max(initial=0.0)) if positive else 1.0,
+        full_rank=bool((diagonal > 1e-12 * rms).all()),
+        weakest=float((diagonal / np.where(rms > 0, rms, 1)).min()),
+        start=float(np.linalg.eigvalsh((u * gamma) @ u.T)[-1]),
+        aligned_error=_neglected(r[:k], gamma, tiny),
+    )
+
+
+def _neglected(r: np.ndarray, gamma: np.ndarray, tiny: float) -> float:
+    """max over j < k of γ_k a_jk(∞)² with a_jk(∞) = a_jk(0) (s_j(∞)/s_j(0))^{γ_k/γ_j} (Eq. 48), at most 1."""
+    keep = gamma > tiny
+    r, gamma = r[:, keep], gamma[keep]
+    j, k = np.triu_indices(min(r.shape), 1, r.shape[1])
+    s, a = r[j, j], np.abs(r[j, k])
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        gain = gamma[k] / gamma[j] * (-0.5 * np.log(gamma[j]) - np.log(s))
+        size = np.exp(np.minimum(np.log(gamma[k]) + 2 * (np.log(a) + gain), 0.0))
+    return float(np.nan_to_num(size, nan=1.0).max(initial=0.0))

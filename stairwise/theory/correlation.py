@@ -1,0 +1,210 @@
+"""Γ, the cross-correlation of two views: all that the linear theory needs to know about the data."""
+
+import math
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import InputError, matrix, pair, positive_int, symmetric, vector
+from stairwise.theory.krylov import top_eigenpairs
+
+__all__ = ["Correlation"]
+
+Floats = NDArray[np.float64]
+
+CHUNK_BYTES = 1 << 26  # of float64 working copy per view
+MATRIX_LIMIT = 8192  # memory-mapped pairs with more features than this stay on disk: Γ would take over 0.5 GB
+DENSE_LIMIT = 2048  # below this many features a dense solver is faster than Krylov
+
+
+class Correlation:
+    r"""Feature cross-correlation of pairs of views (Sec. 4.1), a sum over pairs and so mergeable.
+
+    .. math:: Γ = \\frac{1}{2n} \\sum_i (x_i x_i'^T + x_i' x_i^T)
+
+    It holds whichever is smaller, the pairs themselves (while 2n < m, "thin") or the m × m sum, so streaming any
+    number of pairs through `update` takes at most m² numbers. Memory-mapped arrays are read in pieces and never
+    copied whole. All arithmetic is in float64, whatever the inputs.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> x_a, x_b = rng.standard_normal((2, 100, 5))
+        >>> whole = Correlation.from_pairs(x_a, x_b)
+        >>> parts = Correlation().update(x_a[:30], x_b[:30]) + Correlation().update(x_a[30:], x_b[30:])
+        >>> bool(np.allclose(whole.matrix, parts.matrix)), whole.pairs, whole.features
+        (True, 100, 5)
+    """
+
+    def __init__(self) -> None:
+        self._sum: Floats | None = None  # Σ x x'ᵀ + x' xᵀ of the pairs that have been folded
+        self._held: list[tuple[NDArray, NDArray]] = []  # the pairs that have not
+        self._pairs = 0
+        self._features = 0
+
+    @classmethod
+    def from_pairs(cls, x_a: ArrayLike, x_b: ArrayLike) -> Self:
+        """Γ of the rows x_a[i], x_b[i]; shapes (n, m)."""
+        return cls().update(x_a, x_b)
+
+    @classmethod
+    def from_matrix(cls, gamma: ArrayLike, pairs: int = 1) -> Self:
+        """A Γ known already: symmetric (m, m), or (m,) for a diagonal one; `pairs` is its weight in a later sum."""
+        dense = symmetric(np.diag(vector(gamma, "gamma")) if np.ndim(gamma) == 1 else gamma, "gamma")
+        new = cls()
+        new._features, new._pairs = len(dense), positive_int(pairs, "pairs")
+        new._sum = 2 * new._pairs * dense
+        return new
+
+    def update(self, x_a: ArrayLike, x_b: ArrayLike) -> Self:
+        """Add pairs, in place; returns itself. Nothing is added if the pairs are not valid."""
+        a, b = pair(x_a, x_b)
+        if self._features and a.shape[1] != self._features:
+            raise InputError("x_a and x_b", f"must have {self._features} features like the pairs before", a.shape[1])
+        self._forget()
+        self._features = a.shape[1]
+        self._pairs += len(a)
+        on_disk = isinstance(a, np.memmap) and isinstance(b, np.memmap)
+        fold = self._sum is not None or 2 * self._pairs >= self._features
+        if fold and not (on_disk and self._features > MATRIX_LIMIT):
+            self._fold([*self._held, (a, b)])
+            self._held = []
+        else:
+            self._held = [*self._held, (a, b) if on_disk else (a.copy(), b.copy())]
+        return self
+
+    def __add__(self, other: Self) -> Self:
+        """Γ of both sets of pairs together, a new object."""
+        if not isinstance(other, Correlation):
+            return NotImplemented
+        if self._features and other._features and self._features != other._features:
+            raise InputError("correlations", "must have the same features", f"{self._features} and {other._features}")
+        new = type(self)()
+        new._features = self._features or other._features
+        new._pairs = self._pairs + other._pairs
+        sums = [part._sum for part in (self, other) if part._sum is not None]
+        new._sum = sum(sums[1:], sums[0].copy()) if sums else None
+        new._held = self._held + other._held
+        if new._sum is not None or 2 * new._pairs >= new._features:
+            new._fold(new._held)
+            new._held = []
+        return new
+
+    def __repr__(self) -> str:
+        return f"Correlation({self.pairs} pairs, {self._features} features)"
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs n."""
+        return self._pairs
+
+    @property
+    def features(self) -> int:
+        """Number of features m."""
+        return self._features
+
+    @property
+    def rank_bound(self) -> int:
+        """min(m, 2n): the number of eigenvalues that `eigenvalues` returns; all others are zero."""
+        return self._features if self._sum is not None else min(self._features, 2 * self._pairs)
+
+    @cached_property
+    def matrix(self) -> Floats:
+        """Γ itself, (m, m)."""
+        self._require_pairs()
+        total = np.zeros((self._features, self._features)) if self._sum is None else self._sum.copy()
+        for a, b in self._chunks():
+            total += _twice_symmetrized(a, b)
+        return total / (2 * self._pairs)
+
+    @property
+    def eigenvalues(self) -> Floats:
+        """Descending, shape (min(m, 2n),): the exact zeros of a thin Γ are left out."""
+        return self._decomposition[0]
+
+    @property
+    def eigenvectors(self) -> Floats:
+        """In columns, shape (m, min(m, 2n)); each one's largest entry is positive."""
+        return self._decomposition[1]
+
+    def top(self, k: int) -> tuple[Floats, Floats]:
+        """The k algebraically largest eigenpairs: (k,) descending and (m, k) in columns.
+
+        Dense for few features or when the whole decomposition is known already; otherwise block Krylov on products
+        with Γ, which reads the pairs a few dozen times and never forms an m × m matrix.
+        """
+        self._require_pairs()
+        remedy = f"Γ of {self.pairs} pairs with {self._features} features has at most {self.rank_bound} modes"
+        k = positive_int(k, "k", self.rank_bound, remedy)
+        if "_decomposition" in self.__dict__ or self._features <= DENSE_LIMIT or 4 * k > self.rank_bound:
+            return self.eigenvalues[:k], self.eigenvectors[:, :k]
+        values, vectors = top_eigenpairs(self.product, self._features, k)
+        return values, _fix_signs(vectors)
+
+    def product(self, x: ArrayLike) -> Floats:
+        """Γ x for x of shape (m, b), without forming Γ."""
+        self._require_pairs()
+        x = np.asarray(x, dtype=np.float64)
+        total = np.zeros_like(x) if self._sum is None else self._sum @ x
+        for a, b in self._chunks():
+            total += a.T @ (b @ x) + b.T @ (a @ x)
+        return total / (2 * self._pairs)
+
+    def project(self, weights: ArrayLike, name: str = "W0") -> tuple[Floats, Floats]:
+        """Coordinates W V of weights (d, m) in the eigenbasis, (d, r), and the eigenvalues (r,)."""
+        self._require_pairs()
+        w = np.asarray(matrix(weights, name, self._features), dtype=np.float64)
+        return w @ self.eigenvectors, self.eigenvalues
+
+    @cached_property
+    def _decomposition(self) -> tuple[Floats, Floats]:
+        self._require_pairs()
+        if self._sum is not None or 2 * self._pairs >= self._features:
+            values, vectors = scipy.linalg.eigh(self.matrix)
+        else:  # thin: with [x_a; x_b]ᵀ = Q R, Γ = Q (R P Rᵀ / 2n) Qᵀ where P swaps the two views
+            stacked = np.concatenate([a for a, _ in self._held] + [b for _, b in self._held]).astype(np.float64)
+            q, r = scipy.linalg.qr(stacked.T, mode="economic")
+            r_a, r_b = np.split(r, 2, axis=1)
+            small = _twice_symmetrized(r_a.T, r_b.T) / (2 * self._pairs)
+            values, vectors = scipy.linalg.eigh(small)
+            vectors = q @ vectors
+        return values[::-1], _fix_signs(vectors[:, ::-1])
+
+    def _fold(self, pairs: list[tuple[NDArray, NDArray]]) -> None:
+        total = np.zeros((self._features, self._features)) if self._sum is None else self._sum
+        for a, b in _in_chunks(pairs, self._features):
+            total += _twice_symmetrized(a, b)
+        self._sum = total
+
+    def _chunks(self):
+        return _in_chunks(self._held, self._features)
+
+    def _forget(self) -> None:
+        for name in ("matrix", "_decomposition"):
+            self.__dict__.pop(name, None)
+
+    def _require_pairs(self) -> None:
+        if not self._pairs:
+            raise InputError("Correlation", "must hold at least one pair", 0, "call update(x_a, x_b) first")
+
+
+def _in_chunks(pairs: list[tuple[NDArray, NDArray]], features: int):
+    rows = max(1, math.floor(CHUNK_BYTES / (8 * features)))
+    for a, b in pairs:
+        for start in range(0, len(a), rows):
+            part = slice(start, start + rows)
+            yield np.asarray(a[part], dtype=np.float64), np.asarray(b[part], dtype=np.float64)
+
+
+def _twice_symmetrized(a: Floats, b: Floats) -> Floats:
+    """AᵀB + BᵀA."""
+    product = a.T @ b
+    return product + product.T
+
+
+def _fix_signs(vectors: Floats) -> Floats:
+    """The largest entry of each column positive, so that results do not depend on the solver."""
+    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]
+    return vectors * np.where(largest < 0, -1.0, 1.0)

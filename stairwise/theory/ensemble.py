@@ -1,0 +1,75 @@
+"""What the data alone predict: the staircase over all Gaussian initializations of a given scale."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import number, positive_int, vector
+from stairwise.theory.alignment import step_time_quantiles
+from stairwise.theory.laws import log_growth, logistic_spectrum
+from stairwise.theory.trajectory import Trajectory
+
+__all__ = ["Staircase", "predict_staircase"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Staircase:
+    """Predicted spectra for many draws of W₀.
+
+    Attributes:
+        times: (T,).
+        spectra: eigenvalues of C, (draws, T, d).
+        steps: times at which λ_j reaches 1/2, (draws, d), infinite where it does not within `times`.
+    """
+
+    times: Floats
+    spectra: Floats
+    steps: Floats
+
+    def step_quantiles(self, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
+        """Quantiles over the draws of the time of the j-th step, (len(q), d)."""
+        return np.quantile(self.steps, vector(q, "q"), axis=0, method="closest_observation")
+
+    def loss_quantiles(self, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
+        """Quantiles over the draws of the loss, (len(q), T)."""
+        return np.quantile(((1 - self.spectra) ** 2).sum(axis=-1), vector(q, "q"), axis=0)
+
+
+def predict_staircase(
+    gamma: ArrayLike,
+    d: int,
+    alpha: float,
+    times: ArrayLike | None = None,
+    lr: float | None = None,
+    draws: int = 100,
+    seed: int = 0,
+) -> Staircase:
+    """Logistic-law spectra for `draws` Gaussian inits of scale α, from the leading eigenvalues of Γ alone.
+
+    W₀V is Gaussian like W₀, so the eigenvectors are not needed. Give more eigenvalues than d (about d + 50): modes
+    beyond d compete with the last ones.
+
+    Arguments:
+        gamma: leading eigenvalues of Γ, descending, (r,), r ≥ d, the first d positive.
+        times: default: 400 points to 1.15 times the 95 % quantile of the last aligned step.
+        lr: for the growth of gradient descent instead of the flow's.
+
+    Example:
+        >>> steps = predict_staircase([2.0, 1.0, 0.5], d=2, alpha=1e-3, draws=50)
+        >>> steps.step_quantiles(0.5).round(1)
+        array([[0.8, 1.7]])
+    """
+    gamma = vector(gamma, "gamma")
+    d = positive_int(d, "d", int((gamma > 0).sum()), "only modes with positive γ are learned; lower d or give more γ")
+    number(alpha, "alpha", above=0)
+    if times is None:
+        times = np.linspace(0, 1.15 * step_time_quantiles(gamma[:d], alpha, 0.95).max(), 400)
+    growth = log_growth(gamma, times, lr)
+    rng = np.random.default_rng(seed)
+    starts = alpha * rng.standard_normal((positive_int(draws, "draws"), d, len(gamma)))
+    spectra = np.stack([logistic_spectrum(u, gamma, growth) for u in starts])
+    t = np.asarray(times, dtype=np.float64)
+    return Staircase(t, spectra, np.stack([Trajectory(t, s, "draw").step_times() for s in spectra]))

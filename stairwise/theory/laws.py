@@ -1,0 +1,213 @@
+r"""Closed forms for the trajectory from any small initialization.
+
+Two laws, in the eigenbasis of Γ, where u_k = W₀ v_k are the columns of the initial weights:
+
+aligned   the paper's Result 4.1: replace W₀ by its aligned init (QR) and let every mode grow on its own.
+          Its error shrinks only as α^{1 − max γ_{j+1}/γ_j}: slowly when eigenvalues lie close, as in real data.
+logistic  let all columns grow linearly, then saturate as a matrix:
+
+              M(t) = Σ_k γ_k e^{8γ_k t} b_k b_kᵀ,   b_k = (I − C₀)^{-1/2} u_k,
+              C(t) ≈ M (I + M)^{-1},   W(t) ≈ (I + M)^{-1/2} Σ_k e^{4γ_k t} b_k v_kᵀ.
+
+          Equal to the Proposition for aligned init and exact when all γ coincide, so good in between.
+
+Descent differs from flow: at learning rate η a mode grows by 1 + 4ηγ a step, not by e^{4ηγ}. Both laws take that
+growth with `lr=`.
+"""
+
+import math
+import warnings
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import InputError, TheoryWarning, matrix, number, one_of, times
+from stairwise.theory.alignment import effective_singular_values, qr_nonnegative
+from stairwise.theory.conditions import check_conditions
+from stairwise.theory.correlation import Correlation
+from stairwise.theory.modes import Modes
+from stairwise.theory.trajectory import Trajectory
+
+__all__ = ["LAWS", "closed_form", "early_weights", "learning_rate_bound", "log_growth", "logistic_spectrum"]
+
+Floats = NDArray[np.float64]
+
+LAWS = ("logistic", "aligned")
+LOG_CAP = math.log(1e6)  # a direction whose eigenvalue of M has passed 1e12 is learned: λ = 1 to 1e-12
+CHUNK = 1 << 21  # floats in a block of times
+
+
+def closed_form(
+    W0: ArrayLike,
+    corr: Correlation,
+    times: ArrayLike,
+    law: str = "logistic",
+    lr: float | None = None,
+    momentum: float = 0.0,
+    weights: bool = False,
+) -> Trajectory:
+    """Predicted trajectory of gradient flow, or of gradient descent if `lr` is given, from small init W0.
+
+    Warns (`TheoryWarning`) when the conditions of the law do not hold; `check_conditions` has the details. Tiny
+    eigenvalues are accurate to about 1e-15 of the largest at the same time.
+
+    Arguments:
+        W0: initial weights, (d, m).
+        corr: the data.
+        times: t = lr × step, (T,); infinity allowed.
+        law: "logistic" (any small init) or "aligned" (the paper's).
+        lr: learning rate of gradient descent; None for gradient flow.
+        momentum: heavy-ball momentum of that descent. Time is lr × step all the same.
+        weights: also W(t); they are less accurate than the spectrum, because the true flow stops turning
+            once C = I while the logistic law goes on towards the exact top eigenvectors.
+
+    Example:
+        >>> corr = Correlation.from_matrix([2.0, 1.0, 0.5])
+        >>> W0 = 1e-6 * np.random.default_rng(0).standard_normal((2, 3))
+        >>> closed_form(W0, corr, [0.0, 2.2, np.inf]).eigenvalues.round(3)
+        array([[0.  , 0.  ],
+               [0.99, 0.  ],
+               [1.  , 1.  ]])
+    """
+    one_of(law, "law", LAWS)
+    t = _time_vector(times)
+    conditions = check_conditions(W0, corr)
+    if not conditions.start < 1:
+        raise InputError(
+            "W0", "must start with all eigenvalues of C below 1", f"{conditions.start:.3g}", "use gradient_flow"
+        )
+    for problem in conditions.problems(law):
+        warnings.warn(problem, TheoryWarning, stacklevel=2)
+    coordinates, gamma = corr.project(W0)
+    growth = log_growth(gamma, t, lr, momentum)
+    if law == "aligned":
+        spectrum, moved = _aligned(W0, corr, growth, weights)
+    else:
+        spectrum, moved = _logistic(coordinates, gamma, growth, weights)
+    if moved is not None:  # what lies outside the span of the data never moves
+        still = np.asarray(W0, dtype=np.float64) - coordinates @ corr.eigenvectors.T
+        moved = moved @ corr.eigenvectors.T + still
+    how = f"closed form ({law}" + (f", lr={lr:g}" if lr else "") + (f", momentum={momentum:g})" if momentum else ")")
+    return Trajectory(t, spectrum, how, moved)
+
+
+def logistic_spectrum(coordinates: ArrayLike, gamma: ArrayLike, growth: Floats) -> Floats:
+    """Eigenvalues of C by the logistic law from W₀ V (d, r), γ (r,) descending and log growth (T, r); (T, d)."""
+    return _logistic(
+        np.asarray(matrix(coordinates, "coordinates"), dtype=np.float64), np.asarray(gamma), growth, False
+    )[0]
+
+
+def log_growth(gamma: ArrayLike, t: ArrayLike, lr: float | None = None, momentum: float = 0.0) -> Floats:
+    """Log of the factor by which a small mode has grown by time t, shape (*t.shape, *gamma.shape).
+
+    Flow: 4γt. Descent: (t/lr) log|1 + 4 lr γ|. Heavy ball: W_{i+1} = (1 + μ + 4 lr γ) W_i − μ W_{i−1} solved from
+    rest, whose larger root governs; modes that oscillate (γ < 0 only) are given the envelope of their decay.
+
+    >>> log_growth([1.0], [0.5], lr=0.25).round(3), log_growth([1.0], [0.5]).round(3)
+    (array([[1.386]]), array([[2.]]))
+    """
+    gamma, t = np.asarray(gamma, dtype=np.float64), times(t, "t")[..., None]
+    forever = 1e300 * gamma / max(np.abs(gamma).max(initial=0.0), 1e-300)  # ordered like γ, and finite
+    finite_t = np.where(np.isinf(t), 0.0, t)
+    if lr is None:
+        if momentum:
+            raise InputError("momentum", "needs lr", momentum, "the flow has no momentum")
+        grown = 4 * gamma * finite_t
+    else:
+        lr, momentum = number(lr, "lr", above=0), number(momentum, "momentum", least=0)
+        if momentum >= 1:
+            raise InputError("momentum", "must be below 1", momentum)
+        with np.errstate(divide="ignore"):
+            grown = _log_descent_growth(4 * lr * gamma, finite_t / lr, momentum)
+    return np.where(np.isinf(t), forever, grown)
+
+
+def _log_descent_growth(a: Floats, steps: Floats, momentum: float) -> Floats:
+    if momentum == 0:
+        rate = np.log(np.abs(1 + a))
+        return np.where(steps > 0, steps * np.where(np.isinf(rate), -1e300, rate), 0.0)
+    discriminant = (1 + momentum + a) ** 2 - 4 * momentum
+    root = np.sqrt(np.maximum(discriminant, 0))
+    large, small = (1 + momentum + a + root) / 2, (1 + momentum + a - root) / 2
+    envelope = steps * 0.5 * math.log(momentum)
+    share = np.where(root > 0, (1 + a - small) / np.where(root > 0, root, 1), 1.0)  # of the larger root, from rest
+    with np.errstate(invalid="ignore"):
+        decayed = np.exp(steps * np.log(np.abs(small / large)))
+        two_roots = steps * np.log(np.abs(large)) + np.log(np.abs(share + (1 - share) * decayed))
+    return np.where(discriminant > 0, two_roots, envelope)
+
+
+def early_weights(W0: ArrayLike, corr: Correlation, t: float) -> Floats:
+    """W₀ e^{4Γt}, the linear phase before the first step (Eq. 17), (d, m)."""
+    coordinates, gamma = corr.project(W0)
+    growth = np.expm1(4 * gamma * times(t, "t", infinite=False))
+    return np.asarray(W0, dtype=np.float64) + (coordinates * growth) @ corr.eigenvectors.T
+
+
+def learning_rate_bound(gamma: ArrayLike) -> float:
+    """1 / (4 γ_1): above it, descent leaves the minimum of the first mode (App. G).
+
+    >>> learning_rate_bound([5.0, 1.0])
+    0.05
+    """
+    top = float(np.max(gamma))
+    return 1 / (4 * top) if top > 0 else math.inf
+
+
+def _time_vector(t: ArrayLike) -> Floats:
+    return np.atleast_1d(times(t))
+
+
+def _aligned(W0: ArrayLike, corr: Correlation, growth: Floats, weights: bool) -> tuple[Floats, Floats | None]:
+    coordinates, gamma = corr.project(W0)
+    s0, d = effective_singular_values(W0, corr), len(coordinates)
+    gamma_d, growth_d = np.zeros(d), np.zeros((len(growth), d))  # modes beyond the rank of Γ rest
+    gamma_d[: len(gamma)], growth_d[:, : len(gamma)] = gamma[:d], growth[:, :d]
+    own_time = np.maximum(growth_d / np.where(gamma_d == 0, 1.0, 4 * gamma_d), 0)
+    s = np.stack(
+        [Modes(g, s).singular_values(t)[:, 0] for g, s, t in zip(gamma_d, s0, own_time.T, strict=True)], axis=1
+    )
+    moved = None
+    if weights:
+        q, _ = qr_nonnegative(coordinates)
+        diagonal = np.zeros((len(s), *coordinates.shape))
+        k = min(coordinates.shape)
+        diagonal[:, np.arange(k), np.arange(k)] = s[:, :k]
+        moved = q @ diagonal
+    return -np.sort(-gamma_d * s**2, axis=1), moved
+
+
+def _logistic(u: Floats, gamma: Floats, growth: Floats, weights: bool) -> tuple[Floats, Floats | None]:
+    d, r = u.shape
+    lam0, basis = np.linalg.eigh((u * gamma) @ u.T)
+    b = (basis / np.sqrt(1 - lam0)) @ basis.T @ u
+    # In the rows of R (Gram–Schmidt order, largest γ first) saturated directions can be capped one by one
+    q, rows = qr_nonnegative(b)
+    with np.errstate(divide="ignore"):
+        log_rows, log_gamma = np.log(np.abs(rows)), np.log(np.abs(gamma)) / 2
+    spectrum, moved = np.empty((len(growth), d)), np.empty((len(growth), d, r)) if weights else None
+    step = max(1, CHUNK // (d * r))
+    for start in range(0, len(growth), step):
+        part = slice(start, start + step)
+        lead = growth[part][:, np.minimum(np.arange(d), r - 1), None]  # a row is as tall as its first column, about
+        linear = log_rows + (growth[part, None, :] - lead)  # (T, d, r), logs of |entries|
+        height = (linear + log_gamma).max(axis=-1, keepdims=True)
+        height = np.where(np.isfinite(height), height, 0.0)
+        cap = np.minimum(height + lead, LOG_CAP) - height
+        f = np.sign(rows) * np.exp(linear + log_gamma + cap)
+        m = (f * np.sign(gamma)) @ f.transpose(0, 2, 1)
+        diagonal = np.einsum("tii->ti", m)
+        lower = np.linalg.cholesky(m + _diagonal(1 + 1e-15 * d * np.abs(diagonal)))
+        half = np.linalg.solve(lower, m)
+        c = np.linalg.solve(lower, half.transpose(0, 2, 1))
+        spectrum[part] = np.linalg.eigvalsh((c + c.transpose(0, 2, 1)) / 2)[:, ::-1]
+        if moved is not None:
+            left, sigma, _ = np.linalg.svd(lower)
+            root = (left / sigma[:, None, :]) @ left.transpose(0, 2, 1)  # (I + M)^{-1/2}
+            moved[part] = q @ root @ (np.sign(rows) * np.exp(linear + cap))
+    return spectrum, moved
+
+
+def _diagonal(x: Floats) -> Floats:
+    return x[..., None] * np.eye(x.shape[-1])

@@ -1,0 +1,44 @@
+"""Where training ends: the top spectral weights, and the sense in which they are the smallest solution."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stairwise.checks import InputError, number, positive_int
+from stairwise.theory.correlation import Correlation
+
+__all__ = ["penalized_weights", "top_spectral_weights"]
+
+Floats = NDArray[np.float64]
+
+ZERO = 1e-12  # eigenvalues below this share of the largest are rounding error
+
+
+def top_spectral_weights(corr: Correlation, d: int) -> Floats:
+    """W = diag(γ_j^{-1/2}) Vᵀ over the top d modes, (d, m) (Def. 4.3 with U = I).
+
+    Of all W with L(W) = 0 these, times any rotation, have the smallest Frobenius norm, Σ 1/γ_j (Prop. 4.2).
+
+    >>> top_spectral_weights(Correlation.from_matrix([4.0, 1.0, -1.0]), 2)
+    array([[0.5, 0. , 0. ],
+           [0. , 1. , 0. ]])
+    """
+    gamma, vectors = _positive_modes(corr, d)
+    return (vectors / np.sqrt(gamma)).T
+
+
+def penalized_weights(corr: Correlation, d: int, epsilon: float) -> Floats:
+    """The minimizer of L(W) + ε‖W‖²_F up to rotation: s_j² = (γ_j − ε/2)/γ_j², zero where γ_j ≤ ε/2 (App. B.1).
+
+    As ε → 0 it tends to the top spectral weights, which is how the paper proves their minimality.
+    """
+    gamma, vectors = _positive_modes(corr, d)
+    s2 = np.maximum(gamma - number(epsilon, "epsilon", least=0) / 2, 0) / gamma**2
+    return (vectors * np.sqrt(s2)).T
+
+
+def _positive_modes(corr: Correlation, d: int) -> tuple[Floats, Floats]:
+    gamma, vectors = corr.top(positive_int(d, "d", corr.rank_bound, "give more pairs or features, or lower d"))
+    usable = int((gamma > ZERO * np.abs(gamma).max()).sum())
+    if usable < d:
+        raise InputError("d", f"must be at most {usable}, the number of positive eigenvalues of Γ", d, "lower d")
+    return gamma, vectors

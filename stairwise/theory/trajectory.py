@@ -1,0 +1,59 @@
+"""What every road returns, closed form, flow, descent or a trained network: loss and spectrum over time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stairwise.checks import InputError
+
+__all__ = ["Trajectory"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """Spectrum of C over time.
+
+    Attributes:
+        times: t = lr × step, shape (T,), ascending.
+        eigenvalues: of C, descending, shape (T, d).
+        method: how it was obtained.
+        weights: W(t), shape (T, d, m), where they were asked for.
+
+    Example:
+        >>> rise = Trajectory(np.array([0.0, 1.0, 2.0]), np.array([[0.1, 0.0], [0.5, 0.0], [0.9, 0.0]]), "toy")
+        >>> rise.loss.round(2), rise.step_times()
+        (array([1.81, 1.25, 1.01]), array([ 1., inf]))
+    """
+
+    times: Floats
+    eigenvalues: Floats
+    method: str
+    weights: Floats | None = None
+
+    @property
+    def loss(self) -> Floats:
+        """L(t) = ‖C − I‖² = Σ_j (1 − λ_j)², shape (T,)."""
+        return ((1 - self.eigenvalues) ** 2).sum(axis=-1)
+
+    def step_times(self, level: float = 0.5) -> Floats:
+        """When each λ_j first reaches `level`, shape (d,); infinite if it does not, 0 if it starts there.
+
+        Between two records the log-odds of λ are taken as straight, which is exact for the logistic law.
+        """
+        if not 0 < level < 1:
+            raise InputError("level", "must lie strictly between 0 and 1", level)
+        above = self.eigenvalues >= level
+        after = above.argmax(axis=0)
+        before, modes = np.maximum(after - 1, 0), np.arange(above.shape[1])
+        low, high = (_log_odds(self.eigenvalues[i, modes]) for i in (before, after))
+        share = np.where(after > before, (_log_odds(level) - low) / np.where(high > low, high - low, 1), 0)
+        crossing = self.times[before] + share * (self.times[after] - self.times[before])
+        return np.where(above.any(axis=0), crossing, np.inf)
+
+
+def _log_odds(p: Floats | float) -> Floats:
+    p = np.clip(p, 1e-300, 1 - 1e-15)
+    return np.log(p) - np.log1p(-p)
