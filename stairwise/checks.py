@@ -1,7 +1,9 @@
 """Errors that name the argument, the rule, the value and the remedy, and the checks that raise them."""
 
 import difflib
-from collections.abc import Iterable
+import math
+import mmap
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,18 +12,21 @@ from numpy.typing import ArrayLike, NDArray
 __all__ = [
     "InputError",
     "TheoryWarning",
+    "array",
     "finite",
+    "in_blocks",
     "matrix",
     "number",
     "one_of",
     "pair",
     "positive_int",
+    "symmetric",
     "times",
     "vector",
 ]
 
 Array = NDArray[Any]
-MAX_CHECK_ROWS = 4096
+BLOCK_BYTES = 1 << 26
 
 
 class InputError(ValueError):
@@ -44,14 +49,32 @@ class TheoryWarning(UserWarning):
 
 def finite(x: Array, name: str) -> Array:
     """Return `x`, or say where its first NaN or infinity is."""
-    for start in range(0, len(x), MAX_CHECK_ROWS):  # row blocks: memory-mapped arrays are never read whole
-        good = np.isfinite(x[start : start + MAX_CHECK_ROWS])
+    for start, rows in in_blocks(x):
+        good = np.isfinite(rows)
         if not good.all():
             where = np.argwhere(~good)[0]
+            value = rows[tuple(where)]
             where[0] += start
-            spot = ", ".join(map(str, where))
-            raise InputError(f"{name}[{spot}]", "must be finite", x[tuple(where)], "drop or impute such rows")
+            raise InputError(
+                f"{name}[{', '.join(map(str, where))}]", "must be finite", value, "drop or impute such rows"
+            )
     return x
+
+
+def in_blocks(x: Array) -> Iterator[tuple[int, Array]]:
+    """First row and rows of consecutive blocks of at most 64 MiB in float64, copied out of memory-mapped arrays.
+
+    What has been read of a file is given back to the system, so that a pass takes constant memory.
+    """
+    step = max(1, BLOCK_BYTES // (8 * max(1, math.prod(x.shape[1:]))))
+    mapped = getattr(x, "_mmap", None)
+    for start in range(0, len(x), step):
+        rows = x[start : start + step]
+        if mapped is not None:
+            rows = np.array(rows)
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapped.madvise(mmap.MADV_DONTNEED)
+        yield start, rows
 
 
 def array(x: ArrayLike, name: str, ndim: int) -> Array:

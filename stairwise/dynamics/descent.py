@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, number, positive_int
 from stairwise.dynamics.eigenbasis import Split
@@ -18,7 +18,7 @@ def gradient_descent(
     corr: Correlation,
     lr: float,
     steps: int,
-    record_every: int = 1,
+    record_every: int | NDArray = 1,
     momentum: float = 0.0,
     weights: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -30,7 +30,7 @@ def gradient_descent(
         corr: the data.
         lr: learning rate; stable below 1/(4 γ_1).
         steps: number of steps.
-        record_every: record at step 0, every so many steps, and at the last.
+        record_every: record at step 0, every so many steps, and at the last; or an array of the steps to record.
         progress: called with the step at every record.
 
     Example:
@@ -42,13 +42,13 @@ def gradient_descent(
                [1.   , 0.88 ]]))
     """
     lr, momentum = number(lr, "lr", above=0), number(momentum, "momentum", least=0)
-    steps, record_every = positive_int(steps, "steps"), positive_int(record_every, "record_every")
+    steps = positive_int(steps, "steps")
+    records = _records(steps, record_every)
     if momentum >= 1:
         raise InputError("momentum", "must be below 1", momentum)
     # with momentum the passive columns have no simple growth: simulate all of them
     split = Split.of(W0, corr, lr * steps, tolerance=0.0 if momentum else 1e-12)
     u, gamma = np.ascontiguousarray(split.u[:, split.active]), split.gamma[split.active]
-    records = np.unique(np.append(np.arange(0, steps, record_every), steps))
     kept = np.empty((len(records), *u.shape))
     y, z, c = np.empty_like(u), np.empty_like(u), np.empty((len(u), len(u)))
     velocity = np.zeros_like(u)
@@ -76,3 +76,11 @@ def gradient_descent(
                 break
     how = f"gradient descent (lr={lr:g}" + (f", momentum={momentum:g})" if momentum else ")")
     return split.trajectory(lr * records, kept, how, weights, lr)
+
+
+def _records(steps: int, every: int | NDArray) -> NDArray:
+    if not isinstance(every, np.ndarray):
+        return np.unique(np.append(np.arange(0, steps, positive_int(every, "record_every")), steps))
+    if every.dtype.kind not in "iu" or every.size == 0 or every.min() < 0 or every.max() > steps:
+        raise InputError("record_every", f"must be whole numbers between 0 and {steps}", every)
+    return np.unique(every)

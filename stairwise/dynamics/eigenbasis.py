@@ -76,7 +76,7 @@ class Split:
         u_passive = self.u[:, passive]
         c = (u_active * self.gamma[self.active]) @ u_active.transpose(0, 2, 1)
         c += np.einsum("ik,tk,jk->tij", u_passive, self.gamma[passive] * growth**2, u_passive, optimize=True)
-        spectrum = np.linalg.eigvalsh(c)[:, ::-1]
+        spectrum: Floats = np.linalg.eigvalsh(c)[:, ::-1].astype(np.float64, copy=False)
         moved = None
         if weights:
             vectors = self.corr.eigenvectors

@@ -47,8 +47,8 @@ def appendix_flow(A0: ArrayLike, gamma: ArrayLike, times: ArrayLike, rtol: float
 
     >>> A0 = 1e-6 * np.array([[1.0, 2.0], [0.0, 1.0]])
     >>> abs(appendix_flow(A0, [1.0, 0.5], [100.0])[0]).round(4)
-    array([[1.    , 0.0017],
-           [0.0012, 1.4142]])
+    array([[1.    , 0.0031],
+           [0.0022, 1.4142]])
     """
     gamma = vector(gamma, "gamma")
     a = np.asarray(matrix(A0, "A0", len(gamma)), dtype=np.float64)

@@ -23,7 +23,7 @@ class Conditions:
         weakest: min_j R_jj in units of its root mean square α √(d − j + 1); the logistic law is worst where it is tiny.
         start: largest eigenvalue of C at t = 0.
         aligned_error: about how far the aligned law's eigenvalues may be off: the largest γ_k a_jk² ~ α^{2 − 2γ_k/γ_j}
-            that the neglected entries off the diagonal reach (App. C); on real images errors were a third to a half of it.
+            that the neglected entries off the diagonal reach (App. C); a third to half of it was seen on real images.
     """
 
     positive: bool
@@ -47,8 +47,8 @@ class Conditions:
             found.append('eigenvalues of Γ coincide: the aligned law does not apply; use law="logistic"')
         elif law == "aligned" and self.aligned_error > 0.1:
             found.append(
-                f"eigenvalues of Γ are close (ratio {self.closest:.3f}) for this scale of W0: the aligned law may err by"
-                f' {self.aligned_error:.1g}; use law="logistic"'
+                f"eigenvalues of Γ are close (ratio {self.closest:.3f}) for this scale of W0: the aligned law may err"
+                f' by {self.aligned_error:.1g}; use law="logistic"'
             )
         if law == "logistic" and self.full_rank and self.weakest < 0.02:
             found.append(

@@ -1,6 +1,6 @@
 """Γ, the cross-correlation of two views: all that the linear theory needs to know about the data."""
 
-import math
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Self
 
@@ -8,14 +8,13 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, matrix, pair, positive_int, symmetric, vector
+from stairwise.checks import InputError, in_blocks, matrix, pair, positive_int, symmetric, vector
 from stairwise.theory.krylov import top_eigenpairs
 
 __all__ = ["Correlation"]
 
 Floats = NDArray[np.float64]
 
-CHUNK_BYTES = 1 << 26  # of float64 working copy per view
 MATRIX_LIMIT = 8192  # memory-mapped pairs with more features than this stay on disk: Γ would take over 0.5 GB
 DENSE_LIMIT = 2048  # below this many features a dense solver is faster than Krylov
 
@@ -174,12 +173,12 @@ class Correlation:
 
     def _fold(self, pairs: list[tuple[NDArray, NDArray]]) -> None:
         total = np.zeros((self._features, self._features)) if self._sum is None else self._sum
-        for a, b in _in_chunks(pairs, self._features):
+        for a, b in _in_chunks(pairs):
             total += _twice_symmetrized(a, b)
         self._sum = total
 
-    def _chunks(self):
-        return _in_chunks(self._held, self._features)
+    def _chunks(self) -> Iterator[tuple[Floats, Floats]]:
+        return _in_chunks(self._held)
 
     def _forget(self) -> None:
         for name in ("matrix", "_decomposition"):
@@ -190,12 +189,10 @@ class Correlation:
             raise InputError("Correlation", "must hold at least one pair", 0, "call update(x_a, x_b) first")
 
 
-def _in_chunks(pairs: list[tuple[NDArray, NDArray]], features: int):
-    rows = max(1, math.floor(CHUNK_BYTES / (8 * features)))
+def _in_chunks(pairs: list[tuple[NDArray, NDArray]]) -> Iterator[tuple[Floats, Floats]]:
     for a, b in pairs:
-        for start in range(0, len(a), rows):
-            part = slice(start, start + rows)
-            yield np.asarray(a[part], dtype=np.float64), np.asarray(b[part], dtype=np.float64)
+        for (_, rows_a), (_, rows_b) in zip(in_blocks(a), in_blocks(b), strict=True):
+            yield np.asarray(rows_a, dtype=np.float64), np.asarray(rows_b, dtype=np.float64)
 
 
 def _twice_symmetrized(a: Floats, b: Floats) -> Floats:

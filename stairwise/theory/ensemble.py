@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import number, positive_int, vector
 from stairwise.theory.alignment import step_time_quantiles
-from stairwise.theory.laws import log_growth, logistic_spectrum
+from stairwise.theory.laws import logistic_spectrum
 from stairwise.theory.trajectory import Trajectory
 
 __all__ = ["Staircase", "predict_staircase"]
@@ -54,22 +54,30 @@ def predict_staircase(
 
     Arguments:
         gamma: leading eigenvalues of Γ, descending, (r,), r ≥ d, the first d positive.
-        times: default: 400 points to 1.15 times the 95 % quantile of the last aligned step.
+        times: default: dense where a step is to be expected, up to 1.15 times the 95 % quantile of the last one.
         lr: for the growth of gradient descent instead of the flow's.
 
     Example:
         >>> steps = predict_staircase([2.0, 1.0, 0.5], d=2, alpha=1e-3, draws=50)
         >>> steps.step_quantiles(0.5).round(1)
-        array([[0.8, 1.7]])
+        array([[0.8, 1.8]])
     """
     gamma = vector(gamma, "gamma")
     d = positive_int(d, "d", int((gamma > 0).sum()), "only modes with positive γ are learned; lower d or give more γ")
     number(alpha, "alpha", above=0)
     if times is None:
-        times = np.linspace(0, 1.15 * step_time_quantiles(gamma[:d], alpha, 0.95).max(), 400)
-    growth = log_growth(gamma, times, lr)
+        times = _default_times(gamma[:d], alpha)
+    t = np.atleast_1d(np.asarray(times, dtype=np.float64))
     rng = np.random.default_rng(seed)
     starts = alpha * rng.standard_normal((positive_int(draws, "draws"), d, len(gamma)))
-    spectra = np.stack([logistic_spectrum(u, gamma, growth) for u in starts])
-    t = np.asarray(times, dtype=np.float64)
+    spectra = np.stack([logistic_spectrum(u, gamma, t, lr) for u in starts])
     return Staircase(t, spectra, np.stack([Trajectory(t, s, "draw").step_times() for s in spectra]))
+
+
+def _default_times(gamma: Floats, alpha: float, per_mode: int = 40) -> Floats:
+    early, late, last = step_time_quantiles(gamma, alpha, (0.005, 0.995, 0.95))
+    rise = 1 / (8 * gamma)
+    end = 1.15 * (last + 2 * rise).max()
+    around = np.linspace(early - 5 * rise, late + 5 * rise, per_mode)
+    grid = np.concatenate([np.linspace(0, end, 200), around.ravel()])
+    return np.unique(grid[(grid >= 0) & (grid <= end)])

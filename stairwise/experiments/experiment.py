@@ -1,0 +1,223 @@
+"""What an experiment is, and how one is run: cached by its configuration, written whole or not at all."""
+
+import dataclasses
+import json
+import platform
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import stairwise
+from stairwise.checks import InputError, one_of
+from stairwise.files import atomic, load_arrays, save_arrays, save_json
+from stairwise.report.page import Page, Table
+
+__all__ = ["CATALOG", "Arrays", "Claim", "Result", "label", "run"]
+
+Arrays = dict[str, np.ndarray]
+Progress = Callable[[float, str], None]  # share done, what is being done
+
+CATALOG = {
+    "fig1ab": "the linear model's staircase, predicted and measured (Fig. 1A,B)",
+    "fig6": "entries of A(t), true and closed form (Fig. 6)",
+    "fig8": "symmetry breaking: why self-supervised learning steps (Fig. 8)",
+    "fig9": "landscapes changed for speed (Fig. 9)",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One checked sentence: what was measured beside what was predicted, and the bar it has to clear."""
+
+    text: str
+    measured: float
+    expected: str
+    holds: bool
+    predicted: float | None = None
+
+    @classmethod
+    def at_most(cls, text: str, measured: float, bound: float, predicted: float | None = None) -> "Claim":
+        return cls(text, float(measured), f"≤ {bound:g}", bool(measured <= bound), predicted)
+
+    @classmethod
+    def close(cls, text: str, measured: float, predicted: float, within: float) -> "Claim":
+        off = abs(measured - predicted)
+        return cls(text, float(measured), f"± {within:g}", bool(off <= within), float(predicted))
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Where an experiment's files are and what its check found."""
+
+    name: str
+    folder: Path
+    arrays: Arrays
+    claims: list[Claim]
+    record: dict[str, Any]
+    cached: bool
+
+    @property
+    def holds(self) -> bool:
+        return all(claim.holds for claim in self.claims)
+
+
+def claims_table(claims: list[Claim]) -> Table:
+    """Claims as rows."""
+    rows = [
+        [
+            claim.text,
+            f"{claim.measured:.4g}",
+            "" if claim.predicted is None else f"{claim.predicted:.4g}",
+            claim.expected,
+            "yes" if claim.holds else "NO",
+        ]
+        for claim in claims
+    ]
+    return Table("What was checked", ["claim", "measured", "predicted", "expected", "holds"], rows)
+
+
+def label(name: str) -> str:
+    """The experiment's docstring: command, time, expected outcome."""
+    return (_module(name).__doc__ or "").strip()
+
+
+def run(
+    name: str,
+    out: Path,
+    settings: dict[str, Any] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Run an experiment, or read it back if the same configuration has been run into `out` before.
+
+    Writes NAME[,setting=value…]/ with arrays.npz, figure.png, figure.pdf and, last, check.json.
+    """
+    module = _module(name)
+    config = _configure(module, settings or {})
+    folder = out / _folder_name(name, config)
+    record = _stored(folder, config)
+    if record is not None and not force:
+        arrays = load_arrays(folder / "arrays.npz")
+        return Result(name, folder, arrays, module.check(arrays), record, cached=True)
+    started = perf_counter()
+    arrays = {key: np.asarray(value) for key, value in module.compute(config, progress or (lambda *_: None)).items()}
+    seconds = perf_counter() - started
+    claims = module.check(arrays)
+    save_arrays(folder / "arrays.npz", arrays)
+    _save_figure(module, arrays, folder)
+    record = {
+        "experiment": name,
+        "config": dataclasses.asdict(config),
+        "claims": [dataclasses.asdict(claim) for claim in claims],
+        "seconds": round(seconds, 2),
+        **provenance(),
+    }
+    save_json(folder / "check.json", record)
+    return Result(name, folder, arrays, claims, record, cached=False)
+
+
+def page(result: Result) -> Page:
+    """The experiment's HTML page."""
+    module = _module(result.name)
+    config = _configure(module, result.record["config"])
+    facts = {
+        "command": f"stairwise reproduce {result.name}" + _arguments(config),
+        "configuration": ", ".join(f"{k} = {v}" for k, v in result.record["config"].items()),
+        "time": f"{result.record['seconds']:g} s on {result.record['device']}",
+        "versions": ", ".join(f"{k} {v}" for k, v in result.record["versions"].items()),
+        "commit": str(result.record["commit"] or "not in a git checkout"),
+        "made": result.record["made"],
+    }
+    made: Page = module.page(result.arrays, result.claims, result.folder / "figure.png", facts)
+    return made
+
+
+def provenance() -> dict[str, Any]:
+    """Commit, versions, device and date."""
+    packages = ("numpy", "scipy", "matplotlib")
+    return {
+        "commit": _commit(),
+        "versions": {
+            "stairwise": stairwise.__version__,
+            "python": platform.python_version(),
+            **{package: version(package) for package in packages},
+        },
+        "device": f"CPU ({platform.machine()})",
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        tracked = subprocess.run(
+            [*git[:3], "ls-files", "--error-unmatch", __file__], capture_output=True, check=False, timeout=10
+        )
+        if tracked.returncode:  # installed into some unrelated checkout
+            return None
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _module(name: str) -> ModuleType:
+    one_of(name, "experiment", CATALOG)
+    return import_module(f"stairwise.experiments.{name}")
+
+
+def _configure(module: ModuleType, settings: dict[str, Any]) -> Any:
+    """The module's Config with settings given as values or as text."""
+    known = {field.name: field for field in dataclasses.fields(module.Config)}
+    values = {}
+    for key, value in settings.items():
+        one_of(key, "setting", known)
+        kind: type = type(known[key].default)
+        try:
+            values[key] = kind(value)
+        except (TypeError, ValueError):
+            raise InputError(key, f"must be a {kind.__name__}", repr(value)) from None
+    return module.Config(**values)
+
+
+def _changed(config: Any) -> dict[str, Any]:
+    return {f.name: v for f in dataclasses.fields(config) if (v := getattr(config, f.name)) != f.default}
+
+
+def _folder_name(name: str, config: Any) -> str:
+    parts = [name, *(f"{k}={v}" for k, v in _changed(config).items())]
+    return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))[:120]
+
+
+def _arguments(config: Any) -> str:
+    return "".join(f" --data {v}" if k == "data" else f" --set {k}={v}" for k, v in _changed(config).items())
+
+
+def _stored(folder: Path, config: Any) -> dict[str, Any] | None:
+    """The record of a finished run of this configuration by this version."""
+    try:
+        record = json.loads((folder / "check.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    same = record.get("config") == dataclasses.asdict(config)
+    return record if same and record.get("versions", {}).get("stairwise") == stairwise.__version__ else None
+
+
+def _save_figure(module: ModuleType, arrays: Arrays, folder: Path) -> None:
+    from stairwise.figures.style import style
+
+    with style():
+        figure = module.draw(arrays)
+        for suffix in ("png", "pdf"):
+            with atomic(folder / f"figure.{suffix}") as part:
+                figure.savefig(part)

@@ -1,0 +1,62 @@
+"""One look for all figures: colour says which mode, line style says measured or predicted."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+__all__ = ["MEASURED", "PREDICTED", "key", "mode_colors", "panels", "style"]
+
+MEASURED: dict[str, Any] = {"linestyle": "-", "linewidth": 2.4, "solid_capstyle": "round"}
+PREDICTED: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 0.9, "color": "black"}
+WIDTH = 6.75  # inches: two columns of the usual conference page
+
+RC = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 220,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw and save inside this block."""
+    with matplotlib.rc_context(RC):
+        yield
+
+
+def mode_colors(d: int) -> list[tuple[float, float, float, float]]:
+    """d colours from dark (first mode) to light, readable with any colour vision and on white."""
+    scale = matplotlib.colormaps["cividis"]
+    return [scale(0.9 * j / max(d - 1, 1)) for j in range(d)]
+
+
+def panels(columns: int, rows: int = 1, height: float = 2.3) -> tuple[Figure, list[Axes]]:
+    """A figure of the width of a page with lettered panels."""
+    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    return figure, axes
+
+
+def key(figure: Figure, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """A legend of line styles below the panels, where it can hide nothing."""
+    lines = [Line2D([], [], **{"color": "0.55", **look}) for _, look in entries]
+    names = [name for name, _ in entries]
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names), handlelength=2.6)

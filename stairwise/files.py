@@ -1,0 +1,87 @@
+"""Files that are whole or absent: everything is written beside its target and moved into place."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stairwise.checks import InputError
+
+__all__ = ["atomic", "load_arrays", "save_arrays", "save_json", "save_text"]
+
+
+@contextmanager
+def atomic(target: str | Path) -> Iterator[Path]:
+    """A temporary path that replaces `target` when the block ends well and vanishes when it does not."""
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # the suffix is kept: libraries choose a format by it
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        part.chmod(0o666 & ~_umask())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def save_text(target: str | Path, text: str) -> None:
+    """Write UTF-8 text."""
+    with atomic(target) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def save_json(target: str | Path, value: Any) -> None:
+    """Write JSON, readable by people; numpy numbers and arrays become plain ones, infinities null."""
+    save_text(target, json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def save_arrays(target: str | Path, arrays: dict[str, Any]) -> None:
+    """Write a compressed .npz without objects."""
+    values = {name: np.asarray(value) for name, value in arrays.items()}
+    for name, value in values.items():
+        if value.dtype.hasobject:
+            raise InputError(f"arrays[{name!r}]", "must not hold Python objects", value.dtype)
+    with atomic(target) as part, part.open("wb") as stream:
+        np.savez_compressed(stream, allow_pickle=False, **values)
+
+
+def load_arrays(source: str | Path) -> dict[str, np.ndarray]:
+    """Read a .npz; nothing is unpickled."""
+    try:
+        with np.load(source, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
+        raise InputError(str(source), "must be a whole .npz file", error, "make it again") from error
+
+
+def plain(value: Any) -> Any:
+    """`value` with numpy types replaced by those JSON knows; NaN and infinities become None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

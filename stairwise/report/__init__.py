@@ -1,0 +1,1 @@
+"""Results to one HTML page. Nothing is run here."""
