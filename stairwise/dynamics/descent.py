@@ -47,7 +47,7 @@ def gradient_descent(
     if momentum >= 1:
         raise InputError("momentum", "must be below 1", momentum)
     # with momentum the passive columns have no simple growth: simulate all of them
-    split = Split.of(W0, corr, lr * steps, tolerance=0.0 if momentum else 1e-12)
+    split = Split.of(W0, corr, lr * steps, tolerance=0.0 if momentum or weights else 1e-12)
     u, gamma = np.ascontiguousarray(split.u[:, split.active]), split.gamma[split.active]
     kept = np.empty((len(records), *u.shape))
     y, z, c = np.empty_like(u), np.empty_like(u), np.empty((len(u), len(u)))

@@ -2,7 +2,8 @@
 
 With U = W V the flow (Eq. 6) is U' = 4 (I − U Λ Uᵀ) U Λ: columns talk to one another only through the d × d matrix
 C = U Λ Uᵀ. Within a horizon T column k grows at most by e^{4γ_k T}, so from a small start most columns stay negligible
-in C. Those are *passive*: they grow linearly, exactly known; the others are simulated.
+in C. Those are *passive*, counted into C as if they grew freely; only the others are simulated. Where the weights
+themselves are asked for, all columns are.
 """
 
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Split:
 
     @classmethod
     def of(cls, W0: ArrayLike, corr: Correlation, horizon: float, tolerance: float) -> "Split":
-        """Passive columns contribute at most `tolerance` to C at any time up to `horizon`."""
+        """Passive columns contribute at most `tolerance` to C at any time up to `horizon`; none are if it is 0."""
         u, gamma = corr.project(W0)
         with np.errstate(divide="ignore"):
             log_share = np.log(np.abs(gamma)) + np.log((u**2).sum(axis=0)) + 8 * np.maximum(gamma, 0) * horizon
@@ -63,7 +64,8 @@ class Split:
         total = np.cumsum(np.exp(np.minimum(log_share[order], 0.0)))
         active = np.zeros(len(gamma), dtype=bool)
         active[order[total > tolerance]] = True
-        active[np.argmax(gamma)] = True
+        active[0] = True
+        active |= tolerance == 0
         return cls(np.asarray(W0, dtype=np.float64), corr, u, gamma, active)
 
     def trajectory(self, times: Floats, u_active: Floats, method: str, weights: bool, lr: float | None) -> Trajectory:
@@ -79,7 +81,5 @@ class Split:
         spectrum: Floats = np.linalg.eigvalsh(c)[:, ::-1].astype(np.float64, copy=False)
         moved = None
         if weights:
-            vectors = self.corr.eigenvectors
-            change = (u_active - self.u[:, self.active]) @ vectors[:, self.active].T
-            moved = self.W0 + change + (u_passive * (growth[:, None, :] - 1)) @ vectors[:, passive].T
+            moved = self.W0 + (u_active - self.u[:, self.active]) @ self.corr.eigenvectors[:, self.active].T
         return Trajectory(times, spectrum, method, moved)

@@ -23,7 +23,7 @@ def gradient_flow(
         W0: initial weights, (d, m).
         corr: the data.
         times: finite, nonnegative, (T,).
-        weights: also return W(t), (T, d, m).
+        weights: also return W(t), (T, d, m); slower, because then all columns are integrated.
         rtol: relative tolerance of the integrator; at the default the spectrum is good to about 1e-6.
 
     Example:
@@ -36,7 +36,7 @@ def gradient_flow(
     """
     t = np.atleast_1d(_finite_times(times))
     rtol = number(rtol, "rtol", above=0)
-    split = Split.of(W0, corr, float(t.max(initial=0.0)), tolerance=min(1e-9, rtol))
+    split = Split.of(W0, corr, float(t.max(initial=0.0)), tolerance=0.0 if weights else min(1e-9, rtol))
     gamma = split.gamma[split.active]
     u = integrate(lambda u: rhs(u, gamma), split.u[:, split.active], t, rtol, lambda u: jacobian(u, gamma))
     return split.trajectory(t, u, "gradient flow", weights, lr=None)

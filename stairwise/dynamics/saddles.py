@@ -27,10 +27,11 @@ class Saddle:
     index: int
 
 
-def saddle_at(W: ArrayLike, corr: Correlation, top: int | None = None, tolerance: float = 1e-6) -> Saddle:
+def saddle_at(W: ArrayLike, corr: Correlation, top: int | None = None, tolerance: float = 1e-2) -> Saddle:
     """Count unstable directions of L at W (d, m), in the span of the `top` leading eigenvectors of Γ (default all).
 
-    The dense Hessian has (d · top)² entries. Eigenvalues above −tolerance × the largest magnitude count as flat.
+    The dense Hessian has (d · top)² entries. Eigenvalues above −tolerance × the largest magnitude count as flat: a
+    plateau is only nearly a saddle, and the next mode, of size √λ, tilts its flat directions by about as much.
 
     >>> corr = Correlation.from_matrix([4.0, 2.0, 1.0])
     >>> saddle_at(np.zeros((2, 3)), corr)

@@ -238,7 +238,7 @@ class FourthPower(AbstractLandscape):
         """From below 1, in the log-odds x of λ, where y = 1 + eˣ: x + y + y²/2 runs with the clock."""
         x0 = 2 * np.log(size) - np.log1p(-(size**2))
         goal = x0 + 1.5 + 2 * np.exp(x0) + np.exp(2 * x0) / 2 + clock
-        end = np.minimum(goal, 1e300)
+        end = np.minimum(goal, 1e150)
         x = np.minimum(end - 1.5, np.log(2 * np.maximum(end, 1.0)) / 2)  # right of the root of a convex function:
         for _ in range(100):  # Newton comes down to it without overshooting
             x = x - (x + 1.5 + 2 * np.exp(x) + np.exp(2 * x) / 2 - end) / (1 + np.exp(x)) ** 2
@@ -249,11 +249,12 @@ class FourthPower(AbstractLandscape):
         """From above 1, in y = 1/(λ − 1): y²/2 − y + log(1 + y) runs with the clock."""
 
         def passed(y: Floats) -> Floats:
-            series = sum((-1) ** (k + 1) * y**k / k for k in range(3, 12))  # no cancellation at small y
+            small = np.minimum(y, 0.03)
+            series = sum((-1) ** (k + 1) * small**k / k for k in range(3, 12))  # no cancellation at small y
             return np.where(y < 0.03, series, y**2 / 2 - y + np.log1p(y))
 
         goal = passed(1 / (size**2 - 1)) + clock
-        end = np.minimum(goal, 1e300)
+        end = np.minimum(goal, 1e150)
         y = 1 + np.sqrt(1 + 2 * end)
         for _ in range(100):
             y = y - (passed(y) - end) * (1 + y) / y**2

@@ -1,0 +1,172 @@
+"""The command line as a person meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+COMMAND = [sys.executable, "-m", "stairwise"]
+
+
+def stairwise(*arguments, cwd, **environment):
+    env = {**os.environ, "STAIRWISE_DATA": str(cwd / "data"), "COLUMNS": "200", "NO_COLOR": "1", **environment}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, env=env, timeout=300)
+
+
+def features(folder, n=50, m=6, name="ab"):
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((n, m))
+    for view in name:
+        np.save(folder / f"x_{view}.npy", base + 0.1 * rng.standard_normal((n, m)))
+
+
+def test_demo(tmp_path):
+    done = stairwise("demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "When each dimension is learned" in done.stdout
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 1_000_000
+    assert (tmp_path / "demo" / "fig1ab" / "figure.png").exists()
+
+
+def test_predict_json(tmp_path):
+    features(tmp_path)
+    done = stairwise("predict", "x_a.npy", "x_b.npy", "-d", "3", "--alpha", "1e-4", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["pairs"] == 50
+    assert len(found["gamma"]) == 3
+    assert found["lr_bound"] == pytest.approx(1 / (4 * found["gamma"][0]))
+
+
+def test_predict_text(tmp_path):
+    done = stairwise("predict", "photos", "--n", "60", "-d", "4", "--lr", "5e-5", "--out", "p.pdf", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "step number" in done.stdout
+    assert "█" in done.stdout
+    assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_reproduce_and_read_back(tmp_path):
+    first = stairwise("reproduce", "fig8", "--json", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)[0]["experiment"] == "fig8"
+    again = stairwise("reproduce", "fig8", cwd=tmp_path)
+    assert "read back" in again.stdout
+    assert "fig1ab" in stairwise("reproduce", "--list", cwd=tmp_path).stdout
+
+
+def test_data_list_and_check(tmp_path):
+    assert "photos" in stairwise("data", "list", cwd=tmp_path).stdout
+    listed = json.loads(stairwise("data", "list", "--json", cwd=tmp_path).stdout)
+    assert {entry["name"] for entry in listed} == {"photos", "cifar10", "stl10"}
+    (tmp_path / "data" / "cifar10").mkdir(parents=True)
+    (tmp_path / "data" / "cifar10" / "test_batch.bin").write_bytes(b"damaged")
+    done = stairwise("data", "check", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "test_batch.bin has 7 bytes" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["", "demo", "predict", "reproduce", "data list", "data get", "data check"])
+def test_help_has_an_example(tmp_path, command):
+    done = stairwise(*command.split(), "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    if command:
+        assert f"stairwise {command}" in done.stdout.split("Options")[0].split("Usage:")[1].split("\n", 1)[1]
+
+
+def bad_files(folder):
+    features(folder)
+    np.save(folder / "other.npy", np.zeros((50, 7)))
+    np.save(folder / "empty.npy", np.zeros((0, 6)))
+    np.save(folder / "flat.npy", np.zeros(6))
+    np.save(folder / "objects.npy", np.array([[object()]]), allow_pickle=True)
+    x = np.load(folder / "x_a.npy")
+    x[3, 2] = np.nan
+    np.save(folder / "nan.npy", x)
+    (folder / "cut.npy").write_bytes((folder / "x_a.npy").read_bytes()[:200])
+    (folder / "file").write_text("in the way")
+
+
+BAD = {
+    "predict x_a.npy nan.npy": "x_b[3, 2] must be finite (got nan)",
+    "predict x_a.npy other.npy": "x_a and x_b must have the same shape (got (50, 6) and (50, 7))",
+    "predict empty.npy empty.npy": "x_a must not be empty",
+    "predict flat.npy flat.npy": "flat.npy must be a 2-D .npy array",
+    "predict objects.npy objects.npy": "objects.npy must be a whole .npy file without objects",
+    "predict x_a.npy cut.npy": "cut.npy must be a whole .npy file",
+    "predict x_a.npy none.npy": "none.npy must exist",
+    "predict x_a.npy": "x_b.npy is needed",
+    "predict x_a.npy x_b.npy -d 7": "d must be at most 6",
+    "predict nothing": "dataset is unknown (got 'nothing'): known: photos, cifar10, stl10",
+    "predict photos --n 0": "n must be a whole number of at least 1 (got 0)",
+    "predict photos --alpha 0": "alpha must be greater than 0",
+    "predict photos --lr -1": "lr must be greater than 0",
+    "predict photos --pixels raw": "pixels is unknown",
+    "predict cifar10": "cifar10 must be fetched first",
+    "predict images:nowhere": "images:FOLDER must name a folder",
+    "predict photos --out p.txt": "--out must end in .png",
+    "reproduce fig77": "figure is unknown",
+    "reproduce fig1ab --set n": "--set must be KEY=VALUE",
+    "reproduce fig1ab --set q=1": "setting is unknown",
+    "reproduce all --data photos": "--data and --set belong to one figure",
+    "reproduce fig8 --out file": "file",
+    "demo --out file": "file",
+    "data get mnist": "dataset is unknown (got 'mnist'): known: cifar10, stl10",
+    "data get stl10 --from npm": "--from for stl10 is unknown",
+}
+
+
+@pytest.fixture(scope="module")
+def bad_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    bad_files(folder)
+    return folder
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line(bad_folder, line):
+    done = stairwise(*line.split(), cwd=bad_folder)
+    assert done.returncode == 2
+    assert BAD[line] in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    done = stairwise("predict", "nothing", "--debug", cwd=tmp_path)
+    assert "Traceback" in done.stderr
+
+
+def test_full_disk(tmp_path):
+    """Every write fails with ENOSPC on a file system of a few pages."""
+    code = (
+        "import errno, pathlib, sys\n"
+        "def full(*a, **k): raise OSError(errno.ENOSPC, 'No space left on device', 'results')\n"
+        "pathlib.Path.replace = full\n"
+        "sys.argv = ['stairwise', 'reproduce', 'fig8']\n"
+        "from stairwise.cli import main\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no space left on device" in done.stderr
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_ctrl_c(tmp_path):
+    settings = ["--set", "lr=1e-7"]  # millions of steps
+    process = subprocess.Popen(
+        [*COMMAND, "reproduce", "fig1ab", *settings], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
