@@ -56,9 +56,9 @@ def save_arrays(target: str | Path, arrays: dict[str, Any]) -> None:
 def load_arrays(source: str | Path) -> dict[str, np.ndarray]:
     """Read a .npz; nothing is unpickled."""
     try:
-        with np.load(source, allow_pickle=False) as stored:
+        with Path(source).open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
-    except FileNotFoundError:
+    except OSError:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
         raise InputError(str(source), "must be a whole .npz file", error, "make it again") from error

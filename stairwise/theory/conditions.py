@@ -20,7 +20,7 @@ class Conditions:
         unique: γ_1 … γ_d differ.
         closest: max_j γ_{j+1}/γ_j over j ≤ d; near 1 the aligned law converges very slowly.
         full_rank: all R_jj > 0: W₀ reaches every one of the top d eigenvectors.
-        weakest: min_j R_jj in units of its root mean square α √(d − j + 1); the logistic law is worst where it is tiny.
+        weakest: min_j R_jj in units of its root mean square α √(d − j + 1); a tiny one makes its mode late.
         start: largest eigenvalue of C at t = 0.
         aligned_error: about how far the aligned law's eigenvalues may be off: the largest γ_k a_jk² ~ α^{2 − 2γ_k/γ_j}
             that the neglected entries off the diagonal reach (App. C); a third to half of it was seen on real images.
@@ -49,10 +49,6 @@ class Conditions:
             found.append(
                 f"eigenvalues of Γ are close (ratio {self.closest:.3f}) for this scale of W0: the aligned law may err"
                 f' by {self.aligned_error:.1g}; use law="logistic"'
-            )
-        if law == "logistic" and self.full_rank and self.weakest < 0.02:
-            found.append(
-                f"the last free direction of W0 is unusually weak ({self.weakest:.1g} of typical): errors of 0.02 seen"
             )
         return found
 
