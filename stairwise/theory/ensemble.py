@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import number, positive_int, vector
 from stairwise.theory.alignment import step_time_quantiles
-from stairwise.theory.laws import logistic_spectrum
+from stairwise.theory.laws import evolve
 from stairwise.theory.trajectory import Trajectory
 
 __all__ = ["Staircase", "predict_staircase"]
@@ -70,7 +70,7 @@ def predict_staircase(
     t = np.atleast_1d(np.asarray(times, dtype=np.float64))
     rng = np.random.default_rng(seed)
     starts = alpha * rng.standard_normal((positive_int(draws, "draws"), d, len(gamma)))
-    spectra = np.stack([logistic_spectrum(u, gamma, t, lr) for u in starts])
+    spectra = np.stack([evolve(u, gamma, t, lr=lr)[0] for u in starts])
     return Staircase(t, spectra, np.stack([Trajectory(t, s, "draw").step_times() for s in spectra]))
 
 

@@ -30,7 +30,7 @@ from stairwise.theory.correlation import Correlation
 from stairwise.theory.modes import Modes
 from stairwise.theory.trajectory import Trajectory
 
-__all__ = ["LAWS", "closed_form", "early_weights", "learning_rate_bound", "log_growth", "logistic_spectrum"]
+__all__ = ["LAWS", "closed_form", "early_weights", "evolve", "learning_rate_bound", "log_growth"]
 
 Floats = NDArray[np.float64]
 
@@ -81,10 +81,7 @@ def closed_form(
     for problem in conditions.problems(law):
         warnings.warn(problem, TheoryWarning, stacklevel=2)
     coordinates, gamma = corr.project(W0)
-    growth = log_growth(gamma, t, lr, momentum)
-    bend = 6 * (lr or 0.0) * np.maximum(gamma, 0) * (momentum == 0)  # derived for plain descent only
-    solve = _aligned if law == "aligned" else _logistic
-    spectrum, moved = solve(coordinates, gamma, growth, bend, weights)
+    spectrum, moved = evolve(coordinates, gamma, t, law, lr, momentum, weights)
     if moved is not None:  # what lies outside the span of the data never moves
         still = np.asarray(W0, dtype=np.float64) - coordinates @ corr.eigenvectors.T
         moved = moved @ corr.eigenvectors.T + still
@@ -92,10 +89,20 @@ def closed_form(
     return Trajectory(t, spectrum, how, moved)
 
 
-def logistic_spectrum(coordinates: Floats, gamma: Floats, t: Floats, lr: float | None = None) -> Floats:
-    """Eigenvalues of C by the logistic law from W₀ V (d, r) and γ (r,), descending; shape (T, d)."""
-    bend = 6 * (lr or 0.0) * np.maximum(gamma, 0)
-    return _logistic(coordinates, gamma, log_growth(gamma, t, lr), bend, False)[0]
+def evolve(
+    coordinates: Floats,
+    gamma: Floats,
+    t: Floats,
+    law: str = "logistic",
+    lr: float | None = None,
+    momentum: float = 0.0,
+    weights: bool = False,
+) -> tuple[Floats, Floats | None]:
+    """The laws in the eigenbasis: from W₀ V (d, r) and γ (r,) descending to spectra (T, d) and W(t) V (T, d, r)."""
+    growth = log_growth(gamma, t, lr, momentum)
+    bend = 6 * (lr or 0.0) * np.maximum(gamma, 0) * (momentum == 0)  # derived for plain descent only
+    solve = _aligned if one_of(law, "law", LAWS) == "aligned" else _logistic
+    return solve(coordinates, gamma, growth, bend, weights)
 
 
 def log_growth(gamma: ArrayLike, t: ArrayLike, lr: float | None = None, momentum: float = 0.0) -> Floats:

@@ -1,0 +1,1 @@
+"""SSL without training: kernels, the pair operator, its leading modes, and a scikit-learn estimator."""

@@ -1,0 +1,46 @@
+"""numpy in, numpy out; torch in, torch out on its device. The few names both share are all that is used."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Matrix", "as_numpy", "cast", "is_tensor", "like", "namespace", "stack"]
+
+Matrix = Any  # a numpy array or a torch tensor
+
+
+def is_tensor(x: object) -> bool:
+    """A torch tensor? Does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def namespace(x: object) -> ModuleType:
+    """The module whose functions take `x`."""
+    return sys.modules["torch"] if is_tensor(x) else np
+
+
+def as_numpy(x: Matrix) -> np.ndarray:
+    """A numpy array with the values of `x`."""
+    return x.detach().cpu().numpy() if is_tensor(x) else np.asarray(x)
+
+
+def stack(parts: list[Matrix]) -> Matrix:
+    """Rows of all parts."""
+    return namespace(parts[0]).concatenate(parts)
+
+
+def cast(x: Matrix, dtype: str) -> Matrix:
+    """`x` as float32 or float64, not copied if it is that already."""
+    if is_tensor(x):
+        return x.detach().to(getattr(namespace(x), dtype))
+    return np.asarray(x, dtype=dtype)
+
+
+def like(values: np.ndarray, x: Matrix) -> Matrix:
+    """float64 numpy values as an array of the kind and on the device of `x`."""
+    if is_tensor(x):
+        return namespace(x).as_tensor(np.ascontiguousarray(values), device=x.device)
+    return values

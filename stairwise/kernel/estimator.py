@@ -1,0 +1,403 @@
+"""`KernelSSL`: the embedding that an infinitely wide network would learn, as a scikit-learn estimator."""
+
+import json
+from numbers import Integral
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+import stairwise
+from stairwise.checks import InputError, matrix, number, one_of, times
+from stairwise.files import load_arrays, save_arrays
+from stairwise.kernel.arrays import Matrix, as_numpy, cast, is_tensor, like, namespace
+from stairwise.kernel.kernels import KERNELS, AbstractKernel, Kernel, resolve
+from stairwise.kernel.kernels import linear as LinearKernel
+from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, FeaturePairs, build_pairs
+from stairwise.kernel.solvers import SOLVERS, Solution, solve
+from stairwise.theory.ensemble import predict_staircase
+from stairwise.theory.laws import evolve
+
+__all__ = ["KernelSSL"]
+
+SPARE = 20  # modes beyond n_components that compete with the last ones on the way
+
+
+class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    r"""Self-supervised learning without training (Prop. 5.1 and App. B.2).
+
+    Given pairs of views and a kernel, the embedding that gradient flow on ‖C − I‖² reaches from small initialization:
+    f_j(x) = γ_j^{-1/2} Σ_i a_ij k(x_i, x), with P K̃ a = 2n γ a over both views. It has C = I on the pairs at the
+    smallest RKHS norm. With X_b = None both views are the same and the modes are those of kernel PCA without centring.
+
+    Parameters
+    ----------
+    n_components : int, default=10
+        Embedding dimension d.
+    kernel : str, kernel object, callable, "precomputed", or a pair of these, default="rbf"
+        A name ("linear", "rbf", "polynomial", "laplace", "nngp", "ntk"), an object of `stairwise.kernel.kernels`, or a
+        function (X, Y) → matrix. "precomputed": fit takes K̃ (2n, 2n), rows x_1 … x_n, x'_1 … x'_n, and transform takes
+        k(x, those) (N, 2n). A pair (k_a, k_b): two modalities, nothing shared between them (K_XX' = 0).
+    solver : {"auto", "krylov", "cholesky", "features"}, default="auto"
+        Policy of "auto": `stairwise.kernel.solvers.solve`.
+    dtype : {"float64", "float32"}, default="float64"
+        Precision of the kernel matrix; the iteration is float64 in any case.
+    memory : int, default=4 GiB
+        Bytes that K̃ may take; above, it is recomputed in strips.
+
+    Attributes
+    ----------
+    eigenvalues_ : ndarray of shape (n_components,)
+        γ_j, descending.
+    dual_coef_ : of shape (n_points, n_components)
+        a_j in columns; points are x_1 … x_n, x'_1 … x'_n (or x_1 … x_n where X_b is None).
+    embedding_ : of shape (n_points, n_components)
+        Embeddings of those points, which come free: 2n γ_j^{1/2} P a_j.
+    rkhs_norms_ : ndarray of shape (n_components,)
+        ‖f_j‖ in the space of the kernel, γ_j^{-1/2}.
+    kernel_ : the kernel with data-dependent parameters settled (a pair for two modalities).
+    solution_ : residual, products, precision and whether to trust them.
+    n_features_in_ : features of X.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> base = rng.standard_normal((200, 5))
+    >>> X_a, X_b = (base + 0.1 * rng.standard_normal(base.shape) for _ in "ab")
+    >>> est = KernelSSL(n_components=3).fit(X_a, X_b=X_b)
+    >>> z_a, z_b = est.transform(X_a), est.transform(X_b)
+    >>> C = (z_a.T @ z_b + z_b.T @ z_a) / (2 * len(z_a))
+    >>> bool(np.allclose(C, np.eye(3)))
+    True
+    """
+
+    _parameter_constraints: ClassVar[dict] = {
+        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "kernel": [StrOptions({*KERNELS, "precomputed"}), callable, tuple, list, HasMethods("fit")],
+        "solver": [StrOptions({"auto", *SOLVERS})],
+        "dtype": [StrOptions({"float64", "float32"})],
+        "memory": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        n_components: int = 10,
+        *,
+        kernel: Any = "rbf",
+        solver: str = "auto",
+        dtype: str = "float64",
+        memory: int = MEMORY,
+    ) -> None:
+        self.n_components = n_components
+        self.kernel = kernel
+        self.solver = solver
+        self.dtype = dtype
+        self.memory = memory
+
+    def fit(self, X: ArrayLike, y: object = None, *, X_b: ArrayLike | None = None) -> Self:
+        """Find the leading modes of the pairs X[i], X_b[i].
+
+        Parameters
+        ----------
+        X : array-like or torch tensor of shape (n, m)
+            First view; or K̃ for kernel="precomputed".
+        y : ignored
+        X_b : array-like or torch tensor of shape (n, m_b), default=None
+            Second view. None: the same as X.
+        """
+        self._validate_params()
+        self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
+        pairs = self._fit_precomputed(X, X_b) if self.precomputed_ else self._fit_views(X, X_b)
+        self._n_features_out = self.n_components
+        self.solution_ = solve(pairs, self.n_components, self.solver)
+        self.eigenvalues_ = self.solution_.eigenvalues
+        self.dual_coef_ = _fix_signs(self.solution_.coefficients)
+        scale = like(pairs.size * np.sqrt(self.eigenvalues_), self.dual_coef_)
+        self.embedding_ = pairs.swap(self.dual_coef_) * scale
+        self.rkhs_norms_ = self.eigenvalues_**-0.5
+        self._more: Solution | None = None
+        return self
+
+    def transform(self, X: ArrayLike, view: str = "a") -> Matrix:
+        """Embeddings (N, n_components) of new points; `view` says which modality they belong to, where there are two.
+
+        For kernel="precomputed", X holds k(x, fitted points), (N, n_points).
+        """
+        rows = self._rows(X, view)
+        return rows @ (self.dual_coef_ / like(np.sqrt(self.eigenvalues_), self.dual_coef_))
+
+    def transform_at(
+        self,
+        X: ArrayLike,
+        t: ArrayLike,
+        *,
+        alpha: float | None = None,
+        init: ArrayLike | None = None,
+        law: str = "logistic",
+        lr: float | None = None,
+        random_state: int = 0,
+        view: str = "a",
+    ) -> Matrix:
+        """Embeddings at training times t from small initialization, shape (*t.shape, N, n_components).
+
+        Parameters
+        ----------
+        t : array-like of times (learning rate × step); infinity allowed.
+        alpha : scale of a random Gaussian initialization in the space of the kernel.
+        init : initial function on the fitted points, shape (n_points, n_components), instead of `alpha`: what a
+            network at initialization returns for x_1 … x_n, x'_1 … x'_n.
+        law : "logistic" or "aligned"; see `closed_form`.
+        lr : learning rate, for gradient descent instead of flow.
+        """
+        check_is_fitted(self)
+        moments = times(t, "t")
+        modes, u = self._start(alpha, init, random_state)
+        _, moved = evolve(u, modes.eigenvalues, np.atleast_1d(moments).ravel(), law, lr, weights=True)
+        assert moved is not None
+        responses = self._rows(X, view) @ modes.coefficients  # g_j · φ(x)
+        out = namespace(responses).einsum("tdr,nr->tnd", like(moved, responses), responses)
+        return out.reshape(*moments.shape, *out.shape[1:])
+
+    def spectrum_at(
+        self,
+        t: ArrayLike,
+        *,
+        alpha: float | None = None,
+        init: ArrayLike | None = None,
+        law: str = "logistic",
+        lr: float | None = None,
+        random_state: int = 0,
+    ) -> NDArray[np.float64]:
+        """Eigenvalues of C at times t, from the initialization of `transform_at`; (*t.shape, n_components)."""
+        check_is_fitted(self)
+        moments = times(t, "t")
+        modes, u = self._start(alpha, init, random_state)
+        spectra, _ = evolve(u, modes.eigenvalues, np.atleast_1d(moments).ravel(), law, lr)
+        return spectra.reshape(*moments.shape, -1)
+
+    def step_times(self, alpha: float, q: ArrayLike = (0.05, 0.5, 0.95), *, draws: int = 100) -> NDArray[np.float64]:
+        """Quantiles over Gaussian initializations of scale α of the time of each step, (len(q), n_components)."""
+        check_is_fitted(self)
+        gamma = self._modes().eigenvalues
+        return predict_staircase(gamma, self.n_components, alpha, draws=draws).step_quantiles(q)
+
+    def learned_kernel(self, X: ArrayLike, Y: ArrayLike | None = None) -> Matrix:
+        """K_emb(x, y) = f(x)·f(y): the kernel that SSL has made of the initial one (Sec. 5.2)."""
+        z = self.transform(X)
+        return z @ (z if Y is None else self.transform(Y)).T
+
+    def save(self, path: str | Path) -> None:
+        """Write to one .npz without objects; kernels that are functions of yours cannot be written."""
+        check_is_fitted(self)
+        if self.precomputed_:
+            kernels: Any = "precomputed"
+        else:
+            kernels = [_describe(k) for k in self.blocks_.kernels]
+        facts = {
+            "version": stairwise.__version__,
+            "n_components": self.n_components,
+            "kernels": kernels,
+            "shared": self.precomputed_ or self.blocks_.shared,
+            "dtype": self.dtype,
+            "solver": self.solver,
+            "n_features_in": int(self.n_features_in_),
+            "swaps": self.swaps_,
+            "solution": [
+                self.solution_.residual,
+                self.solution_.products,
+                self.solution_.solver,
+                self.solution_.precision,
+            ],
+        }
+        parts = {} if self.precomputed_ else {f"part{i}": as_numpy(p) for i, p in enumerate(self.blocks_.parts)}
+        arrays = {"eigenvalues": self.eigenvalues_, "dual_coef": as_numpy(self.dual_coef_)}
+        save_arrays(path, {"facts": np.array(json.dumps(facts)), **arrays, **parts})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "KernelSSL":
+        """Read what `save` wrote; nothing is unpickled."""
+        stored = load_arrays(path)
+        if "facts" not in stored:
+            raise InputError(str(path), "must be a file written by KernelSSL.save")
+        facts = json.loads(str(stored["facts"]))
+        precomputed = facts["kernels"] == "precomputed"
+        kernels = () if precomputed else tuple(KERNELS[name](**values) for name, values in facts["kernels"])
+        kernel = "precomputed" if precomputed else kernels[0] if facts["shared"] else kernels
+        est = cls(facts["n_components"], kernel=kernel, solver=facts["solver"], dtype=facts["dtype"])
+        est.precomputed_, est.swaps_, est.n_features_in_ = precomputed, facts["swaps"], facts["n_features_in"]
+        est.eigenvalues_, est.dual_coef_ = stored["eigenvalues"], stored["dual_coef"]
+        est.rkhs_norms_, est._n_features_out, est._more = est.eigenvalues_**-0.5, facts["n_components"], None
+        est.solution_ = Solution(est.eigenvalues_, est.dual_coef_, *facts["solution"])
+        half = len(est.dual_coef_) // 2
+        swapped = np.roll(est.dual_coef_, half, axis=0) if est.swaps_ else est.dual_coef_
+        est.embedding_ = swapped * len(swapped) * np.sqrt(est.eigenvalues_)
+        if not precomputed:
+            parts = tuple(stored[f"part{i}"] for i in range(len(kernels)))
+            est.blocks_ = Blocks(parts, kernels, facts["shared"], facts["dtype"])
+            est.kernel_ = kernel
+        return est
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.pairwise = isinstance(self.kernel, str) and self.kernel == "precomputed"
+        return tags
+
+    # --- fitting
+
+    def _fit_precomputed(self, X: ArrayLike, X_b: ArrayLike | None) -> AbstractPairs:
+        if X_b is not None:
+            raise InputError("X_b", 'must be None for kernel="precomputed"', None, "X is K̃ of both views already")
+        K = self._validated(X, reset=True)
+        xp = namespace(K)
+        if K.shape[0] != K.shape[1]:
+            raise InputError("X", "must be a square kernel matrix", f"shape {tuple(K.shape)}", "or choose a kernel=")
+        if K.shape[0] % 2:
+            raise InputError("X", "must have an even number of rows: K̃ of x_1 … x_n, x'_1 … x'_n", K.shape[0])
+        scale = float(abs(K).max())
+        if float(abs(K - K.T).max()) > 1e-8 * scale + 100 * float(xp.finfo(K.dtype).eps) * scale:
+            raise InputError("X", "must be a symmetric kernel matrix", None, "use (K + K.T) / 2 if it should be")
+        self.swaps_ = True
+        pairs = DensePairs((K + K.T) / 2, swaps=True)
+        _refuse_indefinite(pairs)
+        return pairs
+
+    def _fit_views(self, X: ArrayLike, X_b: ArrayLike | None) -> AbstractPairs:
+        a = self._validated(X, reset=True)
+        two = isinstance(self.kernel, tuple | list)
+        if two and (len(self.kernel) != 2 or X_b is None):
+            raise InputError(
+                "kernel", "as a pair needs two kernels and X_b", self.kernel, "or one kernel for both views"
+            )
+        b = a if X_b is None else self._second(X_b, a, like_first=not two)
+        self.swaps_ = X_b is not None
+        if two:
+            kernels = tuple(resolve(kernel, part) for kernel, part in zip(self.kernel, (a, b), strict=True))
+            self.kernel_: Any = kernels
+        else:
+            both = a if X_b is None else namespace(a).concatenate([a, b])
+            self.kernel_ = resolve(self.kernel, both)
+            kernels = (self.kernel_,) if X_b is None else (self.kernel_, self.kernel_)
+        parts = (a,) if X_b is None else (a, b)
+        self.blocks_ = Blocks(parts, kernels, shared=not two, dtype=self.dtype)
+        explicit = not two and isinstance(self.kernel_, LinearKernel) and self.solver in ("auto", "features")
+        if explicit and (self.solver == "features" or a.shape[1] <= self.blocks_.size):
+            return FeaturePairs(namespace(a).concatenate(list(parts)), self.swaps_)
+        if self.solver == "cholesky":
+            return DensePairs(self.blocks_.matrix(), self.swaps_)
+        return build_pairs(self.blocks_, self.swaps_, self.memory)
+
+    def _second(self, X_b: ArrayLike, a: Matrix, like_first: bool) -> Matrix:
+        b = _checked(X_b, self.dtype, "X_b")
+        if is_tensor(a) != is_tensor(b) or (is_tensor(a) and a.device != b.device):
+            raise InputError("X and X_b", "must both be numpy arrays, or torch tensors on one device")
+        if len(a) != len(b):
+            raise InputError("X and X_b", "must have the same number of rows", f"{len(a)} and {len(b)}")
+        if like_first and a.shape[1] != b.shape[1]:
+            rule = "must have the same number of features for one kernel"
+            raise InputError("X and X_b", rule, f"{a.shape[1]} and {b.shape[1]}", "give a pair of kernels")
+        return b
+
+    def _validated(self, X: ArrayLike, reset: bool) -> Matrix:
+        if is_tensor(X):
+            out = _checked(X, self.dtype, "X")
+            if reset:
+                self.n_features_in_ = out.shape[1]
+            elif out.shape[1] != self.n_features_in_:
+                raise InputError("X", f"must have {self.n_features_in_} features", out.shape[1])
+            return out
+        return validate_data(self, X, reset=reset, dtype=np.dtype(self.dtype))
+
+    # --- using
+
+    def _rows(self, X: ArrayLike, view: str) -> Matrix:
+        """k(x, fitted points) in float64."""
+        check_is_fitted(self)
+        part = ["a", "b"].index(one_of(view, "view", ["a", "b"]))
+        if self.precomputed_:
+            return cast(self._validated(X, reset=False), "float64")
+        if part == 0 or self.blocks_.shared:
+            x = self._validated(X, reset=False)
+            return cast(self.blocks_.rows(x, 0), "float64")
+        x = _checked(X, self.dtype, "X")
+        if x.shape[1] != self.blocks_.parts[1].shape[1]:
+            raise InputError("X", f"must have {self.blocks_.parts[1].shape[1]} features for view b", x.shape[1])
+        return cast(self.blocks_.rows(x, 1), "float64")
+
+    def _modes(self) -> Solution:
+        """Modes for the dynamics: n_components and up to SPARE more, found when first needed."""
+        if self._more is None:
+            self._more = self.solution_ if self.precomputed_ else self._spare_modes()
+        return self._more
+
+    def _spare_modes(self) -> Solution:
+        pairs = build_pairs(self.blocks_, self.swaps_, self.memory)
+        most = min(self.n_components + SPARE, pairs.size)
+        while most > self.n_components:
+            try:
+                return solve(pairs, most)
+            except InputError:  # fewer modes are positive
+                most = self.n_components + (most - self.n_components) // 2
+        return self.solution_
+
+    def _start(self, alpha: float | None, init: ArrayLike | None, seed: int) -> tuple[Solution, NDArray[np.float64]]:
+        """Modes, and the initial weights in their basis u_j = Σ_i f₀(x_i) a_ij, (d, modes)."""
+        if (alpha is None) == (init is None):
+            raise InputError("alpha", "or init must be given, one of them", None, "alpha=1e-4, say")
+        modes = self._modes()
+        d, r = self.n_components, len(modes.eigenvalues)
+        if alpha is not None:
+            u = number(alpha, "alpha", above=0) * np.random.default_rng(seed).standard_normal((d, r))
+        else:
+            values = as_numpy(_checked(init, "float64", "init"))
+            if values.shape != (len(modes.coefficients), d):
+                rule = f"must have shape {(len(modes.coefficients), d)}: values on the fitted points"
+                raise InputError("init", rule, values.shape)
+            u = values.T @ as_numpy(modes.coefficients)
+        start = float(np.linalg.eigvalsh((u * modes.eigenvalues) @ u.T)[-1])
+        if not start < 1:
+            raise InputError("init", "must start with all eigenvalues of C below 1", f"{start:.3g}", "scale it down")
+        return modes, u
+
+
+def _checked(x: object, dtype: str, name: str) -> Matrix:
+    """A finite matrix of floats, numpy or torch."""
+    if not is_tensor(x):
+        return np.asarray(matrix(np.asarray(x), name), dtype=dtype)
+    out = cast(x, dtype)
+    if out.ndim != 2 or 0 in out.shape:
+        raise InputError(name, "must be 2-D and not empty", f"shape {tuple(out.shape)}")
+    if not bool(namespace(out).isfinite(out).all()):
+        raise InputError(name, "must be finite", None, "drop or impute such rows")
+    return out
+
+
+def _fix_signs(a: Matrix) -> Matrix:
+    """The largest coefficient of each mode positive, so that results do not depend on the solver."""
+    values = as_numpy(a)
+    largest = values[np.abs(values).argmax(axis=0), np.arange(values.shape[1])]
+    return a * like(np.where(largest < 0, -1.0, 1.0), a)
+
+
+def _refuse_indefinite(pairs: DensePairs, most: int = 5000) -> None:
+    """Cholesky of K̃ plus rounding error; for larger K̃ the solver looks on its way."""
+    if pairs.size > most:
+        return
+    dense = np.asarray(as_numpy(pairs.matrix), dtype=np.float64)
+    shift = max(pairs.eps, 1e-12) * pairs.size * np.abs(np.diag(dense)).max(initial=0.0)
+    try:
+        np.linalg.cholesky(dense + shift * np.eye(pairs.size))
+    except np.linalg.LinAlgError:
+        low = float(np.linalg.eigvalsh(dense)[0])
+        raise InputError(
+            "X", "must be a positive semidefinite kernel matrix", f"an eigenvalue of {low:.3g}", "clip it, or shift K̃"
+        ) from None
+
+
+def _describe(kernel: Kernel) -> tuple[str, dict]:
+    if not isinstance(kernel, AbstractKernel):
+        raise InputError("kernel", "must be one of stairwise's to be saved", kernel, ", ".join(KERNELS))
+    return type(kernel).__name__, dict(vars(kernel))

@@ -1,0 +1,187 @@
+"""Kernels as small objects: called with X (n, m) and Y (k, m) they return the matrix of k(x, y), (n, k).
+
+`fit(X)` settles what depends on the data and returns the kernel to use. Any function (X, Y) → matrix serves as well.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from stairwise.checks import InputError, number, one_of, positive_int
+from stairwise.kernel.arrays import Matrix, as_numpy, namespace
+
+__all__ = ["KERNELS", "AbstractKernel", "Kernel", "laplace", "linear", "nngp", "ntk", "polynomial", "rbf", "resolve"]
+
+Kernel = Callable[[Matrix, Matrix], Matrix]
+
+
+class AbstractKernel(ABC):
+    """A kernel with a name and parameters."""
+
+    @abstractmethod
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix: ...
+
+    def fit(self, X: Matrix) -> Self:
+        """The kernel with parameters that depend on the data filled in."""
+        return self
+
+
+@dataclass(frozen=True)
+class linear(AbstractKernel):
+    """x · y: the explicit theory in other clothes."""
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        return X @ Y.T
+
+
+@dataclass(frozen=True)
+class polynomial(AbstractKernel):
+    """(gamma x·y + coef0)^degree; gamma None: 1 / number of features."""
+
+    degree: int = 3
+    gamma: float | None = None
+    coef0: float = 1.0
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        gamma = 1 / X.shape[1] if self.gamma is None else self.gamma
+        return (gamma * (X @ Y.T) + self.coef0) ** positive_int(self.degree, "degree")
+
+
+@dataclass(frozen=True)
+class rbf(AbstractKernel):
+    """exp(−gamma ‖x − y‖²); gamma None: 1 / median of ‖x − y‖² over the data (the median heuristic).
+
+    >>> X = np.array([[0.0], [1.0], [3.0]])
+    >>> rbf().fit(X).gamma
+    0.25
+    """
+
+    gamma: float | None = None
+
+    def fit(self, X: Matrix) -> Self:
+        return self if self.gamma is not None else replace(self, gamma=1 / _median(X, squared=True))
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        gamma = 1 / _median(Y, squared=True) if self.gamma is None else self.gamma
+        return namespace(X).exp(_squared_distances(X, Y) * -gamma)
+
+
+@dataclass(frozen=True)
+class laplace(AbstractKernel):
+    """exp(−gamma ‖x − y‖); gamma None: 1 / median of ‖x − y‖ over the data."""
+
+    gamma: float | None = None
+
+    def fit(self, X: Matrix) -> Self:
+        return self if self.gamma is not None else replace(self, gamma=1 / _median(X, squared=False))
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        gamma = 1 / _median(Y, squared=False) if self.gamma is None else self.gamma
+        return namespace(X).exp(namespace(X).sqrt(_squared_distances(X, Y)) * -gamma)
+
+
+ACTIVATIONS = ("relu", "erf")
+
+
+@dataclass(frozen=True)
+class _Wide(AbstractKernel):
+    """Fully connected net of infinite width: `depth` hidden layers, NTK parameterization.
+
+    First layer Σ = σ_w² x·y/m + σ_b²; each hidden layer Σ ← σ_w² E[φφ] + σ_b², Θ ← Σ_new + σ_w² Θ E[φ′φ′].
+    """
+
+    depth: int = 1
+    activation: str = "relu"
+    weight_variance: float = 2.0
+    bias_variance: float = 0.0
+
+    def _covariances(self, X: Matrix, Y: Matrix) -> tuple[Matrix, Matrix]:
+        """Covariance Σ and tangent kernel Θ of the output."""
+        one_of(self.activation, "activation", ACTIVATIONS)
+        w = number(self.weight_variance, "weight_variance", above=0)
+        b = number(self.bias_variance, "bias_variance", least=0)
+        m = X.shape[1]
+        step = _relu if self.activation == "relu" else _erf
+        xy = w * (X @ Y.T) / m + b
+        xx, yy = (w * (Z * Z).sum(1) / m + b for Z in (X, Y))
+        theta = xy
+        for _ in range(positive_int(self.depth, "depth")):
+            xy_new, slope = step(xy, xx[:, None], yy[None, :])
+            xx, yy = (w * step(v, v, v)[0] + b for v in (xx, yy))
+            xy = w * xy_new + b
+            theta = xy + w * theta * slope
+        return xy, theta
+
+
+@dataclass(frozen=True)
+class nngp(_Wide):
+    """Covariance of the outputs at initialization (only the last layer trained)."""
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        return self._covariances(X, Y)[0]
+
+
+@dataclass(frozen=True)
+class ntk(_Wide):
+    """Neural tangent kernel (all layers trained).
+
+    >>> ntk(depth=1)(np.eye(2), np.eye(2)).round(4)
+    array([[2.    , 0.3183],
+           [0.3183, 2.    ]])
+    """
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        return self._covariances(X, Y)[1]
+
+
+KERNELS = {kind.__name__: kind for kind in (linear, rbf, polynomial, laplace, nngp, ntk)}
+
+
+def resolve(kernel: str | Kernel, X: Matrix) -> Kernel:
+    """A kernel by name, object or function, settled on the data X."""
+    if isinstance(kernel, str):
+        kernel = KERNELS[one_of(kernel, "kernel", KERNELS)]()
+    if isinstance(kernel, AbstractKernel):
+        return kernel.fit(X)
+    if not callable(kernel):
+        raise InputError("kernel", "must be a name or a function of (X, Y)", repr(kernel), ", ".join(KERNELS))
+    return kernel
+
+
+def _squared_distances(X: Matrix, Y: Matrix) -> Matrix:
+    """‖x − y‖², about a common origin: a large mean offset would cost all digits."""
+    xp = namespace(X)
+    origin = Y.mean(0)
+    X, Y = X - origin, Y - origin
+    return xp.clip((X * X).sum(1)[:, None] + (Y * Y).sum(1)[None, :] - 2 * (X @ Y.T), 0, None)
+
+
+def _median(X: Matrix, squared: bool, most: int = 1000) -> float:
+    """Median distance between different rows; at most 1000 of them, evenly chosen."""
+    X = X[:: max(1, len(X) // most)][:most]
+    distances = as_numpy(_squared_distances(X, X))
+    positive = distances[np.triu_indices(len(distances), 1)]
+    positive = positive[positive > 1e-12 * positive.max(initial=0.0)]
+    middle = float(np.median(positive)) if positive.size else 1.0
+    return middle if squared else middle**0.5
+
+
+def _relu(xy: Matrix, xx: Matrix, yy: Matrix) -> tuple[Matrix, Matrix]:
+    """E[φφ] and E[φ′φ′] for φ = max(·, 0) and a Gaussian pair of covariance ((xx, xy), (xy, yy))."""
+    xp = namespace(xy)
+    norm = xp.sqrt(xx * yy)
+    cosine = xp.clip(xy / xp.clip(norm, 1e-300, None), -1.0, 1.0)
+    angle = xp.arccos(cosine)
+    left = np.pi - angle
+    return norm * (xp.sqrt(xp.clip(1 - cosine * cosine, 0, None)) + left * cosine) / (2 * np.pi), left / (2 * np.pi)
+
+
+def _erf(xy: Matrix, xx: Matrix, yy: Matrix) -> tuple[Matrix, Matrix]:
+    """The same for φ = erf."""
+    xp = namespace(xy)
+    norm2 = (1 + 2 * xx) * (1 + 2 * yy)
+    value = xp.arcsin(xp.clip(2 * xy / xp.sqrt(norm2), -1.0, 1.0)) * (2 / np.pi)
+    return value, (4 / np.pi) / xp.sqrt(norm2 - 4 * xy * xy)

@@ -1,0 +1,177 @@
+"""K̃, the kernel of both views together, as something that multiplies blocks of vectors.
+
+Rows x_1 … x_n, x′_1 … x′_n; N = 2n. The theory needs P K̃, with P swapping the two views, and nothing else of K̃:
+P K̃ a = N γ a, aᵀ K̃ a = 1. Where both views are the same data (X = X′) the n points alone suffice, with P the identity.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stairwise.checks import InputError
+from stairwise.kernel.arrays import Matrix, cast, namespace
+from stairwise.kernel.kernels import Kernel
+
+__all__ = ["AbstractPairs", "Blocks", "DensePairs", "FeaturePairs", "TiledPairs"]
+
+MEMORY = 4 << 30  # bytes that K̃ may take before it is recomputed in tiles
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The kernel over the combined dataset, block by block.
+
+    Attributes:
+        parts: data of each part (one or two), each with its kernel to itself.
+        kernels: kernel of each part; None between parts means 0 (two modalities).
+        shared: whether one kernel joins both parts.
+    """
+
+    parts: tuple[Matrix, ...]
+    kernels: tuple[Kernel, ...]
+    shared: bool
+    dtype: str = "float64"
+
+    @property
+    def size(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def rows(self, X: Matrix, part: int) -> Matrix:
+        """k(x, all points), (len(X), size), for x belonging to `part`."""
+        own = [self._block(X, part, other) for other in range(len(self.parts))]
+        return own[0] if len(own) == 1 else namespace(own[0]).concatenate(own, 1)
+
+    def _block(self, X: Matrix, part: int, other: int) -> Matrix:
+        Y = self.parts[other]
+        if part != other and not self.shared:
+            zeros = namespace(X).zeros
+            return zeros(
+                (len(X), len(Y)),
+                dtype=X.dtype,
+                **({"device": X.device} if hasattr(X, "device") and zeros is not np.zeros else {}),
+            )
+        block = self.kernels[other](X, Y)
+        if tuple(getattr(block, "shape", ())) != (len(X), len(Y)):
+            raise InputError(
+                "kernel",
+                f"must return a matrix of shape {(len(X), len(Y))}",
+                getattr(block, "shape", type(block)),
+                "it is called with X (n, m) and Y (k, m)",
+            )
+        block = cast(block, self.dtype)
+        if not bool(namespace(block).isfinite(block).all()):
+            raise InputError("kernel", "must return finite numbers", None, "scale the data or choose another kernel")
+        return block
+
+    def matrix(self) -> Matrix:
+        """K̃ in full."""
+        return namespace(self.parts[0]).concatenate([self.rows(X, i) for i, X in enumerate(self.parts)])
+
+
+class AbstractPairs(ABC):
+    """K̃ and P.
+
+    Attributes:
+        size: number of points N.
+        swaps: whether P swaps the halves (False where both views are the same data).
+        eps: relative precision to which K̃ is known.
+        seed_like: an array of the kind and on the device in which blocks live.
+    """
+
+    size: int
+    swaps: bool
+    eps: float
+    seed_like: Matrix
+
+    @abstractmethod
+    def matmul(self, block: Matrix) -> Matrix:
+        """K̃ times a float64 block (N, b)."""
+
+    def swap(self, block: Matrix) -> Matrix:
+        """P times a block."""
+        half = self.size // 2
+        return namespace(block).concatenate([block[half:], block[:half]]) if self.swaps else block
+
+
+@dataclass(frozen=True, eq=False)
+class DensePairs(AbstractPairs):
+    """K̃ held in memory, float64 or float32."""
+
+    matrix: Matrix
+    swaps: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", len(self.matrix))
+        object.__setattr__(self, "eps", _eps(self.matrix))
+        object.__setattr__(self, "seed_like", self.matrix)
+
+    def matmul(self, block: Matrix) -> Matrix:
+        return _times(block.T, self.matrix).T  # K̃ is symmetric, and BLAS is faster from this side
+
+
+@dataclass(frozen=True, eq=False)
+class TiledPairs(AbstractPairs):
+    """K̃ recomputed a strip of rows at a time, for when it does not fit."""
+
+    blocks: Blocks
+    swaps: bool = True
+    memory: int = MEMORY
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.blocks.size)
+        object.__setattr__(self, "eps", float(np.finfo(self.blocks.dtype).eps))
+        object.__setattr__(self, "seed_like", self.blocks.parts[0])
+
+    def matmul(self, block: Matrix) -> Matrix:
+        strip = max(1, self.memory // (32 * self.size))  # a kernel takes a few temporaries of the strip's size
+        out = []
+        for part, X in enumerate(self.blocks.parts):
+            for start in range(0, len(X), strip):
+                rows = self.blocks.rows(X[start : start + strip], part)
+                out.append(_times(rows, block))
+        return namespace(block).concatenate(out)
+
+
+@dataclass(frozen=True, eq=False)
+class FeaturePairs(AbstractPairs):
+    """K̃ = Φ Φᵀ of explicit features Φ (N, m): never formed; with few features the Γ route is open."""
+
+    features: Matrix
+    swaps: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", len(self.features))
+        object.__setattr__(self, "eps", _eps(self.features))
+        object.__setattr__(self, "seed_like", self.features)
+
+    @cached_property
+    def _wide(self) -> Matrix:
+        return cast(self.features, "float64")
+
+    def matmul(self, block: Matrix) -> Matrix:
+        return self._wide @ (self._wide.T @ block)
+
+
+def build_pairs(blocks: Blocks, swaps: bool, memory: int = MEMORY) -> AbstractPairs:
+    """Dense if K̃ fits into `memory` bytes, tiled otherwise."""
+    item = np.dtype(blocks.dtype).itemsize
+    if item * blocks.size**2 <= memory:
+        return DensePairs(blocks.matrix(), swaps)
+    return TiledPairs(blocks, swaps, memory)
+
+
+def _times(a: Matrix, b: Matrix) -> Matrix:
+    """a b in float64; in float32 where one of them is known no better, the result again float64."""
+    if a.dtype == b.dtype:
+        return a @ b
+    return cast(cast(a, "float32") @ cast(b, "float32"), "float64")
+
+
+def _eps(x: Matrix) -> float:
+    return float(namespace(x).finfo(x.dtype).eps)
+
+
+Builder = Callable[[Blocks, bool], AbstractPairs]
