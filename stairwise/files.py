@@ -28,6 +28,9 @@ def atomic(target: str | Path) -> Iterator[Path]:
         yield part
         part.chmod(0o666 & ~_umask())
         part.replace(target)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # a full disk does not say where
+        raise
     finally:
         part.unlink(missing_ok=True)
 

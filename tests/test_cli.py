@@ -105,6 +105,10 @@ BAD = {
     "predict nothing": "dataset is unknown (got 'nothing'): known: photos, cifar10, stl10",
     "predict photos --n 0": "n must be a whole number of at least 1 (got 0)",
     "predict photos --alpha 0": "alpha must be greater than 0",
+    "predict photos --alpha 1": "alpha must start with all eigenvalues of C below 1",
+    "predict photos --seed -1": "seed must be a nonnegative whole number (got -1)",
+    "predict photos --lr 0.01": "lr must be below 0.000261: descent diverges above it",
+    "predict [/red]": "dataset is unknown (got '[/red]')",
     "predict photos --lr -1": "lr must be greater than 0",
     "predict photos --pixels raw": "pixels is unknown",
     "predict cifar10": "cifar10 must be fetched first",
@@ -147,14 +151,14 @@ def test_full_disk(tmp_path):
     """Every write fails with ENOSPC on a file system of a few pages."""
     code = (
         "import errno, pathlib, sys\n"
-        "def full(*a, **k): raise OSError(errno.ENOSPC, 'No space left on device', 'results')\n"
+        "def full(*a, **k): raise OSError(errno.ENOSPC, 'No space left on device')\n"
         "pathlib.Path.replace = full\n"
         "sys.argv = ['stairwise', 'reproduce', 'fig8']\n"
         "from stairwise.cli import main\nmain()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert "no space left on device" in done.stderr
+    assert "arrays.npz: no space left on device" in done.stderr
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 

@@ -123,6 +123,33 @@ def test_memory_mapped_pairs(tmp_path, monkeypatch):
     np.testing.assert_allclose(mapped.matrix, by_definition(x_a, x_b), atol=1e-10)
 
 
+def test_copy_on_write_maps_keep_their_changes(tmp_path, monkeypatch):
+    np.save(tmp_path / "a.npy", np.ones((30, 4)))
+    changed = np.load(tmp_path / "a.npy", mmap_mode="c")
+    changed[:] = 5
+    assert Correlation.from_pairs(changed, np.full((30, 4), 5.0)).matrix[0, 0] == 25
+    assert (changed == 5).all()
+
+
+def test_large_pairs_on_disk_are_never_folded(tmp_path, monkeypatch):
+    monkeypatch.setattr(correlation, "MATRIX_LIMIT", 20)
+    x_a, x_b = pairs(60, 30)
+    np.save(tmp_path / "a.npy", x_a)
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    half = Correlation.from_pairs(mapped, x_b)
+    assert half._sum is None
+    both = half + half
+    assert both._sum is None
+    np.testing.assert_allclose(both.matrix, by_definition(x_a, x_b), atol=1e-12)
+
+
+def test_results_cannot_be_changed_from_outside():
+    corr = Correlation.from_pairs(*pairs(50, 20))
+    for array in (corr.eigenvalues, corr.eigenvectors, corr.matrix):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
 def test_from_matrix():
     corr = Correlation.from_matrix([3.0, -1.0, 2.0])
     np.testing.assert_allclose(corr.eigenvalues, [3, 2, -1])
@@ -167,6 +194,10 @@ def test_bad_use():
     with pytest.raises(InputError, match="must have 4 features"):
         corr.update(np.ones((2, 5)), np.ones((2, 5)))
     assert corr.pairs == 3
+    with pytest.raises(InputError, match="x must have 4 rows"):
+        corr.product(np.ones((3, 1)))
+    with pytest.raises(InputError, match="must not be masked"):
+        Correlation.from_pairs(np.ma.masked_equal(GOOD, 1), GOOD)
     with pytest.raises(InputError, match="k must be at most 4"):
         corr.top(5)
     with pytest.raises(InputError, match="W0 must have 4 columns"):

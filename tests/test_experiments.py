@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stairwise.checks import InputError
+from stairwise.data.images import load
 from stairwise.experiments import fig1ab
 from stairwise.experiments.experiment import CATALOG, Claim, label, page, run
 from stairwise.experiments.outlook import outlook_on_features
@@ -66,6 +67,17 @@ def test_unfinished_run_is_run_again(tmp_path):
     assert not run("fig8", tmp_path).cached
     (first.folder / "check.json").write_text('{"half')
     assert not run("fig8", tmp_path).cached
+    (first.folder / "arrays.npz").unlink()
+    assert not run("fig8", tmp_path).cached
+
+
+def test_changed_data_are_run_again(tmp_path):
+    np.save(tmp_path / "x.npy", load("photos").pixels[:60])
+    settings = {"data": f"array:{tmp_path / 'x.npy'}", "n": 60, "d": 2}
+    run("fig1ab", tmp_path, settings)
+    assert run("fig1ab", tmp_path, settings).cached
+    np.save(tmp_path / "x.npy", load("photos").pixels[60:130])
+    assert not run("fig1ab", tmp_path, settings).cached
 
 
 def test_interrupted_run_leaves_nothing(tmp_path):
@@ -82,7 +94,12 @@ def test_interrupted_run_leaves_nothing(tmp_path):
     [
         ("fig99", {}, "experiment is unknown .*fig1ab"),
         ("fig1ab", {"colour": 1}, "setting is unknown .*known: data, n"),
-        ("fig1ab", {"n": "many"}, "n must be a int"),
+        ("fig1ab", {"n": "many"}, "n must be of type int"),
+        ("fig1ab", {"seed": -1}, "seed must be a nonnegative"),
+        ("fig1ab", {"alpha": 1.0}, "alpha must start with all eigenvalues of C below 1"),
+        ("fig1ab", {"d": 501}, "d must be at most 500"),
+        ("fig6", {"d": 6}, "d must lie between 2 and m = 5"),
+        ("fig8", {"start": 0.0}, "start must be greater than 0"),
         ("fig1ab", {"data": "nothing"}, "dataset is unknown"),
         ("fig1ab", {"n": 4, "d": 5}, "d must be at most 4, the number of positive eigenvalues"),
     ],

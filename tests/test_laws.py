@@ -176,6 +176,8 @@ def test_momentum_step_times():
     run = gradient_descent(W0, corr, 1e-3, 2000, momentum=0.9)
     law = closed_form(W0, corr, run.times, lr=1e-3, momentum=0.9)
     np.testing.assert_allclose(law.step_times(), run.step_times(), rtol=0.02)
+    with pytest.warns(TheoryWarning, match="with momentum only the growth is exact"):
+        closed_form(W0, corr, [1.0], lr=1e-3, momentum=0.9)
 
 
 def test_early_weights():
@@ -189,7 +191,22 @@ def test_learning_rate_bound_separates_stable_from_unstable():
     corr, bound = Correlation.from_matrix([2.0]), learning_rate_bound([2.0])
     assert gradient_descent([[0.1]], corr, 0.98 * bound, 3000).loss[-1] < 1e-6
     assert gradient_descent([[0.1]], corr, 1.02 * bound, 3000).loss[-1] > 1e-4
-    assert learning_rate_bound([-1.0]) == np.inf
+    assert learning_rate_bound([-1.0]) == 0.5
+    assert learning_rate_bound([0.0]) == np.inf
+
+
+@pytest.mark.parametrize("lr", [None, 0.2])
+def test_staircase_reaches_every_step(lr):
+    assert np.isfinite(predict_staircase([1.0, 0.9, 0.1], 2, 1e-7, lr=lr).step_quantiles(0.95)).all()
+    with pytest.raises(InputError, match="alpha must start with all eigenvalues of C below 1"):
+        predict_staircase([1.0, 0.9, 0.1], 2, 10.0)
+
+
+def test_rank_deficient_start_stays_so():
+    W0, t = 1e-3 * np.ones((2, 5)), [20.0, 50.0]
+    flow = gradient_flow(W0, SPREAD, t).eigenvalues
+    for law in LAWS:
+        np.testing.assert_allclose(closed_form(W0, SPREAD, t, law).eigenvalues[:, 1], flow[:, 1], atol=1e-6)
 
 
 def test_staircase_over_initializations_brackets_the_flow():
@@ -243,6 +260,8 @@ def test_expected_error_of_the_aligned_law_is_the_right_size():
         ({"times": [-1.0]}, "times must be nonnegative"),
         ({"times": [np.nan]}, "times must be nonnegative"),
         ({"lr": 0.0}, "lr must be greater than 0"),
+        ({"lr": 0.3}, "lr must be below 0.25: descent diverges"),
+        ({"times": [[1.0]]}, "times must be a number or a vector"),
         ({"lr": 0.1, "momentum": 1.0}, "momentum must be below 1"),
         ({"momentum": 0.5}, "momentum needs lr"),
         ({"W0": np.ones((2, 4))}, "W0 must have 5 columns"),

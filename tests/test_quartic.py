@@ -79,6 +79,8 @@ def test_unbraked_growth():
     problem = Quartic(np.diag([-1.0, -0.5]), np.zeros((2, 2)))
     W0 = 1e-3 * np.eye(2)
     np.testing.assert_allclose(problem.weights(W0, 2.0), np.diag(1e-3 * np.exp([4.0, 2.0])))
+    tiny = problem.weights(1e-150 * np.eye(2), 360.0)[0, 0]
+    assert np.log(tiny) == pytest.approx(np.log(1e-150) + 720)
     with pytest.raises(InputError, match="grows without bound"):
         problem.weights(W0, np.inf)
 

@@ -86,6 +86,7 @@ def _transfer(url: str, part: Path, have: int, size: int, progress: Progress | N
             while chunk := response.read(CHUNK):
                 have += len(chunk)
                 if have > size:
+                    part.unlink()
                     raise InputError(url, f"must have {size:,} bytes", "more", "the server sends another file")
                 out.write(chunk)
                 if progress:

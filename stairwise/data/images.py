@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stairwise.checks import InputError, one_of
 from stairwise.data import cifar10, stl10
 
-__all__ = ["DATASETS", "Images", "data_root", "load"]
+__all__ = ["DATASETS", "Images", "data_root", "fingerprint", "load"]
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -67,6 +67,17 @@ def load(source: str, root: Path | None = None, size: int = 64) -> Images:
         return _array(Path(rest))
     one_of(source, "dataset", [*DATASETS, "images:FOLDER", "array:FILE.npy"])
     return DATASETS[source].load(root or data_root())
+
+
+def fingerprint(source: str) -> str:
+    """Changes when the user's own files behind `source` do; empty for the fixed datasets."""
+    kind, _, rest = source.partition(":")
+    if kind not in {"array", "images"} or not Path(rest).exists():
+        return ""
+    files = [Path(rest)] if kind == "array" else [p for p in Path(rest).rglob("*") if p.is_file()]
+    stats = [p.stat() for p in files]
+    newest = max((s.st_mtime_ns for s in stats), default=0)
+    return f"{len(files)} files, {sum(s.st_size for s in stats)} bytes, {newest}"
 
 
 def _photos(_: Path, patch: int = 32) -> Images:

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError, one_of, positive_int
+from stairwise.checks import seed as check_seed
 from stairwise.data.images import Images
 
 __all__ = ["PIXELS", "two_crops"]
@@ -35,10 +36,12 @@ def two_crops(
         ((100, 1200), (100, 1200))
     """
     one_of(pixels, "pixels", PIXELS)
+    if images.pixels.ndim != 4:
+        raise InputError(images.name, "must have pixels (images, height, width, channels)", images.pixels.shape)
     total, height, width, _ = images.pixels.shape
     n = positive_int(n, "n", total, f"{images.name} has {total} images")
     crop = positive_int(crop, "crop", min(height, width), f"images of {images.name} are {height}×{width}")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_seed(seed))
     chosen = np.sort(rng.choice(total, n, replace=False))
     x = np.asarray(images.pixels[chosen], dtype=np.float64)
     if images.pixels.dtype == np.uint8:

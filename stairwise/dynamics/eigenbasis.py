@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError
 from stairwise.theory.correlation import Correlation
-from stairwise.theory.laws import log_growth
+from stairwise.theory.laws import learning_rate_bound, log_growth
 from stairwise.theory.trajectory import Trajectory
 
 __all__ = ["Split", "jacobian", "rhs"]
@@ -71,8 +71,8 @@ class Split:
     def trajectory(self, times: Floats, u_active: Floats, method: str, weights: bool, lr: float | None) -> Trajectory:
         """Put the columns together again: spectrum, and weights where asked for."""
         if not np.isfinite(u_active).all():
-            bound = 1 / (4 * self.gamma[0])
-            raise InputError("lr", f"must be below 1/(4 γ_1) = {bound:.3g}; training diverged", lr, "lower lr")
+            bound = learning_rate_bound(self.gamma)
+            raise InputError("lr", f"must be below {bound:.3g}: training diverged", lr, "lower lr")
         passive = ~self.active
         growth = np.exp(log_growth(self.gamma[passive], times, lr))
         u_passive = self.u[:, passive]

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, matrix, number, times, vector
+from stairwise.checks import matrix, number, time_vector, vector
 from stairwise.dynamics.eigenbasis import Split, jacobian, rhs
 from stairwise.dynamics.integrate import integrate
 from stairwise.theory.correlation import Correlation
@@ -34,12 +34,16 @@ def gradient_flow(
                [0.9467, 0.003 ],
                [1.    , 1.    ]])
     """
-    t = np.atleast_1d(_finite_times(times))
+    t = time_vector(times, infinite=False)
     rtol = number(rtol, "rtol", above=0)
     split = Split.of(W0, corr, float(t.max(initial=0.0)), tolerance=0.0 if weights else min(1e-9, rtol))
     gamma = split.gamma[split.active]
-    u = integrate(lambda u: rhs(u, gamma), split.u[:, split.active], t, rtol, lambda u: jacobian(u, gamma))
-    return split.trajectory(t, u, "gradient flow", weights, lr=None)
+    # turned so that rows of different size are rows of their own; the flow does not mind
+    turn, _, _ = np.linalg.svd(split.u[:, split.active], full_matrices=True)
+    size = 1 / np.sqrt(max(gamma[0], np.finfo(float).tiny))
+    start = turn.T @ split.u[:, split.active]
+    u = integrate(lambda u: rhs(u, gamma), start, t, rtol, size, lambda u: jacobian(u, gamma))
+    return split.trajectory(t, turn @ u, "gradient flow", weights, lr=None)
 
 
 def appendix_flow(A0: ArrayLike, gamma: ArrayLike, times: ArrayLike, rtol: float = 1e-10) -> Floats:
@@ -52,14 +56,5 @@ def appendix_flow(A0: ArrayLike, gamma: ArrayLike, times: ArrayLike, rtol: float
     """
     gamma = vector(gamma, "gamma")
     a = np.asarray(matrix(A0, "A0", len(gamma)), dtype=np.float64)
-    t = np.atleast_1d(_finite_times(times))
-    return integrate(lambda u: rhs(u, gamma) / 4, a, t, rtol, lambda u: jacobian(u, gamma) / 4)
-
-
-def _finite_times(t: ArrayLike) -> Floats:
-    try:
-        return times(t, infinite=False)
-    except InputError as error:
-        if np.isposinf(np.asarray(t, dtype=np.float64)).any():
-            raise InputError("times", "must be finite", np.inf, "closed_form has the limit") from None
-        raise error
+    t = time_vector(times, infinite=False)
+    return integrate(lambda u: rhs(u, gamma) / 4, a, t, rtol, jacobian=lambda u: jacobian(u, gamma) / 4)

@@ -18,18 +18,22 @@ def integrate(
     start: Floats,
     times: Floats,
     rtol: float,
+    size: float = 1.0,
     jacobian: Callable[[Floats], Floats] | None = None,
 ) -> Floats:
     """y(t) of y' = rhs(y), y(0) = start, at nonnegative finite times in any order; shape (T, *start.shape).
 
-    LSODA (implicit where stiff) for up to 1000 unknowns, DOP853 beyond. The absolute tolerance is `rtol` of the size
-    of the start, because what is small grows exponentially and must be followed to relative accuracy.
+    LSODA (implicit where stiff) for up to 1000 unknowns, DOP853 beyond. The absolute tolerance of each row (of each
+    number, if `start` is a vector) is `rtol` of its own start, at most of `size`: what is small grows exponentially and
+    must be followed to relative accuracy.
     """
     shape = start.shape
     ordered, back = np.unique(times, return_inverse=True)
     if ordered.size == 0 or ordered[-1] == 0:
         return np.broadcast_to(start, (len(times), *shape)).copy()
-    size = float(np.sqrt(np.mean(start**2))) or 1.0
+    rows = np.sqrt(np.mean(np.square(start).reshape(len(start), -1), axis=1)) if start.ndim else np.abs(start)[None]
+    smallest = rows[rows > 0].min(initial=size)
+    tolerance = rtol * np.clip(rows, smallest, size)
     implicit = start.size <= IMPLICIT_LIMIT
     options = {"jac": lambda _, y: jacobian(y.reshape(shape))} if implicit and jacobian else {}
     solution = solve_ivp(
@@ -39,7 +43,7 @@ def integrate(
         method="LSODA" if implicit else "DOP853",
         t_eval=ordered,
         rtol=rtol,
-        atol=rtol * size,
+        atol=np.repeat(tolerance, start.size // max(1, len(tolerance))),
         **options,
     )
     if not solution.success:

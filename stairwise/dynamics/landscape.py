@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import number, positive_int, times
+from stairwise.checks import number, positive_int, time_vector
 from stairwise.dynamics.integrate import integrate
 from stairwise.theory.landscapes import AbstractLandscape
 
@@ -17,7 +17,7 @@ def landscape_flow(
 ) -> Floats:
     """s̄(t) of s̄' = −γ dL/ds̄, integrated; shape (T, *modes)."""
     start, gamma = np.broadcast_arrays(np.asarray(s_bar0, dtype=float), np.asarray(gamma, dtype=float))
-    moments = np.atleast_1d(times(t, infinite=False))
+    moments = time_vector(t, infinite=False)
     return integrate(lambda s: landscape.rate(s, gamma), start.copy(), moments, rtol)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import matrix, times
+from stairwise.checks import matrix, time_vector
 from stairwise.dynamics.integrate import integrate
 from stairwise.theory.quartic import Quartic
 
@@ -19,5 +19,5 @@ def quartic_flow(W0: ArrayLike, problem: Quartic, t: ArrayLike, rtol: float = 1e
            [0.   , 1.   ]])
     """
     start = np.asarray(matrix(W0, "W0", len(np.asarray(problem.A))), dtype=np.float64)
-    moments = np.atleast_1d(times(t, infinite=False))
+    moments = time_vector(t, infinite=False)
     return integrate(lambda w: -problem.gradient(w), start, moments, rtol)

@@ -19,6 +19,7 @@ import numpy as np
 
 import stairwise
 from stairwise.checks import InputError, one_of
+from stairwise.data.images import fingerprint
 from stairwise.files import atomic, load_arrays, save_arrays, save_json
 from stairwise.report.page import Page, Table
 
@@ -119,6 +120,7 @@ def run(
         "experiment": name,
         "config": dataclasses.asdict(config),
         "claims": [dataclasses.asdict(claim) for claim in claims],
+        "source": _source(config),
         "seconds": round(seconds, 2),
         **provenance(),
     }
@@ -186,7 +188,7 @@ def _configure(module: ModuleType, settings: dict[str, Any]) -> Any:
         try:
             values[key] = kind(value)
         except (TypeError, ValueError):
-            raise InputError(key, f"must be a {kind.__name__}", repr(value)) from None
+            raise InputError(key, f"must be of type {kind.__name__}", repr(value)) from None
     return module.Config(**values)
 
 
@@ -209,8 +211,14 @@ def _stored(folder: Path, config: Any) -> dict[str, Any] | None:
         record = json.loads((folder / "check.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    same = record.get("config") == dataclasses.asdict(config)
-    return record if same and record.get("versions", {}).get("stairwise") == stairwise.__version__ else None
+    whole = all((folder / name).is_file() for name in ("arrays.npz", "figure.png", "figure.pdf"))
+    same = record.get("config") == dataclasses.asdict(config) and record.get("source") == _source(config)
+    return record if whole and same and record.get("versions", {}).get("stairwise") == stairwise.__version__ else None
+
+
+def _source(config: Any) -> str:
+    """What tells one state of the data from another."""
+    return fingerprint(config.data) if hasattr(config, "data") else ""
 
 
 def _save_figure(module: ModuleType, arrays: Arrays, folder: Path) -> None:

@@ -25,9 +25,11 @@ from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_tab
 from stairwise.figures.staircase import draw_staircase
 from stairwise.report.page import Line, Page, Panel, Picture, Table
 from stairwise.theory.alignment import effective_singular_values, gaussian_init
+from stairwise.theory.conditions import check_conditions
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.laws import closed_form, learning_rate_bound
 from stairwise.theory.modes import Modes
+from stairwise.theory.solutions import check_dimension
 from stairwise.theory.trajectory import Trajectory
 
 RECORDS = 400
@@ -53,7 +55,11 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     x_a, x_b = two_crops(load(config.data), config.n, config.crop, config.pixels, config.seed)
     progress(0.05, "eigenvectors of Γ")
     corr = Correlation.from_pairs(x_a, x_b)
+    check_dimension(config.d, corr.eigenvalues)
     W0 = gaussian_init(config.d, corr.features, config.alpha, config.seed)
+    start = check_conditions(W0, corr).start
+    if not start < 1:
+        raise InputError("alpha", "must start with all eigenvalues of C below 1", f"{start:.3g}", "lower alpha")
     steps = int(np.ceil(1.2 * _last_step(W0, corr, config) / config.lr))
     # evenly spaced, and on a log scale for the fast modes
     records = np.unique(np.concatenate([np.linspace(0, steps, RECORDS), np.geomspace(1, steps, RECORDS)]).astype(int))
@@ -88,9 +94,6 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 def _last_step(W0: np.ndarray, corr: Correlation, config: Config) -> float:
     """When the last mode is learned according to the logistic law with the growth of descent."""
     bound = 2 * Modes(corr.eigenvalues[: config.d], effective_singular_values(W0, corr)).step_times().max()
-    if not np.isfinite(bound):
-        usable = int((corr.eigenvalues > 0).sum())
-        raise InputError("d", f"must be at most {usable}, the number of positive eigenvalues of Γ", config.d)
     predicted = closed_form(W0, corr, np.linspace(0, bound, 2000), lr=config.lr).step_times()
     return float(predicted[np.isfinite(predicted)].max())
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from stairwise.checks import InputError, number, seed
 from stairwise.dynamics.flow import appendix_flow
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.figures.traces import draw_traces
@@ -36,8 +37,11 @@ class Config:
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """A(t) integrated and predicted."""
     progress(0.0, "integrating A(t)")
+    if not 2 <= config.d <= config.m:
+        raise InputError("d", f"must lie between 2 and m = {config.m}", config.d)
+    number(config.alpha, "alpha", above=0)
     gamma = 2.0 ** -np.arange(1, config.m + 1)
-    start = np.random.default_rng(config.seed).standard_normal((config.d, config.m))
+    start = np.random.default_rng(seed(config.seed)).standard_normal((config.d, config.m))
     _, A0 = qr_nonnegative(config.alpha * start)
     t = np.linspace(0, 1.3 * -np.log(config.alpha) / gamma[config.d - 1], 600)
     return {

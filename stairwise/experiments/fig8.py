@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from stairwise.checks import InputError, number
 from stairwise.dynamics.landscape import landscape_flow
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.figures.landscapes import draw_symmetry_breaking
@@ -32,6 +33,9 @@ class Config:
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Landscapes and paths."""
     progress(0.0, "integrating")
+    if number(config.start, "start", above=0) > 0.01:
+        raise InputError("start", "must be small, at most 0.01", config.start)
+    number(config.slowest, "slowest", above=0)
     gamma = config.slowest * np.array([4.0, 2.0, 1.333, 1.0])
     x, t = np.linspace(-1.6, 1.6, 401), np.linspace(0, 10 / config.slowest / 4, 1001)
     ssl, supervised = BarlowTwins(), Supervised()
@@ -64,9 +68,11 @@ def check(arrays: Arrays) -> list[Claim]:
     predicted = np.log(epsilon / start) / (4 * fastest)
     return [
         Claim.at_most("largest difference between exact and integrated paths", error, 1e-6),
-        Claim.close("time to leave a ball of radius 0.05, γ = 1", escape, predicted, 0.01 * predicted),
-        Claim.close("e-fold of the relaxation, γ = 1", fold, 1 / (8 * fastest), 0.01 / (8 * fastest)),
-        Claim.close("e-fold of a supervised mode, γ = 1", fold_supervised, 1 / (2 * fastest), 0.01 / (2 * fastest)),
+        Claim.close(f"time to leave a ball of radius 0.05, γ = {fastest:g}", escape, predicted, 0.01 * predicted),
+        Claim.close(f"e-fold of the relaxation, γ = {fastest:g}", fold, 1 / (8 * fastest), 0.01 / (8 * fastest)),
+        Claim.close(
+            f"e-fold of a supervised mode, γ = {fastest:g}", fold_supervised, 1 / (2 * fastest), 0.01 / (2 * fastest)
+        ),
     ]
 
 

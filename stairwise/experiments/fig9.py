@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from stairwise.checks import number, seed
 from stairwise.dynamics.landscape import landscape_descent, landscape_flow
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.figures.landscapes import draw_landscapes
@@ -38,6 +39,7 @@ class Config:
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Landscapes, integrated step times, and the largest learning rate that holds the minimum, all at γ = 1."""
+    number(config.start, "start", above=0)
     x, t = np.linspace(-1.6, 1.6, 401), np.linspace(0, 6, 6001)
     arrays: dict[str, Any] = {"x": x, "times": t[::10]}
     for i, landscape in enumerate(SHOWN.values()):
@@ -47,7 +49,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
         arrays[f"loss{i}"] = landscape.loss(x)
         arrays[f"path{i}"] = path[::10]
         arrays[f"step{i}"] = [np.interp(rest**2 / 2, path**2, t), landscape.step_times(config.start, 1.0)]
-        arrays[f"lr{i}"] = _largest_lr(landscape, rest, config.seed)
+        arrays[f"lr{i}"] = _largest_lr(landscape, rest, seed(config.seed))
         arrays[f"rest{i}"] = rest
     return arrays
 

@@ -16,7 +16,7 @@ from stairwise.report.page import Table
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.ensemble import Staircase, predict_staircase
 from stairwise.theory.laws import learning_rate_bound
-from stairwise.theory.solutions import ZERO
+from stairwise.theory.solutions import check_dimension
 
 __all__ = ["Outlook", "outlook", "outlook_on_features", "outlook_on_images"]
 
@@ -57,8 +57,6 @@ class Outlook:
     def text(self) -> str:
         """The learning-rate bound and the staircase of the loss."""
         stable = f"largest stable learning rate 1/(4γ₁) = {self.lr_bound:.3g}"
-        if self.lr is not None and self.lr >= self.lr_bound:
-            stable += f"; the chosen {self.lr:g} is above it: descent will diverge"
         curve = text_curve(self.staircase.times, self.staircase.loss_quantiles(0.5)[0])
         return f"{stable}\n\nloss ‖C − I‖² over time t = lr × step, median\n{curve}"
 
@@ -97,9 +95,7 @@ def outlook(name: str, corr: Correlation, d: int, alpha: float, lr: float | None
     if lr is not None:
         number(lr, "lr", above=0)
     gamma, _ = corr.top(min(corr.rank_bound, d + SPARE))
-    usable = int((gamma[:d] > ZERO * np.abs(gamma).max()).sum())
-    if usable < d:
-        raise InputError("d", f"must be at most {usable}, the number of positive eigenvalues of Γ", d, "lower d")
+    check_dimension(d, gamma)
     staircase = predict_staircase(gamma, d, alpha, lr=lr, draws=draws, seed=seed)
     return Outlook(name, corr, gamma, d, alpha, lr, staircase)
 

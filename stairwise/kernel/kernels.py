@@ -156,7 +156,9 @@ def _squared_distances(X: Matrix, Y: Matrix) -> Matrix:
     xp = namespace(X)
     origin = Y.mean(0)
     X, Y = X - origin, Y - origin
-    return xp.clip((X * X).sum(1)[:, None] + (Y * Y).sum(1)[None, :] - 2 * (X @ Y.T), 0, None)
+    sizes = (X * X).sum(1)[:, None] + (Y * Y).sum(1)[None, :]
+    distances = sizes - 2 * (X @ Y.T)
+    return xp.where(distances > 8 * xp.finfo(X.dtype).eps * sizes, distances, 0 * distances)  # the rest is rounding
 
 
 def _median(X: Matrix, squared: bool, most: int = 1000) -> float:
@@ -165,8 +167,7 @@ def _median(X: Matrix, squared: bool, most: int = 1000) -> float:
     distances = as_numpy(_squared_distances(X, X))
     positive = distances[np.triu_indices(len(distances), 1)]
     positive = positive[positive > 1e-12 * positive.max(initial=0.0)]
-    middle = float(np.median(positive)) if positive.size else 1.0
-    return middle if squared else middle**0.5
+    return float(np.median(positive if squared else np.sqrt(positive))) if positive.size else 1.0
 
 
 def _relu(xy: Matrix, xx: Matrix, yy: Matrix) -> tuple[Matrix, Matrix]:

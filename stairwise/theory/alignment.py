@@ -5,6 +5,7 @@ import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, matrix, number, positive_int, vector
+from stairwise.checks import seed as check_seed
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.modes import Modes
 
@@ -22,7 +23,7 @@ Floats = NDArray[np.float64]
 
 def gaussian_init(d: int, features: int, alpha: float, seed: int) -> Floats:
     """W₀ with independent N(0, α²) entries, shape (d, m): the paper's small initialization."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_seed(seed))
     return number(alpha, "alpha", above=0) * rng.standard_normal(
         (positive_int(d, "d"), positive_int(features, "features"))
     )
@@ -31,7 +32,8 @@ def gaussian_init(d: int, features: int, alpha: float, seed: int) -> Floats:
 def qr_nonnegative(m: ArrayLike) -> tuple[Floats, Floats]:
     """M = Q R, Q orthogonal (a, a), R upper triangular (a, b) with nonnegative diagonal (Def. 4.1).
 
-    Unique when the leading a × a block of M is nonsingular.
+    Unique when the leading a × a block of M is nonsingular. Rows of R that are rounding error are set to zero: the
+    dynamics would let them grow.
 
     >>> q, r = qr_nonnegative([[0.0, 1.0, 2.0], [-3.0, 4.0, 5.0]])
     >>> bool(np.allclose(q @ r, [[0, 1, 2], [-3, 4, 5]])), np.diag(r)
@@ -39,6 +41,8 @@ def qr_nonnegative(m: ArrayLike) -> tuple[Floats, Floats]:
     """
     q, r = np.linalg.qr(np.asarray(matrix(m, "m"), dtype=np.float64), mode="complete")
     signs = np.ones(len(q))
+    noise = np.finfo(float).eps * np.sqrt(r.shape[1])
+    r[np.abs(r).max(axis=1) < 4 * noise * np.abs(r).max(initial=0.0)] = 0.0
     diagonal = np.diag(r)
     signs[: len(diagonal)] = np.where(diagonal < 0, -1.0, 1.0)
     return q * signs, signs[:, None] * r

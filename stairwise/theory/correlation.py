@@ -65,13 +65,9 @@ class Correlation:
         self._forget()
         self._features = a.shape[1]
         self._pairs += len(a)
-        on_disk = isinstance(a, np.memmap) and isinstance(b, np.memmap)
-        fold = self._sum is not None or 2 * self._pairs >= self._features
-        if fold and not (on_disk and self._features > MATRIX_LIMIT):
-            self._fold([*self._held, (a, b)])
-            self._held = []
-        else:
-            self._held = [*self._held, (a, b) if on_disk else (a.copy(), b.copy())]
+        self._held = [*self._held, (a, b)]
+        if not self._fold():
+            self._held[-1] = _kept(a), _kept(b)
         return self
 
     def __add__(self, other: Self) -> Self:
@@ -86,9 +82,7 @@ class Correlation:
         sums = [part._sum for part in (self, other) if part._sum is not None]
         new._sum = sum(sums[1:], sums[0].copy()) if sums else None
         new._held = self._held + other._held
-        if new._sum is not None or 2 * new._pairs >= new._features:
-            new._fold(new._held)
-            new._held = []
+        new._fold()
         return new
 
     def __repr__(self) -> str:
@@ -116,7 +110,7 @@ class Correlation:
         total = np.zeros((self._features, self._features)) if self._sum is None else self._sum.copy()
         for a, b in self._chunks():
             total += _twice_symmetrized(a, b)
-        return total / (2 * self._pairs)
+        return _frozen(total / (2 * self._pairs))
 
     @property
     def eigenvalues(self) -> Floats:
@@ -145,7 +139,9 @@ class Correlation:
     def product(self, x: ArrayLike) -> Floats:
         """Γ x for x of shape (m, b), without forming Γ."""
         self._require_pairs()
-        x = np.asarray(x, dtype=np.float64)
+        x = np.asarray(matrix(x, "x"), dtype=np.float64)
+        if len(x) != self._features:
+            raise InputError("x", f"must have {self._features} rows, one per feature", x.shape)
         total = np.zeros_like(x) if self._sum is None else self._sum @ x
         for a, b in self._chunks():
             total += a.T @ (b @ x) + b.T @ (a @ x)
@@ -169,13 +165,19 @@ class Correlation:
             small = _twice_symmetrized(r_a.T, r_b.T) / (2 * self._pairs)
             values, vectors = scipy.linalg.eigh(small)
             vectors = q @ vectors
-        return values[::-1], _fix_signs(vectors[:, ::-1])
+        return _frozen(values[::-1]), _frozen(_fix_signs(vectors[:, ::-1]))
 
-    def _fold(self, pairs: list[tuple[NDArray, NDArray]]) -> None:
+    def _fold(self) -> bool:
+        """Add the held pairs to the sum where that is the smaller; large ones on disk stay there."""
+        on_disk = any(isinstance(x, np.memmap) for pair in self._held for x in pair)
+        smaller = self._sum is not None or 2 * self._pairs >= self._features
+        if not smaller or (on_disk and self._features > MATRIX_LIMIT):
+            return False
         total = np.zeros((self._features, self._features)) if self._sum is None else self._sum
-        for a, b in _in_chunks(pairs):
+        for a, b in self._chunks():
             total += _twice_symmetrized(a, b)
-        self._sum = total
+        self._sum, self._held = total, []
+        return True
 
     def _chunks(self) -> Iterator[tuple[Floats, Floats]]:
         return _in_chunks(self._held)
@@ -199,6 +201,17 @@ def _twice_symmetrized(a: Floats, b: Floats) -> Floats:
     """AᵀB + BᵀA."""
     product = a.T @ b
     return product + product.T
+
+
+def _kept(x: NDArray) -> NDArray:
+    """A copy, unless the data are on disk."""
+    return x if isinstance(x, np.memmap) else x.copy()
+
+
+def _frozen(x: Floats) -> Floats:
+    """Kept and shared with callers, so not theirs to change."""
+    x.flags.writeable = False
+    return x
 
 
 def _fix_signs(vectors: Floats) -> Floats:

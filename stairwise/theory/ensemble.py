@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import number, positive_int, vector
+from stairwise.checks import InputError, number, positive_int, vector
+from stairwise.checks import seed as check_seed
 from stairwise.theory.alignment import step_time_quantiles
 from stairwise.theory.laws import evolve
 from stairwise.theory.trajectory import Trajectory
@@ -62,21 +63,26 @@ def predict_staircase(
         >>> steps.step_quantiles(0.5).round(1)
         array([[0.8, 1.8]])
     """
-    gamma = vector(gamma, "gamma")
+    gamma = -np.sort(-vector(gamma, "gamma"))
     d = positive_int(d, "d", int((gamma > 0).sum()), "only modes with positive γ are learned; lower d or give more γ")
     number(alpha, "alpha", above=0)
     if times is None:
-        times = _default_times(gamma[:d], alpha)
+        times = _default_times(gamma[:d], alpha, lr)
     t = np.atleast_1d(np.asarray(times, dtype=np.float64))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_seed(seed))
     starts = alpha * rng.standard_normal((positive_int(draws, "draws"), d, len(gamma)))
+    largest = max(float(np.linalg.eigvalsh((u * gamma) @ u.T)[-1]) for u in starts)
+    if not largest < 1:
+        raise InputError("alpha", "must start with all eigenvalues of C below 1", f"{largest:.3g}", "lower alpha")
     spectra = np.stack([evolve(u, gamma, t, lr=lr)[0] for u in starts])
     return Staircase(t, spectra, np.stack([Trajectory(t, s, "draw").step_times() for s in spectra]))
 
 
-def _default_times(gamma: Floats, alpha: float, per_mode: int = 40) -> Floats:
-    early, late, last = step_time_quantiles(gamma, alpha, (0.005, 0.995, 0.95))
-    rise = 1 / (8 * gamma)
+def _default_times(gamma: Floats, alpha: float, lr: float | None, per_mode: int = 40) -> Floats:
+    # descent is slower than flow by the ratio of their growths
+    slower = 1.0 if lr is None else 4 * gamma * lr / np.log1p(4 * gamma * lr)
+    early, late, last = slower * step_time_quantiles(gamma, alpha, (0.005, 0.995, 0.95))
+    rise = slower / (8 * gamma)
     end = 1.15 * (last + 2 * rise).max()
     around = np.linspace(early - 5 * rise, late + 5 * rise, per_mode)
     grid = np.concatenate([np.linspace(0, end, 200), around.ravel()])

@@ -48,7 +48,7 @@ class AbstractLandscape(ABC):
     def _solve(self, t: Floats, s: Floats, gamma: Floats) -> Floats: ...
 
     @abstractmethod
-    def _time_to_half(self, lam: Floats, gamma: Floats) -> Floats: ...
+    def _time_to_half(self, s: Floats, gamma: Floats) -> Floats: ...
 
     def rate(self, s_bar: ArrayLike, gamma: ArrayLike) -> Floats:
         """s̄' = −γ dL/ds̄."""
@@ -56,14 +56,14 @@ class AbstractLandscape(ABC):
 
     def solve(self, t: ArrayLike, s_bar0: ArrayLike, gamma: ArrayLike) -> Floats:
         """s̄(t) from s̄(0); t may be infinite."""
-        t, s, gamma = np.broadcast_arrays(times(t, "t"), np.asarray(s_bar0, dtype=float), _positive(gamma))
+        t, s, gamma = np.broadcast_arrays(times(t, "t"), _real(s_bar0), _positive(gamma))
         return self._solve(t, s, gamma)
 
     def step_times(self, s_bar0: ArrayLike, gamma: ArrayLike) -> Floats:
         """When s̄² reaches half of its resting value from below; 0 if it starts there, infinite if it never does."""
-        s, gamma = np.broadcast_arrays(np.asarray(s_bar0, dtype=float), _positive(gamma))
+        s, gamma = np.broadcast_arrays(_real(s_bar0), _positive(gamma))
         with np.errstate(divide="ignore"):
-            return np.maximum(self._time_to_half(s**2, gamma), 0.0)
+            return np.maximum(self._time_to_half(s, gamma), 0.0)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class DoubleWell(AbstractLandscape):
         down = np.hypot(np.exp(-4 * x), s * np.sqrt(self.b / self.a * -np.expm1(-8 * x)))
         return np.divide(s, down, out=np.zeros_like(down), where=down > 0)
 
-    def _time_to_half(self, lam: Floats, gamma: Floats) -> Floats:
-        lam = lam * self.b / self.a
+    def _time_to_half(self, s: Floats, gamma: Floats) -> Floats:
+        lam = s**2 * self.b / self.a
         return _log_odds_against(np.minimum(lam, 0.5)) / (8 * self.a * gamma)
 
 
@@ -116,8 +116,8 @@ class BarlowTwins(AbstractLandscape):
     def _solve(self, t: Floats, s: Floats, gamma: Floats) -> Floats:
         return DoubleWell()._solve(t, s, gamma)
 
-    def _time_to_half(self, lam: Floats, gamma: Floats) -> Floats:
-        return DoubleWell()._time_to_half(lam, gamma)
+    def _time_to_half(self, s: Floats, gamma: Floats) -> Floats:
+        return DoubleWell()._time_to_half(s, gamma)
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class Sharpened(AbstractLandscape):
     def _solve(self, t: Floats, s: Floats, gamma: Floats) -> Floats:
         return np.sign(s) + (s - np.sign(s)) * np.exp(-2 * gamma * t)
 
-    def _time_to_half(self, lam: Floats, gamma: Floats) -> Floats:
-        left = np.where(lam > 0, 1 - np.sqrt(np.minimum(lam, 0.5)), np.inf)
+    def _time_to_half(self, s: Floats, gamma: Floats) -> Floats:
+        left = np.where(s != 0, 1 - np.minimum(np.abs(s), np.sqrt(0.5)), np.inf)
         return np.log(left / (1 - np.sqrt(0.5))) / (2 * gamma)
 
 
@@ -169,8 +169,8 @@ class Smoothed(AbstractLandscape):
         slowed = np.where(softening == 0, 0.0, softening) * np.where(softening == 0, 0.0, t)  # 0 · ∞ = 0
         return np.where(softening == 0, s, DoubleWell()._solve(slowed, s, gamma))
 
-    def _time_to_half(self, lam: Floats, gamma: Floats) -> Floats:
-        return DoubleWell()._time_to_half(lam, gamma)
+    def _time_to_half(self, s: Floats, gamma: Floats) -> Floats:
+        return DoubleWell()._time_to_half(s, gamma)
 
     def _softening(self, s_bar: ArrayLike) -> Floats:
         return np.where(np.abs(s_bar) > 1, self.epsilon**2, 1.0)
@@ -202,8 +202,8 @@ class Hinged(AbstractLandscape):
         outside = np.where(s**2 < 1, low._solve(t, s, gamma), high._solve(t, s, gamma))
         return np.where(np.abs(1 - s**2) <= self.width, s, outside)
 
-    def _time_to_half(self, lam: Floats, gamma: Floats) -> Floats:
-        return DoubleWell(1 - self.width)._time_to_half(lam, gamma)
+    def _time_to_half(self, s: Floats, gamma: Floats) -> Floats:
+        return DoubleWell(1 - self.width)._time_to_half(s, gamma)
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,8 @@ class FourthPower(AbstractLandscape):
             y = y - (passed(y) - end) * (1 + y) / y**2
         return np.where(np.isinf(goal), 1.0, np.sqrt(1 + 1 / y))
 
-    def _time_to_half(self, lam: Floats, gamma: Floats) -> Floats:
-        lam = np.minimum(lam, 0.5)
+    def _time_to_half(self, s: Floats, gamma: Floats) -> Floats:
+        lam = np.minimum(s**2, 0.5)
         y = 1 / (1 - lam)
         return (4.0 - (y + y**2 / 2) + _log_odds_against(lam)) / (16 * gamma)
 
@@ -278,6 +278,9 @@ class Supervised(AbstractLandscape):
 
     target: float = 1.0
 
+    def __post_init__(self) -> None:
+        number(self.target, "target")
+
     def loss(self, s_bar: ArrayLike) -> Floats:
         return (self.target - np.asarray(s_bar)) ** 2
 
@@ -287,10 +290,11 @@ class Supervised(AbstractLandscape):
     def _solve(self, t: Floats, s: Floats, gamma: Floats) -> Floats:
         return self.target + (s - self.target) * np.exp(-2 * gamma * t)
 
-    def _time_to_half(self, lam: Floats, gamma: Floats) -> Floats:
-        goal = abs(self.target)
-        left = np.maximum(goal - np.sqrt(lam), (1 - np.sqrt(0.5)) * goal)
-        return np.log(left / ((1 - np.sqrt(0.5)) * goal)) / (2 * gamma)
+    def _time_to_half(self, s: Floats, gamma: Floats) -> Floats:
+        # in units of the target; a start on the far side has to come through 0 first
+        left = 1 - s / self.target if self.target else np.zeros_like(s)
+        half = 1 - np.sqrt(0.5)
+        return np.log(np.maximum(left, half) / half) / (2 * gamma)
 
 
 ALL: tuple[type[AbstractLandscape], ...] = (
@@ -302,6 +306,13 @@ ALL: tuple[type[AbstractLandscape], ...] = (
     DoubleWell,
     Supervised,
 )
+
+
+def _real(s_bar: ArrayLike) -> Floats:
+    out = np.asarray(s_bar, dtype=np.float64)
+    if not np.isfinite(out).all():
+        raise InputError("s_bar0", "must be finite", out)
+    return out
 
 
 def _positive(gamma: ArrayLike) -> Floats:

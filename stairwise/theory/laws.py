@@ -23,7 +23,7 @@ import warnings
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, TheoryWarning, number, one_of, times
+from stairwise.checks import InputError, TheoryWarning, number, one_of, time_vector, times, vector
 from stairwise.theory.alignment import qr_nonnegative
 from stairwise.theory.conditions import check_conditions
 from stairwise.theory.correlation import Correlation
@@ -59,7 +59,8 @@ def closed_form(
         times: t = lr × step, (T,); infinity allowed.
         law: "logistic" (any small init) or "aligned" (the paper's).
         lr: learning rate of gradient descent; None for gradient flow.
-        momentum: heavy-ball momentum of that descent. Time is lr × step all the same.
+        momentum: heavy-ball momentum of that descent. Time is lr × step all the same. Growth is exact, saturation is
+            that of the flow: step times are a few percent off and the overshoot of λ beyond 1 is missed.
         weights: also W(t); they are less accurate than the spectrum, because the true flow stops turning
             once C = I while the logistic law goes on towards the exact top eigenvectors.
 
@@ -72,13 +73,18 @@ def closed_form(
                [1.  , 1.  ]])
     """
     one_of(law, "law", LAWS)
-    t = _time_vector(times)
+    t = time_vector(times)
     conditions = check_conditions(W0, corr)
     if not conditions.start < 1:
         raise InputError(
             "W0", "must start with all eigenvalues of C below 1", f"{conditions.start:.3g}", "use gradient_flow"
         )
-    for problem in conditions.problems(law):
+    problems = conditions.problems(law)
+    if momentum:
+        problems.append(
+            "with momentum only the growth is exact: step times come 1 to 3 % early, the overshoot is missed"
+        )
+    for problem in problems:
         warnings.warn(problem, TheoryWarning, stacklevel=2)
     coordinates, gamma = corr.project(W0)
     spectrum, moved = evolve(coordinates, gamma, t, law, lr, momentum, weights)
@@ -100,6 +106,9 @@ def evolve(
 ) -> tuple[Floats, Floats | None]:
     """The laws in the eigenbasis: from W₀ V (d, r) and γ (r,) descending to spectra (T, d) and W(t) V (T, d, r)."""
     growth = log_growth(gamma, t, lr, momentum)
+    bound = learning_rate_bound(gamma, momentum)
+    if lr is not None and not lr < bound:
+        raise InputError("lr", f"must be below {bound:.3g}: descent diverges above it", lr, "lower lr")
     bend = 6 * (lr or 0.0) * np.maximum(gamma, 0) * (momentum == 0)  # derived for plain descent only
     solve = _aligned if one_of(law, "law", LAWS) == "aligned" else _logistic
     return solve(coordinates, gamma, growth, bend, weights)
@@ -148,22 +157,27 @@ def _log_descent_growth(a: Floats, steps: Floats, momentum: float) -> Floats:
 def early_weights(W0: ArrayLike, corr: Correlation, t: float) -> Floats:
     """W₀ e^{4Γt}, the linear phase before the first step (Eq. 17), (d, m)."""
     coordinates, gamma = corr.project(W0)
-    growth = np.expm1(4 * gamma * times(t, "t", infinite=False))
+    most = 4 * float(gamma.max(initial=0.0)) * float(times(t, "t", infinite=False))
+    if most > 700:
+        raise InputError("t", "must be early: 4 γ_1 t at most 700", f"{most:.3g}", "use closed_form")
+    growth = np.expm1(4 * gamma * t)
     return np.asarray(W0, dtype=np.float64) + (coordinates * growth) @ corr.eigenvectors.T
 
 
-def learning_rate_bound(gamma: ArrayLike) -> float:
+def learning_rate_bound(gamma: ArrayLike, momentum: float = 0.0) -> float:
     """1 / (4 γ_1): above it, descent leaves the minimum of the first mode (App. G).
+
+    A negative eigenvalue bounds it by 1 / (2 |γ|), above which its mode, that should decay, grows. Heavy-ball momentum
+    allows 1 + momentum times as much.
 
     >>> learning_rate_bound([5.0, 1.0])
     0.05
     """
-    top = float(np.max(gamma))
-    return 1 / (4 * top) if top > 0 else math.inf
-
-
-def _time_vector(t: ArrayLike) -> Floats:
-    return np.atleast_1d(times(t))
+    gamma = vector(gamma, "gamma")
+    if gamma.size == 0:
+        raise InputError("gamma", "must not be empty")
+    steepest = max(4 * float(gamma.max()), -2 * float(gamma.min()))
+    return (1 + momentum) / steepest if steepest > 0 else math.inf
 
 
 def _aligned(u: Floats, gamma: Floats, growth: Floats, bend: Floats, weights: bool) -> tuple[Floats, Floats | None]:

@@ -92,6 +92,8 @@ def _bernoulli(s0: Floats, rate: Floats, brake: Floats, t: Floats) -> Floats:
         held = np.where(still, 0.0, np.sqrt(brake) * s0 * np.sqrt(elapsed))
     grows = rate > 0
     # rate > 0: divide through by e^{rate t}, unless nothing brakes the growth
-    top = np.where(grows, np.where(still, np.exp(np.minimum(x / 2, 700.0)), 1.0), np.exp(-x / 2)) * s0
+    with np.errstate(divide="ignore"):
+        free = np.exp(np.log(s0) + np.where(grows & still, x / 2, 0.0))
+    top = np.where(grows, np.where(still, free, s0), np.exp(-x / 2) * s0)
     bottom = np.hypot(np.where(grows & ~still, np.exp(-x / 2), 1.0), held)
     return np.divide(top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom > 0)

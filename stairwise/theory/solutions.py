@@ -1,12 +1,12 @@
 """Where training ends: the top spectral weights, and the sense in which they are the smallest solution."""
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, number, positive_int
 from stairwise.theory.correlation import Correlation
 
-__all__ = ["penalized_weights", "top_spectral_weights"]
+__all__ = ["check_dimension", "penalized_weights", "top_spectral_weights"]
 
 Floats = NDArray[np.float64]
 
@@ -36,9 +36,17 @@ def penalized_weights(corr: Correlation, d: int, epsilon: float) -> Floats:
     return (vectors * np.sqrt(s2)).T
 
 
+def check_dimension(d: int, gamma: ArrayLike) -> int:
+    """d, if that many of the leading eigenvalues γ are positive beyond rounding error."""
+    gamma = np.asarray(gamma)
+    usable = int((gamma > ZERO * np.abs(gamma).max()).sum())
+    rule = f"must be at most {usable}, the number of positive eigenvalues of Γ"
+    if positive_int(d, "d") > usable:
+        raise InputError("d", rule, d, "lower d")
+    return d
+
+
 def _positive_modes(corr: Correlation, d: int) -> tuple[Floats, Floats]:
     gamma, vectors = corr.top(positive_int(d, "d", corr.rank_bound, "give more pairs or features, or lower d"))
-    usable = int((gamma > ZERO * np.abs(gamma).max()).sum())
-    if usable < d:
-        raise InputError("d", f"must be at most {usable}, the number of positive eigenvalues of Γ", d, "lower d")
+    check_dimension(d, gamma)
     return gamma, vectors

@@ -17,7 +17,7 @@ class Trajectory:
     """Spectrum of C over time.
 
     Attributes:
-        times: t = lr × step, shape (T,), ascending.
+        times: t = lr × step, shape (T,).
         eigenvalues: of C, descending, shape (T, d).
         method: how it was obtained.
         weights: W(t), shape (T, d, m), where they were asked for.
@@ -39,18 +39,23 @@ class Trajectory:
         return ((1 - self.eigenvalues) ** 2).sum(axis=-1)
 
     def step_times(self, level: float = 0.5) -> Floats:
-        """When each λ_j first reaches `level`, shape (d,); infinite if it does not, 0 if it starts there.
+        """When each λ_j first reaches `level`, shape (d,); infinite if it does not within the finite times.
 
         Between two records the log-odds of λ are taken as straight, which is exact for the logistic law.
         """
         if not 0 < level < 1:
             raise InputError("level", "must lie strictly between 0 and 1", level)
-        above = self.eigenvalues >= level
+        order = np.argsort(self.times, kind="stable")
+        order = order[np.isfinite(self.times[order])]
+        times, eigenvalues = self.times[order], self.eigenvalues[order]
+        if len(times) == 0:
+            return np.full(self.eigenvalues.shape[1], np.inf)
+        above = eigenvalues >= level
         after = above.argmax(axis=0)
         before, modes = np.maximum(after - 1, 0), np.arange(above.shape[1])
-        low, high = (_log_odds(self.eigenvalues[i, modes]) for i in (before, after))
+        low, high = (_log_odds(eigenvalues[i, modes]) for i in (before, after))
         share = np.where(after > before, (_log_odds(level) - low) / np.where(high > low, high - low, 1), 0)
-        crossing = self.times[before] + share * (self.times[after] - self.times[before])
+        crossing = times[before] + share * (times[after] - times[before])
         return np.where(above.any(axis=0), crossing, np.inf)
 
 
