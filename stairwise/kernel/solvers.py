@@ -185,8 +185,8 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-11, passes: int = 1000,
     the residuals are below `tol` of γ_1, or when they have stopped falling (at the precision of K̃).
     """
     N, xp = pairs.size, namespace(pairs.seed_like)
-    block = min(N, max(4, k // 3))
-    most, look_every = min(N, max(8 * k, 60)), max(k // 2, 3 * block)
+    block = min(N, max(4, k // 4))
+    most, look_every = min(N, max(8 * k, 60)), 2 * block
     # start in the range of P K̃: what K̃ does not see would never leave the basis again
     start = pairs.swap(pairs.matmul(like(np.random.default_rng(seed).standard_normal((N, block)), pairs.seed_like)))
     new = _orthonormal_to(start[:, :0], start)
@@ -200,7 +200,7 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-11, passes: int = 1000,
         basis, image = xp.concatenate([basis, new], 1), xp.concatenate([image, new_image], 1)
         size, new = basis.shape[1], _orthonormal_to(basis, pairs.swap(new_image))
         exhausted = new.shape[1] == 0
-        if not exhausted and (size < min(3 * k, most) or size - looked < look_every):
+        if not exhausted and (size < min(4 * k, most) or size - looked < look_every):
             continue
         theta, y = _rayleigh_ritz(h, metric, pairs.eps)
         here = like(y[:, :k], basis)
