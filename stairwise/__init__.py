@@ -7,6 +7,9 @@ if TYPE_CHECKING:
     from stairwise.checks import InputError, TheoryWarning
     from stairwise.dynamics.descent import gradient_descent
     from stairwise.dynamics.flow import gradient_flow
+    from stairwise.evaluate.probe_curve import probe_curve
+    from stairwise.kernel import kernels
+    from stairwise.kernel.estimator import KernelSSL
     from stairwise.theory import landscapes
     from stairwise.theory.alignment import gaussian_init
     from stairwise.theory.conditions import check_conditions
@@ -23,6 +26,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Correlation": "theory.correlation",
     "InputError": "checks",
+    "KernelSSL": "kernel.estimator",
     "Modes": "theory.modes",
     "TheoryWarning": "checks",
     "Trajectory": "theory.trajectory",
@@ -31,14 +35,17 @@ _HOMES = {
     "gaussian_init": "theory.alignment",
     "gradient_descent": "dynamics.descent",
     "gradient_flow": "dynamics.flow",
+    "kernels": "kernel.kernels",
     "landscapes": "theory.landscapes",
     "predict_staircase": "theory.ensemble",
+    "probe_curve": "evaluate.probe_curve",
     "top_spectral_weights": "theory.solutions",
 }
 
 __all__ = [
     "Correlation",
     "InputError",
+    "KernelSSL",
     "Modes",
     "TheoryWarning",
     "Trajectory",
@@ -47,8 +54,10 @@ __all__ = [
     "gaussian_init",
     "gradient_descent",
     "gradient_flow",
+    "kernels",
     "landscapes",
     "predict_staircase",
+    "probe_curve",
     "top_spectral_weights",
 ]
 

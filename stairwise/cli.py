@@ -152,7 +152,7 @@ def demo(
 @app.command()
 def predict(
     source: Annotated[
-        str, typer.Argument(help="photos, cifar10, stl10, images:FOLDER, array:FILE.npy, or features x_a.npy.")
+        str, typer.Argument(help="photos, digits, cifar10, stl10, images:FOLDER, array:FILE.npy, or features x_a.npy.")
     ] = "photos",
     source_b: Annotated[str | None, typer.Argument(help="Features of the second view, x_b.npy.")] = None,
     d: Annotated[int, typer.Option("-d", "--dimension", help="Embedding dimension.")] = 10,
@@ -190,6 +190,46 @@ def predict(
     print(found.text())
     if figure is not None:
         print(f"figure  {figure}")
+
+
+@app.command()
+def embed(
+    source: Annotated[
+        str, typer.Argument(help="photos, digits, cifar10, stl10, images:FOLDER, array:FILE.npy, or features x_a.npy.")
+    ] = "photos",
+    source_b: Annotated[str | None, typer.Argument(help="Features of the second view, x_b.npy.")] = None,
+    d: Annotated[int, typer.Option("-d", "--dimension", help="Embedding dimension.")] = 10,
+    kernel: Annotated[str, typer.Option(help="linear, rbf, polynomial, laplace, nngp or ntk.")] = "rbf",
+    alpha: Annotated[float, typer.Option(help="Scale of the initialization, for the step times.")] = 1e-4,
+    n: Annotated[int, typer.Option(help="Images to take (image sources).")] = 500,
+    crop: Annotated[int, typer.Option(help="Side of the crops in pixels (image sources).")] = 20,
+    pixels: Annotated[str, typer.Option(help="standardize, center or unit (image sources).")] = "standardize",
+    size: Annotated[int, typer.Option(help="Side to which images of a folder are scaled.")] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of the crops.")] = 0,
+    folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("embedding"),
+    json_: Json = False,
+) -> None:
+    """The embeddings that an infinitely wide network would learn from pairs, without training it.
+
+    Writes z_a.npy, z_b.npy, spectrum.json, figure.png and model.npz (for `KernelSSL.load`).
+
+    Examples: `stairwise embed photos --kernel ntk`, `stairwise embed x_a.npy x_b.npy -d 32 --out embedding`
+    """
+    from stairwise.experiments.embedding import embed_features, embed_images
+    from stairwise.kernel.kernels import KERNELS
+
+    one_of(kernel, "kernel", KERNELS)
+    with err.status("finding the modes of the kernel"):
+        if source_b is None:
+            found = embed_images(source, d, kernel, alpha, seed, n=n, crop=crop, pixels=pixels, size=size)
+        else:
+            found = embed_features(Path(source), Path(source_b), d, kernel, alpha)
+        written = found.write(folder)
+    if json_:
+        _print_json({"files": written, **found.summary()})
+        return
+    _print_plain_table(found.table())
+    print("\n".join(map(str, written)))
 
 
 @app.command()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +52,19 @@ def test_predict_text(tmp_path):
     assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_embed(tmp_path):
+    features(tmp_path)
+    done = stairwise("embed", "x_a.npy", "x_b.npy", "-d", "3", "--kernel", "ntk", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    names = ["figure.png", "model.npz", "spectrum.json", "z_a.npy", "z_b.npy"]
+    assert [Path(path).name for path in found["files"]] == names
+    z_a, z_b = (np.load(tmp_path / "embedding" / f"z_{view}.npy") for view in "ab")
+    np.testing.assert_allclose((z_a.T @ z_b + z_b.T @ z_a) / 100, np.eye(3), atol=1e-8)
+    text = stairwise("embed", "photos", "--n", "60", "-d", "4", "--out", "e", cwd=tmp_path)
+    assert "step at t" in text.stdout
+
+
 def test_reproduce_and_read_back(tmp_path):
     first = stairwise("reproduce", "fig8", "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
@@ -63,7 +77,7 @@ def test_reproduce_and_read_back(tmp_path):
 def test_data_list_and_check(tmp_path):
     assert "photos" in stairwise("data", "list", cwd=tmp_path).stdout
     listed = json.loads(stairwise("data", "list", "--json", cwd=tmp_path).stdout)
-    assert {entry["name"] for entry in listed} == {"photos", "cifar10", "stl10"}
+    assert {entry["name"] for entry in listed} == {"photos", "digits", "cifar10", "stl10"}
     (tmp_path / "data" / "cifar10").mkdir(parents=True)
     (tmp_path / "data" / "cifar10" / "test_batch.bin").write_bytes(b"damaged")
     done = stairwise("data", "check", cwd=tmp_path)
@@ -71,7 +85,9 @@ def test_data_list_and_check(tmp_path):
     assert "test_batch.bin has 7 bytes" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["", "demo", "predict", "reproduce", "data list", "data get", "data check"])
+@pytest.mark.parametrize(
+    "command", ["", "demo", "predict", "embed", "reproduce", "data list", "data get", "data check"]
+)
 def test_help_has_an_example(tmp_path, command):
     done = stairwise(*command.split(), "--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -102,7 +118,7 @@ BAD = {
     "predict x_a.npy none.npy": "none.npy must exist",
     "predict x_a.npy": "x_b.npy is needed",
     "predict x_a.npy x_b.npy -d 7": "d must be at most 6",
-    "predict nothing": "dataset is unknown (got 'nothing'): known: photos, cifar10, stl10",
+    "predict nothing": "dataset is unknown (got 'nothing'): known: photos, digits, cifar10, stl10",
     "predict photos --n 0": "n must be a whole number of at least 1 (got 0)",
     "predict photos --alpha 0": "alpha must be greater than 0",
     "predict photos --alpha 1": "alpha must start with all eigenvalues of C below 1",
@@ -114,6 +130,11 @@ BAD = {
     "predict cifar10": "cifar10 must be fetched first",
     "predict images:nowhere": "images:FOLDER must name a folder",
     "predict photos --out p.txt": "--out must end in .png",
+    "embed photos --kernel rfb": "kernel is unknown (got 'rfb'): did you mean 'rbf'?",
+    "embed x_a.npy x_b.npy -d 200": "n_components must be at most 100",
+    "embed x_a.npy nan.npy": "X_b[3, 2] must be finite",
+    "embed x_a.npy other.npy": "X and X_b must have the same number of features for one kernel",
+    "embed x_a.npy x_b.npy --alpha 1e9": "alpha must start with all eigenvalues of C below 1",
     "reproduce fig77": "figure is unknown",
     "reproduce fig1ab --set n": "--set must be KEY=VALUE",
     "reproduce fig1ab --set q=1": "setting is unknown",

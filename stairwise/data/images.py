@@ -30,6 +30,10 @@ class Images:
     pixels: NDArray
     labels: NDArray | None = None
 
+    def take(self, rows: NDArray) -> "Images":
+        """Some of the images."""
+        return Images(self.name, self.pixels[rows], None if self.labels is None else self.labels[rows])
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -49,7 +53,7 @@ def data_root() -> Path:
 
 
 def load(source: str, root: Path | None = None, size: int = 64) -> Images:
-    """Images by name: `photos`, `cifar10`, `stl10`, `images:FOLDER` or `array:FILE.npy`.
+    """Images by name: `photos`, `digits`, `cifar10`, `stl10`, `images:FOLDER` or `array:FILE.npy`.
 
     Arguments:
         source: the name.
@@ -92,6 +96,14 @@ def _photos(_: Path, patch: int = 32) -> Images:
     return Images("photos", np.concatenate(tiles))
 
 
+def _digits(_: Path) -> Images:
+    """The 1797 handwritten digits that scikit-learn ships, 8 × 8 with values 0 … 16, as uint8."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return Images("digits", (digits.images[..., None] * 15.9375).astype(np.uint8), digits.target.astype(np.uint8))
+
+
 def _cifar10(root: Path) -> Images:
     return Images("cifar10", *cifar10.read(root / "cifar10"))
 
@@ -102,6 +114,7 @@ def _stl10(root: Path) -> Images:
 
 DATASETS = {
     "photos": Dataset("520 tiles of 32×32 of scikit-learn's two photographs; no download", _photos),
+    "digits": Dataset("scikit-learn's 1,797 handwritten digits of 8×8, labelled; no download", _digits),
     "cifar10": Dataset("CIFAR-10, 50,000 training and 10,000 test images of 32×32", _cifar10, "cifar10"),
     "stl10": Dataset("STL-10, 5,000 training and 8,000 test images of 96×96", _stl10, "stl10"),
 }

@@ -33,6 +33,8 @@ CATALOG = {
     "fig6": "entries of A(t), true and closed form (Fig. 6)",
     "fig8": "symmetry breaking: why self-supervised learning steps (Fig. 8)",
     "fig9": "landscapes changed for speed (Fig. 9)",
+    "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",
+    "halves": "two modalities: halves of digits find one another",
 }
 
 

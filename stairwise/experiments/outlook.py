@@ -18,7 +18,7 @@ from stairwise.theory.ensemble import Staircase, predict_staircase
 from stairwise.theory.laws import learning_rate_bound
 from stairwise.theory.solutions import check_dimension
 
-__all__ = ["Outlook", "outlook", "outlook_on_features", "outlook_on_images"]
+__all__ = ["Outlook", "outlook", "outlook_on_features", "outlook_on_images", "read_features"]
 
 SPARE = 50  # modes beyond d that compete with the last ones
 
@@ -127,11 +127,12 @@ def outlook_on_features(
     path_a: Path, path_b: Path, d: int, alpha: float, lr: float | None, draws: int, seed: int
 ) -> Outlook:
     """From two files of features, row i of each a view of sample i; memory-mapped and read in pieces."""
-    corr = Correlation.from_pairs(_features(path_a), _features(path_b))
+    corr = Correlation.from_pairs(read_features(path_a), read_features(path_b))
     return outlook(f"{path_a.name}, {path_b.name}", corr, d, alpha, lr, draws, seed)
 
 
-def _features(path: Path) -> NDArray:
+def read_features(path: Path) -> NDArray:
+    """Features (n, m) from a .npy file, memory-mapped."""
     try:
         x = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:

@@ -11,7 +11,6 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-import stairwise
 from stairwise.checks import InputError, matrix, number, one_of, times
 from stairwise.files import load_arrays, save_arrays
 from stairwise.kernel.arrays import Matrix, as_numpy, cast, is_tensor, like, namespace
@@ -179,7 +178,9 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         spectra, _ = evolve(u, modes.eigenvalues, np.atleast_1d(moments).ravel(), law, lr)
         return spectra.reshape(*moments.shape, -1)
 
-    def step_times(self, alpha: float, q: ArrayLike = (0.05, 0.5, 0.95), *, draws: int = 100) -> NDArray[np.float64]:
+    def step_times(
+        self, alpha: float, q: ArrayLike = (0.05, 0.5, 0.95), *, draws: int | None = None
+    ) -> NDArray[np.float64]:
         """Quantiles over Gaussian initializations of scale α of the time of each step, (len(q), n_components)."""
         check_is_fitted(self)
         gamma = self._modes().eigenvalues
@@ -198,7 +199,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         else:
             kernels = [_describe(k) for k in self.blocks_.kernels]
         facts = {
-            "version": stairwise.__version__,
+            "format": 1,
             "n_components": self.n_components,
             "kernels": kernels,
             "shared": self.precomputed_ or self.blocks_.shared,

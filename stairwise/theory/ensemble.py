@@ -45,7 +45,7 @@ def predict_staircase(
     alpha: float,
     times: ArrayLike | None = None,
     lr: float | None = None,
-    draws: int = 100,
+    draws: int | None = None,
     seed: int = 0,
 ) -> Staircase:
     """Logistic-law spectra for `draws` Gaussian inits of scale α, from the leading eigenvalues of Γ alone.
@@ -56,6 +56,7 @@ def predict_staircase(
     Arguments:
         gamma: leading eigenvalues of Γ, descending, (r,), r ≥ d, the first d positive.
         times: default: dense where a step is to be expected, up to 1.15 times the 95 % quantile of the last one.
+        draws: how many; default 100, fewer for d above 16.
         lr: for the growth of gradient descent instead of the flow's.
 
     Example:
@@ -69,8 +70,9 @@ def predict_staircase(
     if times is None:
         times = _default_times(gamma[:d], alpha, lr)
     t = np.atleast_1d(np.asarray(times, dtype=np.float64))
+    draws = max(20, min(100, 1600 // d)) if draws is None else positive_int(draws, "draws")
     rng = np.random.default_rng(check_seed(seed))
-    starts = alpha * rng.standard_normal((positive_int(draws, "draws"), d, len(gamma)))
+    starts = alpha * rng.standard_normal((draws, d, len(gamma)))
     largest = max(float(np.linalg.eigvalsh((u * gamma) @ u.T)[-1]) for u in starts)
     if not largest < 1:
         raise InputError("alpha", "must start with all eigenvalues of C below 1", f"{largest:.3g}", "lower alpha")
@@ -78,12 +80,13 @@ def predict_staircase(
     return Staircase(t, spectra, np.stack([Trajectory(t, s, "draw").step_times() for s in spectra]))
 
 
-def _default_times(gamma: Floats, alpha: float, lr: float | None, per_mode: int = 40) -> Floats:
+def _default_times(gamma: Floats, alpha: float, lr: float | None) -> Floats:
     # descent is slower than flow by the ratio of their growths
     slower = 1.0 if lr is None else 4 * gamma * lr / np.log1p(4 * gamma * lr)
     early, late, last = slower * step_time_quantiles(gamma, alpha, (0.005, 0.995, 0.95))
     rise = slower / (8 * gamma)
     end = 1.15 * (last + 2 * rise).max()
+    per_mode = int(np.clip(500 / len(gamma), 5, 40))
     around = np.linspace(early - 5 * rise, late + 5 * rise, per_mode)
     grid = np.concatenate([np.linspace(0, end, 200), around.ravel()])
     return np.unique(grid[(grid >= 0) & (grid <= end)])

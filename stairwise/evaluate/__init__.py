@@ -1,0 +1,1 @@
+"""How good an embedding is: probes."""
