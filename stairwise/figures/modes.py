@@ -26,7 +26,7 @@ def draw_kernel_pca(
     left.axhline(chance, color="0.7", linewidth=0.8)
     left.text(len(next(iter(accuracies.values()))), chance, "chance", ha="right", va="bottom", fontsize=7, color="0.5")
     left.set(xlabel="embedding dimension $d$", ylabel="probe accuracy", ylim=(0, None))
-    left.legend(loc="lower right")
+    left.legend(loc="center right")
     left.set_title("A   how many dimensions")
     image = right.pcolormesh(
         times, np.arange(1, over_time.shape[1] + 1), over_time.T, cmap="cividis", shading="nearest"
