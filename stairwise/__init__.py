@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from stairwise.checks import InputError, TheoryWarning
     from stairwise.dynamics.descent import gradient_descent
     from stairwise.dynamics.flow import gradient_flow
-    from stairwise.evaluate.probe_curve import probe_curve
+    from stairwise.evaluate.probes import probe_curve
     from stairwise.kernel import kernels
     from stairwise.kernel.estimator import KernelSSL
     from stairwise.theory import landscapes
@@ -38,7 +38,7 @@ _HOMES = {
     "kernels": "kernel.kernels",
     "landscapes": "theory.landscapes",
     "predict_staircase": "theory.ensemble",
-    "probe_curve": "evaluate.probe_curve",
+    "probe_curve": "evaluate.probes",
     "top_spectral_weights": "theory.solutions",
 }
 

@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
 
 from stairwise.checks import InputError
-from stairwise.evaluate.probe_curve import probe_curve, ridge_accuracy
+from stairwise.evaluate.probes import probe_curve, ridge_accuracy
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.theory.modes import Modes
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from stairwise.checks import InputError, positive_int
 from stairwise.data.images import load
 from stairwise.data.views import central_crops, two_crops
-from stairwise.evaluate.probe_curve import probe_curve, ridge_accuracy
+from stairwise.evaluate.probes import probe_curve, ridge_accuracy
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.figures.modes import draw_kernel_pca
 from stairwise.kernel.estimator import KernelSSL
