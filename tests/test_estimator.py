@@ -179,6 +179,7 @@ def test_two_modalities():
     np.testing.assert_allclose(est.eigenvalues_, s[:2], rtol=1e-9)
     z_a, z_b = est.transform(a, view="a"), est.transform(b, view="b")
     np.testing.assert_allclose(cross_correlation(z_a, z_b), np.eye(2), atol=1e-8)
+    np.testing.assert_allclose(est.learned_kernel(a, b, view_y="b"), z_a @ z_b.T)
     with pytest.raises(InputError, match="n_components must be at most 3"):
         KernelSSL(4, kernel=("linear", "linear")).fit(a, X_b=b)
     with pytest.raises(InputError, match="must have 3 features for view b"):
@@ -234,6 +235,64 @@ def test_save_and_load(tmp_path, kernel):
     assert not (tmp_path / "no.npz").exists()
 
 
+def test_save_takes_numpy_numbers_and_load_refuses_strangers(tmp_path):
+    est = KernelSSL(np.int64(2), kernel=kernels.polynomial(np.int64(2), np.float32(0.5))).fit(X_A, X_b=X_B)
+    est.save(tmp_path / "est.npz")
+    assert KernelSSL.load(tmp_path / "est.npz").kernel_ == kernels.polynomial(2, 0.5)
+    for facts in ('{"format": 99}', "not json", "{}"):
+        np.savez(tmp_path / "other.npz", facts=np.array(facts))
+        with pytest.raises(InputError, match=r"must (be a file written by KernelSSL|have format 1)"):
+            KernelSSL.load(tmp_path / "other.npz")
+
+
+def test_precomputed_knows_the_way_too(tmp_path):
+    X = np.vstack([X_A, X_B])
+    K = kernels.rbf(0.2)(X, X)
+    named, computed = KernelSSL(3, kernel=kernels.rbf(0.2)).fit(X_A, X_b=X_B), KernelSSL(3, kernel="precomputed").fit(K)
+    init = 1e-3 * np.random.default_rng(0).standard_normal((120, 3))
+    t = [0.0, 1.0, 5.0]
+    np.testing.assert_allclose(
+        computed.spectrum_at(t, init=init), named.spectrum_at(t, init=init), rtol=1e-6, atol=1e-12
+    )
+    computed.save(tmp_path / "est.npz")
+    back = KernelSSL.load(tmp_path / "est.npz")
+    np.testing.assert_allclose(back.transform_at(K[:4], 1.0, alpha=1e-3), computed.transform_at(K[:4], 1.0, alpha=1e-3))
+
+
+def test_rows_of_a_precomputed_kernel_cannot_be_left_out():
+    """Cross-validation would break the pairs without a word."""
+    K = kernels.rbf(0.2)(np.vstack([X_A, X_B]), np.vstack([X_A, X_B]))
+    assert not KernelSSL(kernel="precomputed").__sklearn_tags__().input_tags.pairwise
+    with pytest.raises(InputError, match="square"):
+        KernelSSL(2, kernel="precomputed").fit(K[10:])
+
+
+def test_a_network_as_initial_function():
+    est = KernelSSL(2).fit(X_A, X_b=X_B)
+    W = 1e-3 * np.random.default_rng(0).standard_normal((8, 2))
+    by_call = est.transform_at(NEW, [1.0, 9.0], init=lambda x: np.tanh(x @ W))
+    by_value = est.transform_at(NEW, [1.0, 9.0], init=np.tanh(np.vstack([X_A, X_B]) @ W))
+    np.testing.assert_array_equal(by_call, by_value)
+
+
+def test_all_modes_carry_the_start():
+    """With every mode kept, C at t = 0 is that of the initial function, for an estimator of fewer components."""
+    a, b = views(40, 6)
+    est = KernelSSL(2, kernel="linear").fit(a, X_b=b)
+    W0 = 0.05 * np.random.default_rng(0).standard_normal((2, 6))
+    np.testing.assert_allclose(
+        est.transform_at(NEW[:, :6], 0.0, init=np.vstack([a, b]) @ W0.T), NEW[:, :6] @ W0.T, atol=1e-9
+    )
+
+
+def test_strips_change_nothing_in_transform():
+    whole, tiny = (
+        KernelSSL(3, solver="cholesky").fit(X_A, X_b=X_B),
+        KernelSSL(3, solver="cholesky", memory=1).fit(X_A, X_b=X_B),
+    )
+    np.testing.assert_allclose(tiny.transform(NEW), whole.transform(NEW), atol=1e-12)
+
+
 def test_float32():
     double = KernelSSL(3).fit(X_A, X_b=X_B)
     single = KernelSSL(3, dtype="float32").fit(X_A, X_b=X_B)
@@ -250,6 +309,8 @@ def test_torch_in_torch_out():
         np.testing.assert_allclose(z.numpy(), expected.transform(NEW), atol=1e-7)
     moving = est.transform_at(torch.tensor(NEW), [0.5, 2.0], alpha=1e-3)
     np.testing.assert_allclose(moving.numpy(), expected.transform_at(NEW, [0.5, 2.0], alpha=1e-3), atol=1e-6)
+    np.testing.assert_allclose(est.transform(NEW).numpy(), z.numpy())  # to the kind it was fitted with
+    np.testing.assert_allclose(expected.transform(torch.tensor(NEW)), z.numpy(), atol=1e-7)
     linear = KernelSSL(3, kernel="linear").fit(torch.tensor(X_A), X_b=torch.tensor(X_B))
     assert linear.solution_.solver == "features"
     assert isinstance(linear.embedding_, torch.Tensor)
@@ -282,7 +343,10 @@ NAN = np.where(np.eye(60, 8) > 0, np.nan, X_A)
         (lambda: KernelSSL(2).fit(X_A).transform_at(NEW, 1.0), "alpha or init"),
         (lambda: KernelSSL(2).fit(X_A).transform_at(NEW, -1.0, alpha=1e-3), "t must be nonnegative"),
         (lambda: KernelSSL(2).fit(X_A).transform_at(NEW, 1.0, init=np.ones((3, 2))), r"init must have shape \(60, 2\)"),
-        (lambda: KernelSSL(2).fit(X_A).transform_at(NEW, 1.0, alpha=1e3), "below 1"),
+        (lambda: KernelSSL(2).fit(X_A).transform_at(NEW, 1.0, alpha=1e3), "alpha must start .* below 1"),
+        (lambda: KernelSSL(kernel=kernels.rbf).fit(X_A), "must be a name, an object"),
+        (lambda: KernelSSL(kernel=lambda x, y: (x @ y.T).astype("f4")).fit(X_A), 'use dtype="float32"'),
+        (lambda: KernelSSL(1, kernel="linear", solver="krylov").fit(np.zeros((5, 2))), "must not vanish"),
         (lambda: KernelSSL(2).fit(X_A).transform_at(NEW, 1.0, alpha=1e-3, law="magic"), "law is unknown"),
     ],
 )

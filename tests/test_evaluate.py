@@ -26,6 +26,14 @@ def test_every_d_equals_a_fit_of_its_own():
     np.testing.assert_allclose(np.abs(fewer.transform(X[:5])), np.abs(EST.transform(X[:5])[:, :4]), atol=1e-7)
 
 
+def test_every_d_starts_like_a_run_of_its_own():
+    few = KernelSSL(4, kernel=EST.kernel_).fit(EST.blocks_.parts[0], X_b=EST.blocks_.parts[1])
+    t = 2 * Modes(EST.eigenvalues_, 1e-4).step_times()[2]
+    parts = {"X_test": X[600:], "y_test": Y[600:], "t": [t]}
+    many = probe_curve(EST, X[300:600], Y[300:600], **parts).accuracy[0, :4]
+    np.testing.assert_allclose(many, probe_curve(few, X[300:600], Y[300:600], **parts).accuracy[0], atol=0.01)
+
+
 def test_time():
     steps = Modes(EST.eigenvalues_, 1e-4).step_times()
     curve = probe_curve(EST, X[300:], Y[300:], t=[0.0, steps[3], 3 * steps[-1], np.inf])
@@ -42,6 +50,7 @@ def test_time():
         ({"y": Y[:5]}, "y must have 900 labels"),
         ({"y": np.zeros(900)}, "at least two classes"),
         ({"X_test": X}, "must be given together"),
+        ({"X_test": X, "y_test": Y[:1]}, "y_test must have 900 labels"),
         ({"test_share": 1.0}, "must leave points on both sides"),
         ({"t": -1.0}, "t must be nonnegative"),
         ({"ridge": 0.0}, "ridge must be greater than 0"),

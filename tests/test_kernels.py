@@ -105,11 +105,29 @@ def test_large_offset_keeps_the_digits():
     np.testing.assert_allclose(kernels.rbf(0.5)(X + 1e7, Y + 1e7), kernels.rbf(0.5)(X, Y), rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["nngp", "ntk"])
+@pytest.mark.parametrize("activation", ["relu", "erf"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_extreme_inputs_stay_finite(name, activation, dtype):
+    rows = np.array([[0, 0, 0], [1, 0, 0], [3e3, 1, 0], [1e4, 1e4, 1]], dtype=dtype)
+    assert np.isfinite(kernels.KERNELS[name](2, activation)(rows, rows)).all()
+
+
+def test_median_looks_at_all_the_data():
+    rising = np.arange(1999.0)[:, None]
+    assert kernels.rbf().fit(rising).gamma == pytest.approx(
+        1 / np.median(np.subtract.outer(*[rising[:, 0]] * 2) ** 2), rel=0.02
+    )
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: kernels.resolve("rfb", X), "did you mean 'rbf'"),
-        (lambda: kernels.resolve(3, X), "must be a name or a function"),
+        (lambda: kernels.resolve(kernels.rbf, X), "must be a name, an object"),
+        (lambda: kernels.resolve(kernels.rbf("scale"), X), "gamma must be a number"),
+        (lambda: kernels.resolve(lambda x, y: x @ np.triu(np.ones((3, 3))) @ y.T, X), "must be symmetric"),
+        (lambda: kernels.resolve(3, X), "must be a name, an object or a function"),
         (lambda: kernels.ntk(activation="tanh")(X, Y), "activation is unknown"),
         (lambda: kernels.ntk(depth=0)(X, Y), "depth must be a whole number"),
         (lambda: kernels.nngp(weight_variance=0.0)(X, Y), "weight_variance must be greater than 0"),

@@ -79,18 +79,29 @@ def probe_curve(
         z_test, labels_test, z, labels = z[test], labels[test], z[train], labels[train]
     else:
         z_test, labels_test = np.asarray(as_numpy(est.transform(X_test, view=view))), np.asarray(y_test)
+    if labels_test.shape != (len(z_test),):
+        raise InputError("y_test", f"must have {len(z_test)} labels, one per row of X_test", labels_test.shape)
     d = len(est.eigenvalues_)
-    start = number(alpha, "alpha", above=0) * np.sqrt(d - np.arange(d))
-    grown = np.sqrt(Modes(est.eigenvalues_, start).eigenvalues(moments))  # (T, d)
-    accuracy = np.stack([ridge_accuracy(z * g, labels, z_test * g, labels_test, ridge) for g in grown])
+    # row i: the start of a run with i + 1 dimensions
+    starts = number(alpha, "alpha", above=0) * np.sqrt(np.maximum(np.arange(1, d + 1)[:, None] - np.arange(d), 1))
+    grown = np.sqrt([[Modes(est.eigenvalues_, s).eigenvalues(time) for s in starts] for time in moments])  # (T, d, d)
+    accuracy = np.stack([ridge_accuracy(z, labels, z_test, labels_test, ridge, scales) for scales in grown])
     _, counts = np.unique(labels_test, return_counts=True)
     return ProbeCurve(np.arange(1, d + 1), moments, accuracy, float(counts.max() / counts.sum()))
 
 
 def ridge_accuracy(
-    z: Floats, labels: NDArray, z_test: Floats, labels_test: NDArray, ridge: float = 1e-3
+    z: Floats,
+    labels: NDArray,
+    z_test: Floats,
+    labels_test: NDArray,
+    ridge: float = 1e-3,
+    scales: Floats | None = None,
 ) -> NDArray[np.float64]:
-    """Accuracy of ridge regression on one-hot labels using the first 1, 2, … columns of z; (d,)."""
+    """Accuracy of ridge regression on one-hot labels using the first 1, 2, … columns of z; (d,).
+
+    Row i of `scales` (d, d), where given, multiplies the columns when i + 1 of them are used.
+    """
     number(ridge, "ridge", above=0)
     classes, index = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
@@ -101,7 +112,10 @@ def ridge_accuracy(
     cross = (z - mean).T @ (targets - base) / len(z)
     scores = np.empty(z.shape[1])
     for d in range(1, z.shape[1] + 1):
-        weights = np.linalg.solve(gram[:d, :d] + ridge * np.eye(d), cross[:d])
+        s = np.ones(d) if scales is None else scales[d - 1, :d]
+        weights = s[:, None] * np.linalg.solve(
+            np.outer(s, s) * gram[:d, :d] + ridge * np.eye(d), s[:, None] * cross[:d]
+        )
         guess = classes[((z_test[:, :d] - mean[:d]) @ weights + base).argmax(axis=1)]
         scores[d - 1] = (guess == labels_test).mean()
     return scores

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError, positive_int
+from stairwise.checks import InputError, one_of, positive_int
 from stairwise.data.images import load
 from stairwise.data.views import two_crops
 from stairwise.experiments.outlook import read_features
 from stairwise.files import atomic, save_json
 from stairwise.kernel.estimator import KernelSSL
+from stairwise.kernel.kernels import KERNELS
 from stairwise.report.page import Table
 
 __all__ = ["Embedded", "embed_features", "embed_images"]
@@ -69,7 +70,7 @@ class Embedded:
         with style(), atomic(folder / "figure.png") as part:
             draw_embedding(self.est.eigenvalues_, self.est.embedding_, t, spectra).savefig(part)
         save_json(folder / "spectrum.json", self.summary())
-        return sorted(folder.iterdir())
+        return [folder / name for name in ("figure.png", "model.npz", "spectrum.json", "z_a.npy", "z_b.npy")]
 
 
 def embed_images(
@@ -92,6 +93,7 @@ def embed_features(path_a: Path, path_b: Path, d: int, kernel: str, alpha: float
 
 
 def _embed(name: str, x_a: NDArray, x_b: NDArray, d: int, kernel: str, alpha: float) -> Embedded:
-    est = KernelSSL(positive_int(d, "d"), kernel=kernel).fit(x_a, X_b=x_b)
+    names = [one_of(name.strip(), "kernel", KERNELS) for name in kernel.split(",")]
+    est = KernelSSL(positive_int(d, "d"), kernel=names[0] if len(names) == 1 else tuple(names)).fit(x_a, X_b=x_b)
     est.step_times(alpha)  # refuses a bad alpha before anything is written
     return Embedded(name, est, alpha)

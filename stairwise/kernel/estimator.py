@@ -12,17 +12,18 @@ from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from stairwise.checks import InputError, matrix, number, one_of, times
-from stairwise.files import load_arrays, save_arrays
-from stairwise.kernel.arrays import Matrix, as_numpy, cast, is_tensor, like, namespace
-from stairwise.kernel.kernels import KERNELS, AbstractKernel, Kernel, resolve
+from stairwise.files import load_arrays, plain, save_arrays
+from stairwise.kernel.arrays import Matrix, as_numpy, cast, is_tensor, like, namespace, stack
+from stairwise.kernel.kernels import KERNELS, Kernel, resolve
 from stairwise.kernel.kernels import linear as LinearKernel
 from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, FeaturePairs, build_pairs
-from stairwise.kernel.solvers import SOLVERS, Solution, solve
+from stairwise.kernel.solvers import SOLVERS, Solution, refuse_large, solve
 from stairwise.theory.ensemble import predict_staircase
 from stairwise.theory.laws import evolve
 
 __all__ = ["KernelSSL"]
 
+FORMAT = 1  # of saved files
 SPARE = 20  # modes beyond n_components that compete with the last ones on the way
 
 
@@ -114,11 +115,12 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._n_features_out = self.n_components
         self.solution_ = solve(pairs, self.n_components, self.solver)
         self.eigenvalues_ = self.solution_.eigenvalues
-        self.dual_coef_ = _fix_signs(self.solution_.coefficients)
+        self.dual_coef_ = self.solution_.coefficients
         scale = like(pairs.size * np.sqrt(self.eigenvalues_), self.dual_coef_)
         self.embedding_ = pairs.swap(self.dual_coef_) * scale
         self.rkhs_norms_ = self.eigenvalues_**-0.5
-        self._more: Solution | None = None
+        # K̃ is not kept, so a precomputed one has to give the modes for the dynamics now
+        self._more = self._spare_modes(pairs) if self.precomputed_ else None
         return self
 
     def transform(self, X: ArrayLike, view: str = "a") -> Matrix:
@@ -126,8 +128,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
         For kernel="precomputed", X holds k(x, fitted points), (N, n_points).
         """
-        rows = self._rows(X, view)
-        return rows @ (self.dual_coef_ / like(np.sqrt(self.eigenvalues_), self.dual_coef_))
+        check_is_fitted(self)
+        return self._responses(X, view, self.dual_coef_ / like(np.sqrt(self.eigenvalues_), self.dual_coef_))
 
     def transform_at(
         self,
@@ -135,7 +137,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         t: ArrayLike,
         *,
         alpha: float | None = None,
-        init: ArrayLike | None = None,
+        init: Any = None,
         law: str = "logistic",
         lr: float | None = None,
         random_state: int = 0,
@@ -147,8 +149,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         ----------
         t : array-like of times (learning rate × step); infinity allowed.
         alpha : scale of a random Gaussian initialization in the space of the kernel.
-        init : initial function on the fitted points, shape (n_points, n_components), instead of `alpha`: what a
-            network at initialization returns for x_1 … x_n, x'_1 … x'_n.
+        init : initial function, instead of `alpha`: its values on the fitted points, (n_points, n_components), or a
+            network (any callable) that is called with each fitted view and returns them.
         law : "logistic" or "aligned"; see `closed_form`.
         lr : learning rate, for gradient descent instead of flow.
         """
@@ -157,7 +159,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         modes, u = self._start(alpha, init, random_state)
         _, moved = evolve(u, modes.eigenvalues, np.atleast_1d(moments).ravel(), law, lr, weights=True)
         assert moved is not None
-        responses = self._rows(X, view) @ modes.coefficients  # g_j · φ(x)
+        responses = self._responses(X, view, modes.coefficients)  # g_j · φ(x)
         out = namespace(responses).einsum("tdr,nr->tnd", like(moved, responses), responses)
         return out.reshape(*moments.shape, *out.shape[1:])
 
@@ -166,7 +168,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         t: ArrayLike,
         *,
         alpha: float | None = None,
-        init: ArrayLike | None = None,
+        init: Any = None,
         law: str = "logistic",
         lr: float | None = None,
         random_state: int = 0,
@@ -176,7 +178,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         moments = times(t, "t")
         modes, u = self._start(alpha, init, random_state)
         spectra, _ = evolve(u, modes.eigenvalues, np.atleast_1d(moments).ravel(), law, lr)
-        return spectra.reshape(*moments.shape, -1)
+        return spectra.reshape(*moments.shape, self.n_components)
 
     def step_times(
         self, alpha: float, q: ArrayLike = (0.05, 0.5, 0.95), *, draws: int | None = None
@@ -186,10 +188,15 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         gamma = self._modes().eigenvalues
         return predict_staircase(gamma, self.n_components, alpha, draws=draws).step_quantiles(q)
 
-    def learned_kernel(self, X: ArrayLike, Y: ArrayLike | None = None) -> Matrix:
-        """K_emb(x, y) = f(x)·f(y): the kernel that SSL has made of the initial one (Sec. 5.2)."""
-        z = self.transform(X)
-        return z @ (z if Y is None else self.transform(Y)).T
+    def learned_kernel(
+        self, X: ArrayLike, Y: ArrayLike | None = None, *, view: str = "a", view_y: str | None = None
+    ) -> Matrix:
+        """K_emb(x, y) = f(x)·f(y): the kernel that SSL has made of the initial one (Sec. 5.2).
+
+        `view` and `view_y` (default: the same) say which modality X and Y belong to.
+        """
+        z = self.transform(X, view=view)
+        return z @ (z if Y is None else self.transform(Y, view=view_y or view)).T
 
     def save(self, path: str | Path) -> None:
         """Write to one .npz without objects; kernels that are functions of yours cannot be written."""
@@ -199,7 +206,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         else:
             kernels = [_describe(k) for k in self.blocks_.kernels]
         facts = {
-            "format": 1,
+            "format": FORMAT,
             "n_components": self.n_components,
             "kernels": kernels,
             "shared": self.precomputed_ or self.blocks_.shared,
@@ -207,6 +214,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             "solver": self.solver,
             "n_features_in": int(self.n_features_in_),
             "swaps": self.swaps_,
+            "memory": self.memory,
             "solution": [
                 self.solution_.residual,
                 self.solution_.products,
@@ -214,21 +222,36 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 self.solution_.precision,
             ],
         }
-        parts = {} if self.precomputed_ else {f"part{i}": as_numpy(p) for i, p in enumerate(self.blocks_.parts)}
+        if self.precomputed_:
+            more = self._modes()
+            parts = {"more_eigenvalues": more.eigenvalues, "more_coef": as_numpy(more.coefficients)}
+        else:
+            parts = {f"part{i}": as_numpy(p) for i, p in enumerate(self.blocks_.parts)}
         arrays = {"eigenvalues": self.eigenvalues_, "dual_coef": as_numpy(self.dual_coef_)}
-        save_arrays(path, {"facts": np.array(json.dumps(facts)), **arrays, **parts})
+        save_arrays(path, {"facts": np.array(json.dumps(plain(facts))), **arrays, **parts})
 
     @classmethod
     def load(cls, path: str | Path) -> "KernelSSL":
         """Read what `save` wrote; nothing is unpickled."""
         stored = load_arrays(path)
-        if "facts" not in stored:
-            raise InputError(str(path), "must be a file written by KernelSSL.save")
-        facts = json.loads(str(stored["facts"]))
+        try:
+            facts = json.loads(str(stored["facts"]))
+            if facts["format"] != FORMAT:
+                raise InputError(
+                    str(path), f"must have format {FORMAT}", facts["format"], "read it with its own version"
+                )
+            return cls._restore(stored, facts)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise InputError(str(path), "must be a file written by KernelSSL.save", repr(error)) from error
+
+    @classmethod
+    def _restore(cls, stored: dict[str, np.ndarray], facts: dict[str, Any]) -> "KernelSSL":
         precomputed = facts["kernels"] == "precomputed"
         kernels = () if precomputed else tuple(KERNELS[name](**values) for name, values in facts["kernels"])
         kernel = "precomputed" if precomputed else kernels[0] if facts["shared"] else kernels
-        est = cls(facts["n_components"], kernel=kernel, solver=facts["solver"], dtype=facts["dtype"])
+        est = cls(
+            facts["n_components"], kernel=kernel, solver=facts["solver"], dtype=facts["dtype"], memory=facts["memory"]
+        )
         est.precomputed_, est.swaps_, est.n_features_in_ = precomputed, facts["swaps"], facts["n_features_in"]
         est.eigenvalues_, est.dual_coef_ = stored["eigenvalues"], stored["dual_coef"]
         est.rkhs_norms_, est._n_features_out, est._more = est.eigenvalues_**-0.5, facts["n_components"], None
@@ -236,22 +259,20 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         half = len(est.dual_coef_) // 2
         swapped = np.roll(est.dual_coef_, half, axis=0) if est.swaps_ else est.dual_coef_
         est.embedding_ = swapped * len(swapped) * np.sqrt(est.eigenvalues_)
-        if not precomputed:
+        if precomputed:
+            est._more = Solution(stored["more_eigenvalues"], stored["more_coef"], *facts["solution"])
+        else:
             parts = tuple(stored[f"part{i}"] for i in range(len(kernels)))
             est.blocks_ = Blocks(parts, kernels, facts["shared"], facts["dtype"])
             est.kernel_ = kernel
         return est
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.pairwise = isinstance(self.kernel, str) and self.kernel == "precomputed"
-        return tags
 
     # --- fitting
 
     def _fit_precomputed(self, X: ArrayLike, X_b: ArrayLike | None) -> AbstractPairs:
         if X_b is not None:
             raise InputError("X_b", 'must be None for kernel="precomputed"', None, "X is K̃ of both views already")
+        given = str(getattr(X, "dtype", "float64"))
         K = self._validated(X, reset=True)
         xp = namespace(K)
         if K.shape[0] != K.shape[1]:
@@ -262,7 +283,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if float(abs(K - K.T).max()) > 1e-8 * scale + 100 * float(xp.finfo(K.dtype).eps) * scale:
             raise InputError("X", "must be a symmetric kernel matrix", None, "use (K + K.T) / 2 if it should be")
         self.swaps_ = True
-        pairs = DensePairs((K + K.T) / 2, swaps=True)
+        single = given.endswith(("float32", "float16"))
+        pairs = DensePairs((K + K.T) / 2, swaps=True, precision=float(np.finfo(np.float32).eps) if single else 0.0)
         _refuse_indefinite(pairs)
         return pairs
 
@@ -284,12 +306,18 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             kernels = (self.kernel_,) if X_b is None else (self.kernel_, self.kernel_)
         parts = (a,) if X_b is None else (a, b)
         self.blocks_ = Blocks(parts, kernels, shared=not two, dtype=self.dtype)
-        explicit = not two and isinstance(self.kernel_, LinearKernel) and self.solver in ("auto", "features")
-        if explicit and (self.solver == "features" or a.shape[1] <= self.blocks_.size):
-            return FeaturePairs(namespace(a).concatenate(list(parts)), self.swaps_)
+        return self._operator()
+
+    def _operator(self) -> AbstractPairs:
+        """K̃ in the form that suits kernel, solver and memory."""
+        blocks = self.blocks_
+        explicit = blocks.shared and isinstance(blocks.kernels[0], LinearKernel) and self.solver in ("auto", "features")
+        if explicit and (self.solver == "features" or blocks.parts[0].shape[1] <= blocks.size):
+            return FeaturePairs(namespace(blocks.parts[0]).concatenate(list(blocks.parts)), self.swaps_)
         if self.solver == "cholesky":
-            return DensePairs(self.blocks_.matrix(), self.swaps_)
-        return build_pairs(self.blocks_, self.swaps_, self.memory)
+            refuse_large(blocks.size)
+            return DensePairs(blocks.matrix(), self.swaps_)
+        return build_pairs(blocks, self.swaps_, self.memory)
 
     def _second(self, X_b: ArrayLike, a: Matrix, like_first: bool) -> Matrix:
         b = _checked(X_b, self.dtype, "X_b")
@@ -314,37 +342,42 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     # --- using
 
-    def _rows(self, X: ArrayLike, view: str) -> Matrix:
-        """k(x, fitted points) in float64."""
-        check_is_fitted(self)
+    def _points(self, X: ArrayLike, view: str) -> tuple[Matrix, int]:
+        """Checked points, as numpy or torch like the fitted ones, and the part they belong to."""
         part = ["a", "b"].index(one_of(view, "view", ["a", "b"]))
-        if self.precomputed_:
-            return cast(self._validated(X, reset=False), "float64")
-        if part == 0 or self.blocks_.shared:
-            x = self._validated(X, reset=False)
-            return cast(self.blocks_.rows(x, 0), "float64")
+        fitted = self.dual_coef_
+        if is_tensor(fitted) and not is_tensor(X):
+            X = like(np.asarray(X, dtype=self.dtype), fitted)
+        elif is_tensor(X) and not is_tensor(fitted):
+            X = as_numpy(X)
+        if self.precomputed_ or part == 0 or self.blocks_.shared:
+            return self._validated(X, reset=False), 0
         x = _checked(X, self.dtype, "X")
         if x.shape[1] != self.blocks_.parts[1].shape[1]:
             raise InputError("X", f"must have {self.blocks_.parts[1].shape[1]} features for view b", x.shape[1])
-        return cast(self.blocks_.rows(x, 1), "float64")
+        return x, 1
+
+    def _responses(self, X: ArrayLike, view: str, coefficients: Matrix) -> Matrix:
+        """k(x, fitted points) times coefficients, in strips that fit the memory."""
+        x, part = self._points(X, view)
+        strip = max(1, self.memory // (32 * len(coefficients)))
+        parts = []
+        for start in range(0, len(x), strip):
+            some = x[start : start + strip]
+            rows = some if self.precomputed_ else self.blocks_.rows(some, part)
+            parts.append(cast(rows, "float64") @ coefficients)
+        return parts[0] if len(parts) == 1 else stack(parts)
 
     def _modes(self) -> Solution:
         """Modes for the dynamics: n_components and up to SPARE more, found when first needed."""
         if self._more is None:
-            self._more = self.solution_ if self.precomputed_ else self._spare_modes()
+            self._more = self._spare_modes(self._operator())
         return self._more
 
-    def _spare_modes(self) -> Solution:
-        pairs = build_pairs(self.blocks_, self.swaps_, self.memory)
-        most = min(self.n_components + SPARE, pairs.size)
-        while most > self.n_components:
-            try:
-                return solve(pairs, most)
-            except InputError:  # fewer modes are positive
-                most = self.n_components + (most - self.n_components) // 2
-        return self.solution_
+    def _spare_modes(self, pairs: AbstractPairs) -> Solution:
+        return solve(pairs, min(self.n_components + SPARE, pairs.size), self.solver, at_most=True)
 
-    def _start(self, alpha: float | None, init: ArrayLike | None, seed: int) -> tuple[Solution, NDArray[np.float64]]:
+    def _start(self, alpha: float | None, init: Any, seed: int) -> tuple[Solution, NDArray[np.float64]]:
         """Modes, and the initial weights in their basis u_j = Σ_i f₀(x_i) a_ij, (d, modes)."""
         if (alpha is None) == (init is None):
             raise InputError("alpha", "or init must be given, one of them", None, "alpha=1e-4, say")
@@ -353,6 +386,12 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if alpha is not None:
             u = number(alpha, "alpha", above=0) * np.random.default_rng(seed).standard_normal((d, r))
         else:
+            if callable(init):
+                if self.precomputed_:
+                    raise InputError(
+                        "init", 'must be values for kernel="precomputed"', None, "the points are not known"
+                    )
+                init = stack([init(points) for points in self.blocks_.parts])
             values = as_numpy(_checked(init, "float64", "init"))
             if values.shape != (len(modes.coefficients), d):
                 rule = f"must have shape {(len(modes.coefficients), d)}: values on the fitted points"
@@ -360,7 +399,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             u = values.T @ as_numpy(modes.coefficients)
         start = float(np.linalg.eigvalsh((u * modes.eigenvalues) @ u.T)[-1])
         if not start < 1:
-            raise InputError("init", "must start with all eigenvalues of C below 1", f"{start:.3g}", "scale it down")
+            name = "alpha" if init is None else "init"
+            raise InputError(name, "must start with all eigenvalues of C below 1", f"{start:.3g}", "scale it down")
         return modes, u
 
 
@@ -374,13 +414,6 @@ def _checked(x: object, dtype: str, name: str) -> Matrix:
     if not bool(namespace(out).isfinite(out).all()):
         raise InputError(name, "must be finite", None, "drop or impute such rows")
     return out
-
-
-def _fix_signs(a: Matrix) -> Matrix:
-    """The largest coefficient of each mode positive, so that results do not depend on the solver."""
-    values = as_numpy(a)
-    largest = values[np.abs(values).argmax(axis=0), np.arange(values.shape[1])]
-    return a * like(np.where(largest < 0, -1.0, 1.0), a)
 
 
 def _refuse_indefinite(pairs: DensePairs, most: int = 5000) -> None:
@@ -399,6 +432,6 @@ def _refuse_indefinite(pairs: DensePairs, most: int = 5000) -> None:
 
 
 def _describe(kernel: Kernel) -> tuple[str, dict]:
-    if not isinstance(kernel, AbstractKernel):
+    if type(kernel) not in KERNELS.values():
         raise InputError("kernel", "must be one of stairwise's to be saved", kernel, ", ".join(KERNELS))
     return type(kernel).__name__, dict(vars(kernel))

@@ -145,9 +145,18 @@ def resolve(kernel: str | Kernel, X: Matrix) -> Kernel:
     if isinstance(kernel, str):
         kernel = KERNELS[one_of(kernel, "kernel", KERNELS)]()
     if isinstance(kernel, AbstractKernel):
+        for name, value in vars(kernel).items():
+            if name in {"gamma", "coef0"} and value is not None:
+                number(value, name)
         return kernel.fit(X)
-    if not callable(kernel):
-        raise InputError("kernel", "must be a name or a function of (X, Y)", repr(kernel), ", ".join(KERNELS))
+    if not callable(kernel) or isinstance(kernel, type):
+        raise InputError(
+            "kernel", "must be a name, an object or a function of (X, Y)", repr(kernel), ", ".join(KERNELS)
+        )
+    some = X[:32]
+    square = as_numpy(kernel(some, some))
+    if square.shape == (len(some), len(some)) and not np.allclose(square, square.T, rtol=1e-6, atol=1e-12):
+        raise InputError("kernel", "must be symmetric, k(x, y) = k(y, x)", None, "on 32 points it is not")
     return kernel
 
 
@@ -163,7 +172,7 @@ def _squared_distances(X: Matrix, Y: Matrix) -> Matrix:
 
 def _median(X: Matrix, squared: bool, most: int = 1000) -> float:
     """Median distance between different rows; at most 1000 of them, evenly chosen."""
-    X = X[:: max(1, len(X) // most)][:most]
+    X = X[np.linspace(0, len(X) - 1, min(len(X), most)).astype(int)]
     distances = as_numpy(_squared_distances(X, X))
     positive = distances[np.triu_indices(len(distances), 1)]
     positive = positive[positive > 1e-12 * positive.max(initial=0.0)]
@@ -174,7 +183,7 @@ def _relu(xy: Matrix, xx: Matrix, yy: Matrix) -> tuple[Matrix, Matrix]:
     """E[φφ] and E[φ′φ′] for φ = max(·, 0) and a Gaussian pair of covariance ((xx, xy), (xy, yy))."""
     xp = namespace(xy)
     norm = xp.sqrt(xx * yy)
-    cosine = xp.clip(xy / xp.clip(norm, 1e-300, None), -1.0, 1.0)
+    cosine = xp.clip(xy / xp.clip(norm, xp.finfo(norm.dtype).tiny, None), -1.0, 1.0)
     angle = xp.arccos(cosine)
     left = np.pi - angle
     return norm * (xp.sqrt(xp.clip(1 - cosine * cosine, 0, None)) + left * cosine) / (2 * np.pi), left / (2 * np.pi)
@@ -185,4 +194,6 @@ def _erf(xy: Matrix, xx: Matrix, yy: Matrix) -> tuple[Matrix, Matrix]:
     xp = namespace(xy)
     norm2 = (1 + 2 * xx) * (1 + 2 * yy)
     value = xp.arcsin(xp.clip(2 * xy / xp.sqrt(norm2), -1.0, 1.0)) * (2 / np.pi)
-    return value, (4 / np.pi) / xp.sqrt(norm2 - 4 * xy * xy)
+    # norm2 − 4 xy², without cancelling large numbers
+    spread = 1 + 2 * xx + 2 * yy + 4 * xp.clip(xx * yy - xy * xy, 0, None)
+    return value, (4 / np.pi) / xp.sqrt(spread)

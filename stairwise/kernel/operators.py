@@ -5,7 +5,6 @@ P K̃ a = N γ a, aᵀ K̃ a = 1. Where both views are the same data (X = X′) 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,6 +60,8 @@ class Blocks:
                 getattr(block, "shape", type(block)),
                 "it is called with X (n, m) and Y (k, m)",
             )
+        if str(block.dtype).endswith("float32") and self.dtype == "float64":
+            raise InputError("kernel", "returned float32 where float64 was asked for", None, 'use dtype="float32"')
         block = cast(block, self.dtype)
         if not bool(namespace(block).isfinite(block).all()):
             raise InputError("kernel", "must return finite numbers", None, "scale the data or choose another kernel")
@@ -102,10 +103,11 @@ class DensePairs(AbstractPairs):
 
     matrix: Matrix
     swaps: bool = True
+    precision: float = 0.0  # of the values, where they are known less well than their dtype says
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", len(self.matrix))
-        object.__setattr__(self, "eps", _eps(self.matrix))
+        object.__setattr__(self, "eps", max(self.precision, _eps(self.matrix)))
         object.__setattr__(self, "seed_like", self.matrix)
 
     def matmul(self, block: Matrix) -> Matrix:
@@ -172,6 +174,3 @@ def _times(a: Matrix, b: Matrix) -> Matrix:
 
 def _eps(x: Matrix) -> float:
     return float(namespace(x).finfo(x.dtype).eps)
-
-
-Builder = Callable[[Blocks, bool], AbstractPairs]
