@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from stairwise.checks import InputError
-from stairwise.kernel.arrays import Matrix, cast, namespace
+from stairwise.kernel.arrays import Matrix, cast, like, namespace
 from stairwise.kernel.kernels import Kernel
 
 __all__ = ["AbstractPairs", "Blocks", "DensePairs", "FeaturePairs", "TiledPairs"]
@@ -24,9 +24,10 @@ class Blocks:
     """The kernel over the combined dataset, block by block.
 
     Attributes:
-        parts: data of each part (one or two), each with its kernel to itself.
-        kernels: kernel of each part; None between parts means 0 (two modalities).
-        shared: whether one kernel joins both parts.
+        parts: data of one part (X = X′) or two.
+        kernels: one for each part.
+        shared: whether the kernel also joins the two parts; if not they are two modalities, with 0 between them.
+        dtype: precision of the values.
     """
 
     parts: tuple[Matrix, ...]
@@ -46,12 +47,7 @@ class Blocks:
     def _block(self, X: Matrix, part: int, other: int) -> Matrix:
         Y = self.parts[other]
         if part != other and not self.shared:
-            zeros = namespace(X).zeros
-            return zeros(
-                (len(X), len(Y)),
-                dtype=X.dtype,
-                **({"device": X.device} if hasattr(X, "device") and zeros is not np.zeros else {}),
-            )
+            return cast(like(np.zeros((len(X), len(Y))), X), self.dtype)
         block = self.kernels[other](X, Y)
         if tuple(getattr(block, "shape", ())) != (len(X), len(Y)):
             raise InputError(

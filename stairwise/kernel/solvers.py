@@ -225,10 +225,11 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
         """Random, in the range of P K̃: what K̃ does not see would never leave the basis again."""
         return pairs.swap(pairs.matmul(like(rng.standard_normal((N, block)), pairs.seed_like)))
 
-    basis = image = fresh()[:, :0]
-    new = _orthonormal_to(basis, fresh())
+    new = fresh()
+    basis = image = new[:, :0]
+    new = _orthonormal_to(basis, new)
     h = metric = np.zeros((0, 0))
-    products, looked, best, stalled = 2 * block, 0, np.inf, 0
+    products, looked, best, stalled = block, 0, np.inf, 0
     settled: np.ndarray | None = None
     theta, a, a_image, errors = np.zeros(0), basis, basis, np.zeros(0)
     for _ in range(passes):
