@@ -18,6 +18,7 @@ __all__ = ["SOLVERS", "Solution", "cholesky", "features", "krylov", "refuse_larg
 
 SMALL = 600  # points below which a dense factorization is fastest
 MOST_DENSE = 12_000  # points above which one should not be tried
+CONFIRM = 4  # steps for which a random block is followed before the modes are accepted
 UNCERTAIN = 50  # γ_j below this many units of rounding error of γ_1 is noise
 
 
@@ -212,12 +213,12 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
     P K̃ is self-adjoint in the inner product of K̃, so Rayleigh–Ritz is done in it, on a basis that is orthonormal in the
     Euclidean one: a K̃-orthonormal basis would fall apart where K̃ is singular. At a restart, and where the Krylov
     space ends, the next block is made of residuals of Ritz pairs, which by Galerkin's condition are K̃-orthogonal to
-    the whole old basis. When every residual is below `tol` of its own γ (γ itself errs by the square) or at the
-    precision of K̃, a random block is added, and only if that changes nothing are the pairs accepted: a block cannot see
-    more copies of a multiple eigenvalue than it has columns.
+    the whole old basis. Done when every residual is below `tol` of its own γ (γ itself errs by the square) or at the
+    precision of K̃. A block sees no more copies of a multiple eigenvalue than it has columns: where as many have been
+    found, a random block is added and followed for a few steps, and only if that changes nothing is it done.
     """
     N, xp = pairs.size, namespace(pairs.seed_like)
-    block = min(N, max(4, k // 4))
+    block = min(N, max(4, k // 5))
     most, look_every = min(N, max(8 * k, 60)), 2 * block
     rng = np.random.default_rng(seed)
 
@@ -239,7 +240,8 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
         basis, image = xp.concatenate([basis, new], 1), xp.concatenate([image, new_image], 1)
         size, new = basis.shape[1], _orthonormal_to(basis, pairs.swap(new_image))
         ended = new.shape[1] == 0
-        if not ended and settled is None and (size < min(4 * k, most) or size - looked < look_every):
+        pause = look_every if settled is None else CONFIRM * block
+        if not ended and (size < min(4 * k, most) or size - looked < pause):
             continue
         theta, y = _rayleigh_ritz(h, metric, pairs, image, k)
         here, looked = like(y[:, :k], basis), size
@@ -253,7 +255,7 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
             settled is not None and len(settled) == len(theta[:k]) and np.allclose(theta[:k], settled, 1e-8, noise)
         )
         best, stalled = (errors.max(), 0) if errors.max() < best / 2 else (best, stalled + 1)
-        if size >= N or (done and unchanged) or stalled > 12:
+        if size >= N or (done and (unchanged or _copies(theta[:k]) < block)) or stalled > 12:
             break
         settled = theta[:k] if done else None
         worst = residual[:, _indices(np.argsort(-errors, kind="stable")[:block], basis)]
@@ -273,6 +275,12 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
     if len(theta) == k and (errors <= tol).all():
         return Solution(theta / N, _fix_signs(clean), float(errors.max()), products, "krylov", _precision(pairs, theta))
     return _solution(pairs, *_padded_like(theta / N, clean, pairs.matmul(clean), k), products + k, "krylov")
+
+
+def _copies(theta: np.ndarray) -> int:
+    """How often the most frequent value occurs, to 1e-6; θ descending."""
+    ends = np.flatnonzero(-np.diff(theta) > 1e-6 * np.abs(theta[:-1]))
+    return int(np.diff(np.concatenate([[-1], ends, [len(theta) - 1]])).max())
 
 
 def _padded_like(gamma: np.ndarray, a: Matrix, image: Matrix, k: int) -> tuple[np.ndarray, Matrix, Matrix]:
@@ -329,15 +337,20 @@ def _rayleigh_ritz(
 def _orthonormal_to(basis: Matrix, block: Matrix) -> Matrix:
     """An orthonormal basis of what `block` adds to `basis`."""
     xp = namespace(basis)
-    size = xp.sqrt((block * block).sum(0))
-    block = block / xp.clip(size, 1e-300, None)
-    for _ in range(2):  # twice is enough
-        block = block - basis @ (basis.T @ block)
-        block, r = xp.linalg.qr(block)
-        strength = as_numpy(abs(xp.diagonal(r)))
-        if (strength <= 1e-12).any():  # rounding error of what the basis holds already
-            block = block[:, _indices(np.flatnonzero(strength > 1e-12), basis)]
+    block = _normalized(block)
+    block = block - basis @ (basis.T @ block)
+    block, r = xp.linalg.qr(block)
+    strength = as_numpy(abs(xp.diagonal(r)))
+    if (strength <= 1e-12).any():  # rounding error of what the basis holds already
+        block = block[:, _indices(np.flatnonzero(strength > 1e-12), basis)]
+    if strength.min(initial=1.0) < 0.1:  # much was taken away: once more, for what rounding left
+        block, _ = xp.linalg.qr(block - basis @ (basis.T @ block))
     return block[:, : basis.shape[0] - basis.shape[1]]
+
+
+def _normalized(block: Matrix) -> Matrix:
+    xp = namespace(block)
+    return block / xp.clip(xp.sqrt((block * block).sum(0)), 1e-300, None)
 
 
 SOLVERS: dict[str, Callable[[AbstractPairs, int], Solution]] = {
