@@ -207,6 +207,15 @@ def test_clone_and_params():
     assert est.set_params(n_components=4).n_components == 4
 
 
+def test_pandas_in_and_out():
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(X_A, columns=list("abcdefgh"))
+    est = KernelSSL(2).set_output(transform="pandas").fit(frame, X_b=X_B)
+    assert list(est.transform(frame).columns) == ["kernelssl0", "kernelssl1"]
+    with pytest.raises(ValueError, match="feature names"):
+        est.transform(frame[list("hgfedcba")])
+
+
 def test_names_out():
     est = KernelSSL(3).fit(X_A, X_b=X_B)
     assert est.get_feature_names_out().tolist() == ["kernelssl0", "kernelssl1", "kernelssl2"]

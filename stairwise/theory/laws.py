@@ -60,7 +60,7 @@ def closed_form(
         law: "logistic" (any small init) or "aligned" (the paper's).
         lr: learning rate of gradient descent; None for gradient flow.
         momentum: heavy-ball momentum of that descent. Time is lr × step all the same. Growth is exact, saturation is
-            that of the flow: step times are a few percent off and the overshoot of λ beyond 1 is missed.
+            that of the flow: predicted steps are up to 3 % late and the overshoot of λ beyond 1 is missed.
         weights: also W(t); they are less accurate than the spectrum, because the true flow stops turning
             once C = I while the logistic law goes on towards the exact top eigenvectors.
 
@@ -82,7 +82,7 @@ def closed_form(
     problems = conditions.problems(law)
     if momentum:
         problems.append(
-            "with momentum only the growth is exact: step times come 1 to 3 % early, the overshoot is missed"
+            "with momentum only the growth is exact: step times are up to 3 % late, the overshoot is missed"
         )
     for problem in problems:
         warnings.warn(problem, TheoryWarning, stacklevel=2)
