@@ -53,6 +53,7 @@ def solve(pairs: AbstractPairs, k: int, solver: str = "auto", at_most: bool = Fa
 
     `auto`: "features" for explicit features fewer than points; "cholesky" up to 600 points, or when more than an eighth
     of all modes are wanted and there are at most 12,000 points; "krylov" otherwise.
+    Where Krylov stalls, on very steep spectra, Cholesky takes over up to 12,000 points; `Solution.solver` tells.
 
     Raises:
         InputError: fewer than k modes are positive, or some drown in the rounding error of K̃.
