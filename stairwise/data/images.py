@@ -24,11 +24,13 @@ class Images:
         name: where they come from.
         pixels: (N, H, W, channels); uint8, or floats taken as they are.
         labels: (N,) where there are any.
+        training: how many, from the first on, the dataset's makers set aside for training; all where they did not.
     """
 
     name: str
     pixels: NDArray
     labels: NDArray | None = None
+    training: int | None = None
 
     def take(self, rows: NDArray) -> "Images":
         """Some of the images."""
@@ -105,11 +107,11 @@ def _digits(_: Path) -> Images:
 
 
 def _cifar10(root: Path) -> Images:
-    return Images("cifar10", *cifar10.read(root / "cifar10"))
+    return Images("cifar10", *cifar10.read(root / "cifar10"), training=50_000)
 
 
 def _stl10(root: Path) -> Images:
-    return Images("stl10", *stl10.read(root / "stl10"))
+    return Images("stl10", *stl10.read(root / "stl10"), training=stl10.TRAIN)
 
 
 DATASETS = {

@@ -2,14 +2,10 @@
 
 import dataclasses
 import json
-import platform
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -21,6 +17,7 @@ import stairwise
 from stairwise.checks import InputError, one_of
 from stairwise.data.images import fingerprint
 from stairwise.files import atomic, load_arrays, save_arrays, save_json
+from stairwise.provenance import provenance
 from stairwise.report.page import Page, Table
 
 __all__ = ["CATALOG", "Arrays", "Claim", "Result", "label", "run"]
@@ -144,35 +141,6 @@ def page(result: Result) -> Page:
     }
     made: Page = module.page(result.arrays, result.claims, result.folder / "figure.png", facts)
     return made
-
-
-def provenance() -> dict[str, Any]:
-    """Commit, versions, device and date."""
-    packages = ("numpy", "scipy", "matplotlib")
-    return {
-        "commit": _commit(),
-        "versions": {
-            "stairwise": stairwise.__version__,
-            "python": platform.python_version(),
-            **{package: version(package) for package in packages},
-        },
-        "device": f"CPU ({platform.machine()})",
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _commit() -> str | None:
-    here = Path(__file__).parent
-    try:
-        git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        tracked = subprocess.run(
-            [*git[:3], "ls-files", "--error-unmatch", __file__], capture_output=True, check=False, timeout=10
-        )
-        if tracked.returncode:  # installed into some unrelated checkout
-            return None
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def _module(name: str) -> ModuleType:

@@ -1,0 +1,136 @@
+"""Batches of images on the training device: resident there where they fit, fetched by background threads otherwise."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stairwise.checks import InputError
+from stairwise.data.augment import to_layout
+from stairwise.data.images import Images
+
+__all__ = ["AbstractFeed", "Resident", "Streamed", "batch_rows", "build_feed", "channel_statistics"]
+
+Pixels = NDArray[np.generic]
+
+
+class AbstractFeed(ABC):
+    """Images as batches (N, H, channels, W) on a device, uint8 or float32."""
+
+    def __init__(self, pixels: Pixels, device: torch.device) -> None:
+        self.pixels, self.device = pixels, device
+
+    @abstractmethod
+    def stream(self, rows: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The images of each tensor of row numbers, in turn."""
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The images of one tensor of row numbers."""
+        return next(self.stream(iter([rows])))
+
+
+class Resident(AbstractFeed):
+    """All images stay on the device."""
+
+    def __init__(self, pixels: Pixels, device: torch.device) -> None:
+        super().__init__(pixels, device)
+        self.stored = to_layout(_tensor(pixels).to(device))
+
+    def stream(self, rows: Iterator[Tensor]) -> Iterator[Tensor]:
+        for some in rows:
+            yield self.stored[some.to(self.device, non_blocking=True)]
+
+
+class Streamed(AbstractFeed):
+    """Images stay on the host (or in a memory-mapped file); threads gather the next batches ahead of their use."""
+
+    def __init__(self, pixels: Pixels, device: torch.device, workers: int = 4, ahead: int = 4) -> None:
+        super().__init__(pixels, device)
+        self.workers, self.ahead = workers, ahead
+
+    def stream(self, rows: Iterator[Tensor]) -> Iterator[Tensor]:
+        waiting: deque[Future[Tensor]] = deque()
+        in_flight: deque[Tensor] = deque(maxlen=2)  # keeps pinned memory alive while it is being copied
+        with ThreadPoolExecutor(self.workers) as pool:
+            try:
+                for some in rows:
+                    waiting.append(pool.submit(self._gather, some))
+                    if len(waiting) > self.ahead:
+                        yield self._sent(waiting.popleft().result(), in_flight)
+                while waiting:
+                    yield self._sent(waiting.popleft().result(), in_flight)
+            finally:
+                for left in waiting:
+                    left.cancel()
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        batch = to_layout(_tensor(self.pixels[rows.numpy()]))
+        return batch.pin_memory() if self.device.type == "cuda" else batch
+
+    def _sent(self, batch: Tensor, in_flight: deque[Tensor]) -> Tensor:
+        in_flight.append(batch)
+        return batch.to(self.device, non_blocking=True)
+
+
+def build_feed(images: Images, device: torch.device, budget: float | None = None) -> AbstractFeed:
+    """Resident if the images take at most `budget` bytes (default: a quarter of the device's free memory)."""
+    if images.pixels.ndim != 4 or len(images.pixels) == 0:
+        raise InputError(images.name, "must have pixels (images, height, width, channels)", images.pixels.shape)
+    if budget is None:
+        budget = torch.cuda.mem_get_info(device)[0] / 4 if device.type == "cuda" else 4e9
+    size = images.pixels.size * (1 if images.pixels.dtype == np.uint8 else 4)
+    kind = Resident if size <= budget else Streamed
+    return kind(images.pixels, device)
+
+
+def batch_rows(total: int, batch: int, seed: int, first: int = 0, rank: int = 0, world: int = 1) -> Iterator[Tensor]:
+    """Row numbers of batches `first`, `first` + 1, … without end; a function of the seed alone, so it resumes anywhere.
+
+    Every epoch is a new shuffle of which the last, incomplete batch is dropped; process `rank` takes its share.
+
+    >>> [rows.tolist() for rows, _ in zip(batch_rows(5, 2, seed=0), range(2))]
+    [[2, 1], [0, 3]]
+    """
+    per_epoch = total // batch
+    if per_epoch == 0:
+        raise InputError("batch", f"must be at most {total}, the number of training images", batch)
+    share = batch // world
+    generator = torch.Generator()
+    epoch, place = divmod(first, per_epoch)
+    while True:
+        order = torch.randperm(total, generator=generator.manual_seed(mixed(seed, epoch)))
+        for i in range(place, per_epoch):
+            start = i * batch + rank * share
+            yield order[start : start + share]
+        epoch, place = epoch + 1, 0
+
+
+def mixed(*numbers: int) -> int:
+    """One seed of 63 bits out of several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def channel_statistics(pixels: Pixels, most: int = 5000) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel of pixels in [0, 1], over an even choice of images."""
+    chosen = np.asarray(pixels[np.linspace(0, len(pixels) - 1, min(most, len(pixels))).astype(int)], dtype=np.float64)
+    if pixels.dtype == np.uint8:
+        chosen /= 255
+    if not np.isfinite(chosen).all():
+        raise InputError("images", "must hold finite pixels", None, "drop or impute images with NaN or infinity")
+    std = chosen.std(axis=(0, 1, 2))
+    return torch.tensor(chosen.mean(axis=(0, 1, 2)), dtype=torch.float32), torch.tensor(
+        np.where(std > 0, std, 1), dtype=torch.float32
+    )
+
+
+def _tensor(pixels: Pixels) -> Tensor:
+    kind = np.uint8 if pixels.dtype == np.uint8 else np.float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # read-only arrays: they are only read
+        return torch.from_numpy(np.ascontiguousarray(pixels, dtype=kind))

@@ -1,0 +1,72 @@
+"""Representations of images by a network in the midst of its training, which does not notice."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from stairwise.checks import InputError
+from stairwise.data.augment import full_view
+from stairwise.data.feed import AbstractFeed
+from stairwise.data.images import Images
+
+__all__ = ["probe_rows", "represent", "undisturbed"]
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; modes, batch-norm statistics and random numbers are as before afterwards."""
+    modes = {m: m.training for m in module.modules()}
+    devices = [p.device for p in module.parameters() if p.device.type == "cuda"][:1]
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
+
+
+def represent(
+    network: nn.Module,
+    feed: AbstractFeed,
+    rows: Tensor,
+    size: int,
+    mean: Tensor,
+    std: Tensor,
+    crop: bool = False,
+    batch: int = 512,
+    precision: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """h (N, features) and z (N, d) of the given images, unaugmented, in evaluation mode.
+
+    Arguments:
+        network: images → (h, z).
+        precision: of autocast; None: off.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+    with undisturbed(network), torch.autocast(feed.device.type, precision, enabled=precision is not None):
+        for images in feed.stream(iter(rows.split(batch))):
+            h, z = network(full_view(images, size, mean, std, crop).float())
+            found.append((h.float(), z.float()))
+    return torch.cat([h for h, _ in found]), torch.cat([z for _, z in found])
+
+
+def probe_rows(images: Images, pretrained: int, most: int = 0) -> tuple[Tensor, Tensor]:
+    """Row numbers to fit probes on and to score them on.
+
+    Fitted on the dataset's own training images; scored on those that neither they nor pretraining (the first
+    `pretrained` images) have seen. Where there are none, every fifth image is held out, which pretraining has seen
+    without its label. `most` limits both, evenly spread.
+    """
+    if images.labels is None:
+        raise InputError("probes", "need labels", images.name, "leave probes empty")
+    rows = torch.arange(images.training or pretrained)
+    held = torch.arange(max(len(rows), pretrained), len(images.labels))
+    if len(held) == 0:
+        fifth = torch.arange(len(rows)) % 5 == 0
+        rows, held = rows[~fifth], rows[fifth]
+    if most:
+        rows, held = (some[:: max(1, len(some) // most)][:most] for some in (rows, held))
+    return rows, held

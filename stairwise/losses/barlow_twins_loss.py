@@ -1,0 +1,49 @@
+"""Barlow Twins (Zbontar et al. 2021) and the paper's simplified form ‖C − I‖² (Eq. 2)."""
+
+import torch
+from torch import Tensor, nn
+
+from stairwise.losses.views import of_views
+
+__all__ = ["BarlowTwins", "barlow_twins"]
+
+
+@of_views
+def barlow_twins(
+    z_a: Tensor, z_b: Tensor, lambda_: float = 0.0051, batch_norm: bool = True, symmetric: bool = False
+) -> Tensor:
+    r"""L = Σ_i (C_ii − 1)² + λ Σ_{i≠j} C_ij²,  C = ẑ_aᵀ ẑ_b / N.
+
+    The defaults are those of the published code: ẑ standardized over the batch (biased variance, ε = 1e-5), sums and
+    not means over entries. The paper's loss ‖C − I‖² is `lambda_=1, batch_norm=False, symmetric=True`.
+
+    Arguments:
+        z_a, z_b: (N, d) embeddings of two views, row by row; under data parallelism the rows of this process.
+        lambda_: weight of the off-diagonal entries.
+        batch_norm: standardize each dimension of each view over the batch.
+        symmetric: replace C by (C + Cᵀ)/2.
+
+    Example:
+        >>> z = torch.eye(4) * 2
+        >>> barlow_twins(z, z, lambda_=1.0, batch_norm=False)
+        tensor(0.)
+    """
+    if batch_norm:
+        z_a, z_b = (nn.functional.batch_norm(z, None, None, training=True, eps=1e-5) for z in (z_a, z_b))
+    C = z_a.T @ z_b / len(z_a)
+    if symmetric:
+        C = (C + C.T) / 2
+    squares = (C - torch.eye(len(C), dtype=C.dtype, device=C.device)).square()
+    on_diagonal = squares.diagonal().sum()
+    return on_diagonal + lambda_ * (squares.sum() - on_diagonal)
+
+
+class BarlowTwins(nn.Module):
+    """`barlow_twins` as a module."""
+
+    def __init__(self, lambda_: float = 0.0051, batch_norm: bool = True, symmetric: bool = False) -> None:
+        super().__init__()
+        self.lambda_, self.batch_norm, self.symmetric = lambda_, batch_norm, symmetric
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        return barlow_twins(z_a, z_b, self.lambda_, self.batch_norm, self.symmetric)

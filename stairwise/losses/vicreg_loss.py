@@ -1,0 +1,52 @@
+"""VICReg (Bardes et al. 2022)."""
+
+from torch import Tensor, nn
+
+from stairwise.losses.views import centred, of_views
+
+__all__ = ["VICReg", "vicreg"]
+
+
+@of_views
+def vicreg(
+    z_a: Tensor, z_b: Tensor, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0
+) -> Tensor:
+    r"""L = invariance · mean (z_a − z_b)² + variance · (v_a + v_b)/2 + covariance · (c_a + c_b).
+
+    v = mean_j max(0, 1 − √(Var_j + 1e-4)) and c = Σ_{i≠j} Cov_ij² / d, with unbiased variance and covariance. Factors
+    are those of the published code: the variance terms of the two views are averaged, the covariance terms are not.
+
+    Arguments:
+        z_a, z_b: (N, d); under data parallelism the rows of this process.
+
+    Example:
+        >>> import torch
+        >>> z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+        >>> vicreg(z, z + 1.0)  # invariance alone
+        tensor(25.)
+    """
+    apart = nn.functional.mse_loss(z_a, z_b)
+    spread = (_too_narrow(z_a) + _too_narrow(z_b)) / 2
+    redundant = _redundancy(z_a) + _redundancy(z_b)
+    return invariance * apart + variance * spread + covariance * redundant
+
+
+def _too_narrow(z: Tensor) -> Tensor:
+    return nn.functional.relu(1 - (z.var(dim=0) + 1e-4).sqrt()).mean()
+
+
+def _redundancy(z: Tensor) -> Tensor:
+    z = centred(z)
+    squares = (z.T @ z / (len(z) - 1)).square()
+    return (squares.sum() - squares.diagonal().sum()) / z.shape[1]
+
+
+class VICReg(nn.Module):
+    """`vicreg` as a module."""
+
+    def __init__(self, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0) -> None:
+        super().__init__()
+        self.invariance, self.variance, self.covariance = invariance, variance, covariance
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        return vicreg(z_a, z_b, self.invariance, self.variance, self.covariance)

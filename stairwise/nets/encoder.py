@@ -1,0 +1,92 @@
+"""Encoders by name or by import path, and what is trained: an encoder followed by a head."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stairwise.checks import InputError, one_of
+from stairwise.nets.perceptron import MLP, head
+from stairwise.nets.resnet import resnet18, resnet34, resnet50
+
+__all__ = ["ENCODERS", "Network", "build_encoder", "build_network"]
+
+ENCODERS: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "resnet50": resnet50,
+    "mlp": MLP,
+}
+
+
+class Network(nn.Module):
+    """x → (h, z): the representation of the encoder and its embedding by the head.
+
+    Attributes:
+        backbone: images → h, (N, features).
+        projector: h → z, (N, d).
+    """
+
+    def __init__(self, backbone: nn.Module, projector: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.projector = backbone, projector
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.backbone(x)
+        with torch.autocast(x.device.type, enabled=False):  # small eigenvalues of z drown in bf16's rounding
+            h = h.float() if h.dtype in (torch.bfloat16, torch.float16) else h
+            return h, self.projector(h)
+
+
+def build_encoder(name: str, arguments: dict[str, Any] | None = None) -> nn.Module:
+    """An encoder by name, or any module by import path `package.module:factory`, with arguments for its factory.
+
+    >>> build_encoder("torch.nn:Flatten", {"start_dim": 1})
+    Flatten(start_dim=1, end_dim=-1)
+    """
+    factory = _imported(name) if ":" in name else ENCODERS[one_of(name, "encoder", [*ENCODERS, "package.module:name"])]
+    given = arguments or {}
+    try:
+        known = inspect.signature(factory).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            for key in given:
+                one_of(key, "encoder argument", known)
+    except ValueError:  # some built-in callables have no signature
+        pass
+    try:
+        module = factory(**given)
+    except TypeError as error:
+        raise InputError(f"encoder {name}", "must accept its arguments", error, "set encoder.NAME=VALUE") from error
+    if not isinstance(module, nn.Module):
+        raise InputError(f"encoder {name}", "must give a torch module", type(module).__name__)
+    return module
+
+
+def build_network(
+    encoder: nn.Module, sample: Tensor, hidden: Sequence[int], d: int, norm: bool = True, bias: bool = False
+) -> Network:
+    """Put a head on an encoder whose features are counted on a sample of its input, (N, channels, height, width)."""
+    was_training = encoder.training
+    encoder.eval()
+    with torch.no_grad():
+        h = encoder(sample)
+    encoder.train(was_training)
+    if not isinstance(h, Tensor) or h.ndim != 2:
+        found = f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else type(h).__name__
+        raise InputError("the encoder's output", "must be 2-D, (samples, features)", found, "pool or flatten it")
+    return Network(encoder, head(h.shape[1], hidden, d, norm, bias))
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise InputError("encoder", "must name an importable module", repr(path), str(error)) from error
+    if not callable(getattr(found, name, None)):
+        raise InputError("encoder", f"must name something callable in {module}", repr(name))
+    factory: Callable[..., Any] = getattr(found, name)
+    return factory

@@ -1,0 +1,94 @@
+"""Checkpoints: one safetensors file each, written whole, verified when read; nothing is pickled."""
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stairwise.checks import InputError
+from stairwise.files import atomic
+
+__all__ = ["Checkpoint", "load", "newest", "save"]
+
+FORMAT = 1
+KEEP = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """State of a run after `facts["step"]` steps."""
+
+    path: Path
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """Tensors whose names begin with `prefix.`, without it."""
+        return {name.removeprefix(f"{prefix}."): t for name, t in self.tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def save(folder: Path, step: int, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """Write step-N.safetensors and remove all but the newest two; on a full disk the older ones stay."""
+    host = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    about = {"format": FORMAT, **facts, "step": step, "digest": _digest(host)}
+    path = folder / f"step-{step:010d}.safetensors"
+    with atomic(path) as part:
+        try:
+            save_file(host, part, metadata={"stairwise": json.dumps(about, allow_nan=False)})
+        except SafetensorError as error:  # how it reports a full disk
+            raise OSError(28, f"could not be written ({error})", str(path)) from error
+        with part.open("rb") as stream:
+            os.fsync(stream.fileno())  # a power failure must not leave a name without content
+    for old in _all(folder)[KEEP:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def load(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as stored:
+            facts = json.loads((stored.metadata() or {})["stairwise"])
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise InputError("checkpoint", "must exist", path) from None
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise InputError(str(path), "must be a whole checkpoint of stairwise", error, "use an older one") from error
+    if facts.get("format") != FORMAT:
+        raise InputError(str(path), f"must have format {FORMAT}", facts.get("format"), "read it with its own version")
+    if facts.get("digest") != _digest(tensors):
+        raise InputError(str(path), "must be undamaged", "its contents do not match their digest", "use an older one")
+    return Checkpoint(path, facts, tensors)
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; damaged ones are passed over with a warning."""
+    for path in _all(folder):
+        try:
+            return load(path)
+        except InputError as error:
+            warnings.warn(f"{error}; falling back to the checkpoint before it", stacklevel=2)
+    return None
+
+
+def _all(folder: Path) -> list[Path]:
+    named = [p for p in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{10}\.safetensors", p.name)]
+    return sorted(named, reverse=True)
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        t = tensors[name]
+        found.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        found.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
+    return found.hexdigest()

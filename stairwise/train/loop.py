@@ -1,0 +1,466 @@
+"""The training loop: views, embed, loss, step, measure; resumable at any moment.
+
+`train` is the whole story; `Trainer` keeps its state, and `Trainer.step` is one step of learning.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from signal import SIGTERM, Signals
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stairwise.checks import InputError
+from stairwise.data.augment import PIPELINES, augment
+from stairwise.data.feed import AbstractFeed, batch_rows, build_feed, channel_statistics, mixed
+from stairwise.data.images import Images, load
+from stairwise.evaluate.classifiers import PROBES
+from stairwise.evaluate.representations import probe_rows, represent
+from stairwise.files import save_json
+from stairwise.losses.ranks import rank, total, world
+from stairwise.monitor.spectrum import SpectrumMonitor, decompose
+from stairwise.nets.encoder import Network, build_encoder, build_network
+from stairwise.nets.initial import find_alpha, scale_parameters
+from stairwise.provenance import provenance
+from stairwise.train import checkpoint
+from stairwise.train.graph import GraphedStep
+from stairwise.train.log import MetricsLog
+from stairwise.train.objective import AbstractObjective, Embedded, build_objective, capturable
+from stairwise.train.optimizer import FlatOptimizer
+from stairwise.train.process import StopRequest, agreed, choose_device, locked, process_group
+from stairwise.train.recipe import Recipe, load_recipe
+from stairwise.train.run import CHECKPOINTS, METRICS, RECIPE, Run
+from stairwise.train.schedule import Schedule
+
+__all__ = ["Diverged", "Stopped", "Trainer", "rebuild", "train"]
+
+Progress = Callable[[int, int, str], None]
+ASK_EVERY = 10  # steps between agreements of several processes
+GO_ON, SAVE, STOP = 0, 1, 2
+START_SEED = 2**40  # of the views on which alpha="auto" is found; no step has this number
+
+
+class Stopped(RuntimeError):
+    """A signal ended the run after a checkpoint."""
+
+
+class Diverged(RuntimeError):
+    """Loss or gradient are no longer finite."""
+
+
+def train(
+    recipe: Recipe | str,
+    folder: str | Path | None = None,
+    *,
+    device: str = "auto",
+    checkpoint_minutes: float = 5.0,
+    restart: bool = False,
+    tensorboard: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Train, or go on training, and return the run.
+
+    Arguments:
+        recipe: a recipe or the name of one.
+        folder: where the run is kept; default `runs/NAME`. If it holds an unfinished run of this recipe, that
+            continues; a finished one is returned as it is.
+        checkpoint_minutes: time between checkpoints; one is also written at the end and on Ctrl-C or SIGTERM.
+        restart: discard what the folder holds.
+        tensorboard: also write TensorBoard files (needs `tensorboard`).
+        progress: called with step, steps and a few words.
+    """
+    folder = Path(folder) if folder else Path("runs") / (recipe if isinstance(recipe, str) else recipe.loss)
+    recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    where = choose_device(device)
+    with ExitStack() as stack:
+        stack.enter_context(process_group(where))
+        if rank() == 0:
+            stack.enter_context(locked(folder))
+            if restart:
+                _discard(folder)
+        if world() > 1:
+            dist.barrier()
+        stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=where.type == "cuda"))
+        stop = stack.enter_context(StopRequest())
+        trainer = Trainer(recipe, folder, where, tensorboard)
+        trainer.resume()
+        trainer.run(stop, 60 * checkpoint_minutes, progress or (lambda *_: None))
+    return Run(folder)
+
+
+def rebuild(recipe: Recipe, state: checkpoint.Checkpoint) -> Network:
+    """The network of a checkpoint, in evaluation mode on the CPU."""
+    cut = state.facts["view_shape"]
+    network = _network(recipe, torch.zeros(2, *cut))
+    network.load_state_dict(state.part("objective.network"))
+    return network.eval()
+
+
+class _Numbers:
+    """Numbers kept on the device, so that reading them can wait: sums since the last record, the first bad step."""
+
+    NAMES = ("loss", "steps", "gradient", "step", "bad_step")
+
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
+
+    def add(self, loss: Tensor, gradient: Tensor) -> None:
+        v = self.values
+        v[0] += loss
+        v[1] += 1
+        v[2].copy_(gradient)
+        v[3] += 1
+        bad = ~(torch.isfinite(loss) & torch.isfinite(gradient)) & (v[4] == 0)
+        v[4].copy_(torch.where(bad, v[3], v[4]))
+
+    def read(self) -> dict[str, float]:
+        """Waits for the device."""
+        return dict(zip(self.NAMES, self.values.tolist(), strict=True))
+
+    def clear(self) -> None:
+        self.values[:2] = 0
+
+
+class Trainer:
+    """The state of a run, and what can be done with it."""
+
+    def __init__(self, recipe: Recipe, folder: Path, device: torch.device, tensorboard: bool = False) -> None:
+        self.recipe, self.folder, self.device = recipe, folder, device
+        torch.manual_seed(recipe.seed)
+        self.images = load(recipe.data)
+        self.feed: AbstractFeed = build_feed(self.images, device)
+        pixels = self.images.pixels
+        self.training = _count(recipe, self.images)
+        self.batch = self.training if recipe.fixed_views else recipe.batch
+        if self.batch % world():
+            raise InputError("batch", f"must be divisible by the {world()} processes", self.batch)
+        if self.batch > self.training:
+            raise InputError("batch", f"must be at most {self.training}, the number of training images", self.batch)
+        self.size = recipe.size or min(pixels.shape[1:3])
+        self.mean, self.std = (s.to(device) for s in channel_statistics(pixels[: self.training]))
+        self.bf16 = recipe.precision == "bf16" and device.type == "cuda"
+        network = _network(recipe, torch.zeros(2, pixels.shape[3], self.size, self.size)).to(device)
+        if world() > 1 and device.type == "cuda":
+            network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        if recipe.channels_last:
+            network = network.to(memory_format=torch.channels_last)
+        self.generator = torch.Generator(device)
+        self.alpha = self._scale(network)
+        self.objective: AbstractObjective = build_objective(
+            network, recipe.d, recipe.loss, recipe.loss_options, recipe.precondition, recipe.together
+        ).to(device)
+        self.optimizer = FlatOptimizer(
+            self.objective, recipe.optimizer, recipe.momentum, recipe.weight_decay, recipe.clip
+        )
+        per_epoch = self.training // self.batch
+        self.steps = recipe.steps or max(1, round(recipe.epochs * per_epoch))
+        self.schedule = Schedule(recipe.schedule, self.steps, round(recipe.warmup_epochs * per_epoch), recipe.final_lr)
+        self.monitor, self.numbers = SpectrumMonitor(), _Numbers(device)
+        window = recipe.window or max(4 * recipe.d, 512)
+        self.window = min(math.ceil(window / self.batch), self.steps)
+        records = max(1, min(recipe.records, self.steps // self.window))
+        self.record_steps = {max(self.window, round(i * self.steps / records)) for i in range(records + 1)}
+        self.probe_steps = {round((i + 1) * self.steps / recipe.probe_times) for i in range(recipe.probe_times)}
+        self.step_number, self.t, self.seconds = 0, 0.0, 0.0
+        self.log: MetricsLog | None = None
+        self.background = ThreadPoolExecutor(1)
+        self.writing: Future[None] | None = None
+        self.board: Any = _board(folder) if tensorboard and rank() == 0 else None
+        self.fixed = self._fixed_pairs() if recipe.fixed_views else None
+        graph = recipe.graph and device.type == "cuda" and world() == 1 and capturable(recipe.loss)
+        self.take = GraphedStep(self.step, self.generator) if graph else self.step
+
+    # one step of learning
+
+    @property
+    def network(self) -> Network:
+        return self.objective.network
+
+    def step(self, batch: Tensor, measure: bool) -> None:
+        """Views, embeddings, loss, gradient, update; nothing here waits for the device."""
+        x_a, x_b = self.fixed or self._views(batch)
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+            out: Embedded = self.objective(x_a, x_b)
+        out.loss.backward()
+        if world() > 1:
+            dist.all_reduce(self.optimizer.gradient)
+            self.optimizer.gradient.div_(world())
+        gradient = self.optimizer.step()
+        self.objective.after_step()
+        self.numbers.add(out.loss.detach(), gradient)
+        if measure:
+            self.monitor.update(out.z_a, out.z_b, *((out.h_a, out.h_b) if self.recipe.hidden_spectrum else ()))
+
+    def _views(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        views = (
+            augment(batch, view, self.size, self.generator, self.mean, self.std)
+            for view in PIPELINES[self.recipe.views]
+        )
+        x_a, x_b = (x if self.bf16 else x.float() for x in views)
+        return x_a, x_b
+
+    def _fixed_pairs(self) -> tuple[Tensor, Tensor]:
+        self.generator.manual_seed(mixed(self.recipe.seed, START_SEED))
+        return self._views(self.feed.take(torch.arange(self.training)))
+
+    # the run
+
+    def run(self, stop: StopRequest, checkpoint_seconds: float, progress: Progress) -> None:
+        """All remaining steps."""
+        if self.step_number >= self.steps:
+            return
+        self.objective.train()
+        rows = batch_rows(self.training, self.batch, self.recipe.seed, self.step_number, rank(), world())
+        batches: Iterator[Tensor] = self.feed.stream(rows)
+        saved = time.perf_counter()
+        began, first, earlier = saved, self.step_number, self.seconds
+        coming = iter(sorted(s for s in self.record_steps if s > self.step_number))
+        record = next(coming)
+        empty = self.feed.take(torch.arange(2))
+        while self.step_number < self.steps:
+            batch = empty if self.fixed else next(batches)
+            self.t += self._set_rates()
+            self.generator.manual_seed(mixed(self.recipe.seed, self.step_number, rank()))
+            self.take(batch, self.step_number + 1 > record - self.window)
+            self.step_number += 1
+            self.seconds = earlier + time.perf_counter() - began
+            probe = self.recipe.probes and self.step_number in self.probe_steps
+            if self.step_number == record or probe:
+                rate = 2 * self.batch * (self.step_number - first) / max(self.seconds - earlier, 1e-9)
+                words = self._record(self.step_number == record, bool(probe), rate)
+                progress(self.step_number, self.steps, words)
+                if self.step_number == record:
+                    record = next(coming, 0)
+            elif self.step_number % ASK_EVERY == 0:
+                progress(self.step_number, self.steps, "")
+            wish = self._agree(stop, time.perf_counter() - saved > checkpoint_seconds)
+            if wish or self.step_number == self.steps:
+                path = self.save()
+                saved = time.perf_counter()
+            if wish == STOP and self.step_number < self.steps:
+                raise Stopped(
+                    f"stopped by {Signals(stop.signal or SIGTERM).name} after step {self.step_number} of {self.steps}; "
+                    f"{path} is whole: the same command continues"
+                )
+        self.background.shutdown()
+        if self.log:
+            self.log.close()
+
+    def _agree(self, stop: StopRequest, due: bool) -> int:
+        """What to do now, the same on all processes: GO_ON, SAVE or STOP (after saving)."""
+        if world() > 1 and self.step_number % ASK_EVERY:
+            return GO_ON
+        return agreed(STOP if stop.signal else SAVE if due else GO_ON, self.device)
+
+    def _set_rates(self) -> float:
+        factor = self.schedule.factor(self.step_number)
+        lr, lr_bias = self.recipe.lr * factor, (self.recipe.lr_bias or self.recipe.lr) * factor
+        self.optimizer.lr[0].fill_(lr)
+        self.optimizer.lr[1].fill_(lr_bias)
+        return lr
+
+    def _record(self, spectrum: bool, probe: bool, rate: float) -> str:
+        """Measure now; decompose and write in the background, in order."""
+        numbers = self.numbers.read()  # waits for the device
+        self._check_finite(numbers)
+        record: dict[str, Any] = {
+            "step": self.step_number,
+            "t": self.t,
+            "epoch": self.step_number * self.batch / self.training,
+            "loss": numbers["loss"] / max(1, numbers["steps"]),
+            "gradient": numbers["gradient"],
+            "lr": self.recipe.lr * self.schedule.factor(self.step_number - 1),
+        }
+        sums = None
+        if spectrum:
+            for value in self.monitor.state().values():
+                value.copy_(total(value))  # over processes
+            sums = self.monitor.snapshot()
+            self.monitor.reset()
+            self.numbers.clear()
+        if probe:
+            record |= self._probe()
+        record |= {"seconds": self.seconds, "views_per_second": rate}
+        self._settle(wait=False)
+        self.writing = self.background.submit(self._write, record, sums)
+        return f"loss {record['loss']:.4g}, {rate:,.0f} views/s"
+
+    def _write(self, record: dict[str, Any], sums: dict[str, Any] | None) -> None:
+        if self.log is None:  # not the first process
+            return
+        if sums is not None:
+            spectra = {k: v for k, v in vars(decompose(sums)).items() if v is not None}
+            record |= spectra
+        self.log.write(record)
+        _board_write(self.board, record)
+
+    def _settle(self, wait: bool = True) -> None:
+        """Let errors of background writing surface; wait for it before its results are counted on."""
+        if self.writing is not None and (wait or self.writing.done()):
+            self.writing.result()
+
+    def _check_finite(self, numbers: dict[str, float]) -> None:
+        if not numbers["bad_step"]:
+            return
+        kept = sorted((self.folder / CHECKPOINTS).glob("step-*.safetensors"))
+        weights = (
+            "weights are finite" if bool(torch.isfinite(self.optimizer.values).all()) else "weights are not finite"
+        )
+        raise Diverged(
+            f"training diverged: loss or gradient were not finite for the first time at step {numbers['bad_step']:.0f} "
+            f"(last gradient length {numbers['gradient']:.3g}, {weights}, lr {float(self.optimizer.lr[0]):.3g}); "
+            + (f"last good checkpoint: {kept[-1]}; " if kept else "no checkpoint had been written; ")
+            + "lower lr, lengthen warmup_epochs or set clip"
+        )
+
+    def _probe(self) -> dict[str, float]:
+        """Accuracies of the recipe's probes on representations."""
+        rows, held = probe_rows(self.images, self.training, self.recipe.probe_images)
+        labels = torch.as_tensor(np.asarray(self.images.labels, dtype=np.int64))
+        crop = PIPELINES[self.recipe.views][0].scale is None
+        precision = torch.bfloat16 if self.bf16 else None
+        (h, y), (h_test, y_test) = (
+            (
+                represent(self.network, self.feed, some, self.size, self.mean, self.std, crop, precision=precision)[0],
+                labels[some].to(self.device),
+            )
+            for some in (rows, held)
+        )
+        return {name: PROBES[name](h, y, h_test, y_test) for name in self.recipe.probes}
+
+    # initialization, saving, resuming
+
+    def _scale(self, network: Network) -> float:
+        recipe = self.recipe
+        if recipe.alpha != "auto":
+            alpha = float(recipe.alpha)
+        else:
+            alpha = find_alpha(network, lambda: self._top_eigenvalue(network), recipe.start, recipe.scope)
+            if world() > 1:
+                shared = torch.tensor(alpha, dtype=torch.float64, device=self.device)
+                dist.broadcast(shared, 0)
+                alpha = float(shared)
+        if alpha != 1:
+            scale_parameters(network, alpha, recipe.scope)
+        return alpha
+
+    @torch.no_grad()
+    def _top_eigenvalue(self, network: Network) -> float:
+        """The largest eigenvalue at initialization: of C for Barlow Twins and its kin, else of the covariance."""
+        buffers = {name: b.clone() for name, b in network.named_buffers()}
+        monitor = SpectrumMonitor()
+        rows = torch.arange(self.training)[: max(512, 4 * self.recipe.d)]
+        for i, some in enumerate(rows.split(256)):
+            self.generator.manual_seed(mixed(self.recipe.seed, START_SEED + i))
+            x_a, x_b = self._views(self.feed.take(some))
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+                monitor.update(network(x_a)[1], network(x_b)[1])
+        for name, b in network.named_buffers():
+            b.copy_(buffers[name])
+        found = monitor.compute()
+        return float((found.covariance if self.recipe.loss in ("simclr", "vicreg", "byol") else found.eigenvalues)[0])
+
+    def save(self) -> Path:
+        """Write a checkpoint, unless training has diverged."""
+        self._check_finite(self.numbers.read())
+        self._settle()
+        path = self.folder / CHECKPOINTS
+        if rank() == 0:
+            assert self.log is not None
+            tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
+            tensors |= {"momentum": self.optimizer.momentum_buffer, "numbers": self.numbers.values}
+            tensors |= {f"monitor.{k}": v for k, v in self.monitor.state().items()}
+            tensors["rng.cpu"] = torch.get_rng_state()
+            if self.device.type == "cuda":
+                tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+            facts = {
+                "recipe": self.recipe.plain(),
+                "t": self.t,
+                "alpha": self.alpha,
+                "seconds": self.seconds,
+                "log_size": self.log.size,
+                "view_shape": [self.images.pixels.shape[3], self.size, self.size],
+            }
+            path = checkpoint.save(path, self.step_number, facts, tensors)
+        if world() > 1:
+            dist.barrier()
+        return path
+
+    def resume(self) -> None:
+        """Go on from the newest whole checkpoint, or begin."""
+        found = checkpoint.newest(self.folder / CHECKPOINTS)
+        if found is None:
+            if rank() == 0:
+                facts = {"recipe": self.recipe.plain(), "alpha": self.alpha, "steps": self.steps}
+                facts |= {"batch": self.batch, "training_images": self.training}
+                save_json(self.folder / RECIPE, facts | provenance(str(self.device)))
+                self.log = MetricsLog(self.folder / METRICS)
+            return
+        _check_same(found.facts["recipe"], self.recipe.plain(), found.path)
+        self.objective.load_state_dict(found.part("objective"))
+        self.optimizer.momentum_buffer.copy_(found.tensors["momentum"])
+        self.numbers.values.copy_(found.tensors["numbers"])
+        self.monitor.load(found.part("monitor"), self.device)
+        torch.set_rng_state(found.tensors["rng.cpu"])
+        if self.device.type == "cuda" and "rng.cuda" in found.tensors:
+            torch.cuda.set_rng_state(found.tensors["rng.cuda"], self.device)
+        self.step_number, self.t = found.facts["step"], found.facts["t"]
+        self.seconds, self.alpha = found.facts["seconds"], found.facts["alpha"]
+        if rank() == 0:
+            self.log = MetricsLog(self.folder / METRICS, found.facts["log_size"])
+
+
+def _network(recipe: Recipe, sample: Tensor) -> Network:
+    torch.manual_seed(recipe.seed)
+    encoder = build_encoder(recipe.encoder, recipe.encoder_options)
+    return build_network(encoder, sample, recipe.hidden, recipe.d, recipe.head_norm, recipe.head_bias).float()
+
+
+def _count(recipe: Recipe, images: Images) -> int:
+    have = len(images.pixels)
+    count = recipe.pretrain or images.training or have
+    if count > have:
+        raise InputError("pretrain", f"must be at most {have}, the number of images of {images.name}", count)
+    return count
+
+
+def _check_same(stored: dict[str, Any], asked: dict[str, Any], path: Path) -> None:
+    differing = [k for k in asked if k != "label" and stored.get(k) != asked[k]]
+    if differing:
+        changes = ", ".join(f"{k} = {stored.get(k)!r} there, {asked[k]!r} here" for k in differing[:4])
+        raise InputError(
+            "run folder", "holds a run of another recipe", f"{path}: {changes}", "give another --out, or --restart"
+        )
+
+
+def _discard(folder: Path) -> None:
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    for name in (METRICS, RECIPE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError("tensorboard", "must be installed", None, "pip install tensorboard") from error
+    return SummaryWriter(folder / "tensorboard")
+
+
+def _board_write(board: Any, record: dict[str, Any]) -> None:
+    if board is None:
+        return
+    for name, value in record.items():
+        if isinstance(value, int | float):
+            board.add_scalar(name, value, record["step"])
+    for j, value in enumerate(record.get("eigenvalues", [])[:16]):
+        board.add_scalar(f"eigenvalues/{j + 1}", value, record["step"])

@@ -1,0 +1,108 @@
+"""What a step minimizes: two views in, the loss and everything measurable out."""
+
+from abc import abstractmethod
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stairwise.checks import InputError, number, one_of
+from stairwise.losses import MODULES, byol, precondition
+from stairwise.nets.encoder import Network
+from stairwise.nets.perceptron import head
+
+__all__ = ["AbstractObjective", "Bootstrap", "Embedded", "Joint", "build_objective", "capturable"]
+
+# these decompose matrices on the host, which a captured graph cannot
+UNCAPTURABLE = ("sharpened", "smoothed", "fourth_power", "hinged")
+
+
+class Embedded(NamedTuple):
+    """Loss, embeddings and representations of two views."""
+
+    loss: Tensor
+    z_a: Tensor
+    z_b: Tensor
+    h_a: Tensor
+    h_b: Tensor
+
+
+class AbstractObjective(nn.Module):
+    """A network and its loss; all parameters in here are trained, all state is checkpointed."""
+
+    network: Network
+
+    @abstractmethod
+    def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded: ...
+
+    def after_step(self) -> None:
+        """What follows the optimizer's step."""
+
+    def embed(self, x_a: Tensor, x_b: Tensor, together: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """h_a, z_a, h_b, z_b; together: batch norm sees both views as one batch."""
+        if together:
+            h, z = self.network(torch.cat([x_a, x_b]))
+            (h_a, h_b), (z_a, z_b) = h.chunk(2), z.chunk(2)
+        else:
+            (h_a, z_a), (h_b, z_b) = self.network(x_a), self.network(x_b)
+        return h_a, z_a, h_b, z_b
+
+
+class Joint(AbstractObjective):
+    """loss(z_a, z_b), with the gradient preconditioned if options for that are given."""
+
+    def __init__(self, network: Network, loss: nn.Module, stretch: dict[str, Any], together: bool = False) -> None:
+        super().__init__()
+        self.network, self.loss, self.stretch, self.together = network, loss, stretch, together
+
+    def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded:
+        h_a, z_a, h_b, z_b = self.embed(x_a, x_b, self.together)
+        views = precondition(z_a, z_b, **self.stretch) if self.stretch else (z_a, z_b)
+        return Embedded(self.loss(*views), z_a, z_b, h_a, h_b)
+
+
+class Bootstrap(AbstractObjective):
+    """BYOL: a predictor of what a slowly moving copy of the network makes of the other view."""
+
+    def __init__(self, network: Network, d: int, width: int = 512, decay: float = 0.99, together: bool = False) -> None:
+        super().__init__()
+        if number(decay, "decay", least=0) >= 1:
+            raise InputError("decay", "must be below 1", decay)
+        self.network, self.decay, self.together = network, decay, together
+        self.predictor = head(d, [width], d, norm=True, bias=True)
+        self.target = deepcopy(network).requires_grad_(False)
+
+    def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded:
+        h_a, z_a, h_b, z_b = self.embed(x_a, x_b, self.together)
+        with torch.no_grad():
+            (_, t_a), (_, t_b) = self.target(x_a), self.target(x_b)
+        loss = byol(self.predictor(z_a), t_b) + byol(self.predictor(z_b), t_a)
+        return Embedded(loss, z_a, z_b, h_a, h_b)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        pairs = zip(self.target.parameters(), self.network.parameters(), strict=True)
+        slow, fast = zip(*pairs, strict=True)
+        torch._foreach_lerp_(list(slow), list(fast), 1 - self.decay)
+
+
+def build_objective(
+    network: Network, d: int, loss: str, options: dict[str, Any], stretch: dict[str, Any], together: bool = False
+) -> AbstractObjective:
+    """By the names that recipes use."""
+    one_of(loss, "loss", MODULES)
+    factory = Bootstrap if loss == "byol" else MODULES[loss]
+    try:
+        if loss == "byol":
+            if stretch:
+                raise InputError("precondition", "does not apply to BYOL", stretch, "leave it out")
+            return Bootstrap(network, d, together=together, **options)
+        return Joint(network, MODULES[loss](**options), stretch, together)
+    except TypeError as error:
+        raise InputError("loss_options", f"must be arguments of {factory.__name__}", options, str(error)) from error
+
+
+def capturable(loss: str) -> bool:
+    """Whether a step with this loss can be recorded as a CUDA graph."""
+    return loss not in UNCAPTURABLE

@@ -1,0 +1,97 @@
+r"""SGD and LARS on flat memory.
+
+All parameters are moved into one vector, and so are their gradients, so that a step is a few kernels whatever the
+network, data parallelism is one reduction, and a checkpoint of the optimizer is one tensor. Matrices and filters come
+first, then biases and norms, which have a learning rate of their own.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from stairwise.checks import InputError, number, one_of
+
+__all__ = ["OPTIMIZERS", "FlatOptimizer"]
+
+OPTIMIZERS = ("sgd", "lars")
+TRUST = 1e-3  # LARS: length of a step relative to the length of the weights
+
+
+class FlatOptimizer:
+    """Momentum descent, v ← m v + g, w ← w − lr v, where g is made of the gradient:
+
+    "sgd" (torch's rule): g + weight_decay · w for all parameters.
+    "lars" (Meta's rule): for parameters with more than one axis, g + weight_decay · w scaled by
+    1e-3 ‖w‖ / ‖g + weight_decay · w‖ where both lengths are positive; the others as they are, without decay.
+
+    Attributes:
+        lr: learning rates of (weights, biases and norms), a tensor to be filled before each step.
+        gradient: the flat gradient; the parameters' `.grad` are views of it.
+        momentum_buffer: v, flat.
+    """
+
+    def __init__(
+        self, module: nn.Module, kind: str = "sgd", momentum: float = 0.9, weight_decay: float = 0.0, clip: float = 0.0
+    ) -> None:
+        self.kind = one_of(kind, "optimizer", OPTIMIZERS)
+        self.momentum = number(momentum, "momentum", least=0)
+        self.weight_decay = number(weight_decay, "weight_decay", least=0)
+        self.clip = number(clip, "clip", least=0)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        if not trained:
+            raise InputError("the network", "must have trainable parameters", 0, "set requires_grad")
+        weights, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
+        parameters = weights + others
+        device = parameters[0].device
+        sizes = [p.numel() for p in parameters]
+        self.split = sum(p.numel() for p in weights)
+        self.values = torch.zeros(sum(sizes), device=device)
+        self.gradient = torch.zeros_like(self.values)
+        self.momentum_buffer = torch.zeros_like(self.values)
+        self.lr = torch.zeros(2, device=device)
+        self.weights: list[Tensor] = []
+        self.weight_gradients: list[Tensor] = []
+        start = 0
+        for p, size in zip(parameters, sizes, strict=True):
+            value, gradient = (_shaped(flat[start : start + size], p) for flat in (self.values, self.gradient))
+            with torch.no_grad():
+                value.copy_(p)
+            p.data, p.grad = value, gradient
+            if p.ndim > 1:
+                self.weights.append(value)
+                self.weight_gradients.append(gradient)
+            start += size
+        self.repeats = torch.tensor([w.numel() for w in self.weights], device=device)
+
+    def zero_grad(self) -> None:
+        """Before the backward pass."""
+        self.gradient.zero_()
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """Clip, update; returns the length of the gradient before clipping. Nothing here waits for the device."""
+        norm = self.gradient.norm()
+        if self.clip:
+            self.gradient.mul_((self.clip / (norm + 1e-6)).clamp_max(1.0))
+        g, w = self.gradient[: self.split], self.values[: self.split]
+        if self.weight_decay:
+            if self.kind == "sgd":
+                self.gradient.add_(self.values, alpha=self.weight_decay)
+            else:
+                g.add_(w, alpha=self.weight_decay)
+        if self.kind == "lars" and self.weights:
+            lengths = torch.stack(torch._foreach_norm(self.weights))
+            steps = torch.stack(torch._foreach_norm(self.weight_gradients))
+            both = (lengths > 0) & (steps > 0)
+            ratio = torch.where(both, TRUST * lengths / steps, 1.0)
+            g.mul_(ratio.repeat_interleave(self.repeats, output_size=self.split))
+        v = self.momentum_buffer
+        v.mul_(self.momentum).add_(self.gradient)
+        w.addcmul_(v[: self.split], self.lr[0], value=-1)
+        self.values[self.split :].addcmul_(v[self.split :], self.lr[1], value=-1)
+        return norm
+
+
+def _shaped(flat: Tensor, like: Tensor) -> Tensor:
+    """A piece of the vector in the shape, and where it is dense also the memory order, of a parameter."""
+    dense = like.is_contiguous() or (like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last))
+    return flat.as_strided(like.shape, like.stride(), flat.storage_offset()) if dense else flat.view(like.shape)
