@@ -4,12 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stairwise import losses
     from stairwise.checks import InputError, TheoryWarning
     from stairwise.dynamics.descent import gradient_descent
     from stairwise.dynamics.flow import gradient_flow
     from stairwise.evaluate.probes import probe_curve
     from stairwise.kernel import kernels
     from stairwise.kernel.estimator import KernelSSL
+    from stairwise.losses import precondition
+    from stairwise.monitor.spectrum import SpectrumMonitor
     from stairwise.theory import landscapes
     from stairwise.theory.alignment import gaussian_init
     from stairwise.theory.conditions import check_conditions
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from stairwise.theory.modes import Modes
     from stairwise.theory.solutions import top_spectral_weights
     from stairwise.theory.trajectory import Trajectory
+    from stairwise.train.loop import train
+    from stairwise.train.recipe import Recipe, load_recipe
+    from stairwise.train.run import Run
 
 __version__ = "0.1.0"
 
@@ -28,6 +34,9 @@ _HOMES = {
     "InputError": "checks",
     "KernelSSL": "kernel.estimator",
     "Modes": "theory.modes",
+    "Recipe": "train.recipe",
+    "Run": "train.run",
+    "SpectrumMonitor": "monitor.spectrum",
     "TheoryWarning": "checks",
     "Trajectory": "theory.trajectory",
     "check_conditions": "theory.conditions",
@@ -37,9 +46,13 @@ _HOMES = {
     "gradient_flow": "dynamics.flow",
     "kernels": "kernel.kernels",
     "landscapes": "theory.landscapes",
+    "load_recipe": "train.recipe",
+    "losses": "losses",
+    "precondition": "losses",
     "predict_staircase": "theory.ensemble",
     "probe_curve": "evaluate.probes",
     "top_spectral_weights": "theory.solutions",
+    "train": "train",
 }
 
 __all__ = [
@@ -47,6 +60,9 @@ __all__ = [
     "InputError",
     "KernelSSL",
     "Modes",
+    "Recipe",
+    "Run",
+    "SpectrumMonitor",
     "TheoryWarning",
     "Trajectory",
     "check_conditions",
@@ -56,9 +72,13 @@ __all__ = [
     "gradient_flow",
     "kernels",
     "landscapes",
+    "load_recipe",
+    "losses",
+    "precondition",
     "predict_staircase",
     "probe_curve",
     "top_spectral_weights",
+    "train",
 ]
 
 
@@ -67,7 +87,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'stairwise' has no attribute {name!r}; it has {', '.join(__all__)}")
     module = import_module(f"stairwise.{home}")
-    value = module if home.endswith(f".{name}") else getattr(module, name)
+    value = module if home.split(".")[-1] == name else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -8,6 +8,7 @@ Colour operations follow torchvision's definitions, in their random order per im
 is eight times finer than the uint8 that Pillow rounds to after every operation.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -168,7 +169,7 @@ def crop_boxes(
         h = w = torch.full((n,), float(size), device=device)
     else:
         area = height * width * (view.scale[0] + (view.scale[1] - view.scale[0]) * draw(n, TRIES))
-        low, high = (torch.tensor(r, device=device).log() for r in view.ratio)
+        low, high = (math.log(r) for r in view.ratio)
         ratio = (low + (high - low) * draw(n, TRIES)).exp()
         ws, hs = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
         fits = (ws >= 1) & (ws <= width) & (hs >= 1) & (hs <= height)
@@ -256,11 +257,10 @@ def _jitter(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
     """
     n, colours = len(x), x.shape[2] == 3
     on = _chosen(n, view.jitter, x, generator).view(n, 1)
-    strengths = torch.tensor(view.strengths, device=x.device)
-    if not colours:
-        strengths[2:] = 0.0  # images of one channel have neither saturation nor hue
-    spread = torch.where(on, strengths * (2 * torch.rand((n, 4), device=x.device, generator=generator) - 1), 0.0)
-    factors = (1 + spread[:, :3]).clamp_min(0)
+    spread = torch.where(on, 2 * torch.rand((n, 4), device=x.device, generator=generator) - 1, 0.0)
+    # images of one channel have neither saturation nor hue
+    strengths = view.strengths if colours else (*view.strengths[:2], 0.0, 0.0)
+    factors = torch.stack([1 + s * spread[:, i] for i, s in enumerate(strengths[:3])], dim=1).clamp_min(0)
     order = torch.rand((n, 3), device=x.device, generator=generator).argsort(dim=1)
     done = []
     for position, part in enumerate(torch.arange(n).tensor_split(4)):
@@ -269,8 +269,8 @@ def _jitter(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
         rows = slice(int(part[0]), int(part[-1]) + 1)
         y = x[rows]
         for k in range(4):
-            if k == position and colours and view.strengths[3]:
-                y = turn_hue(y, spread[rows, 3])
+            if k == position and strengths[3]:
+                y = turn_hue(y, strengths[3] * spread[rows, 3])
             if k < 3:
                 y = _blend(y, order[rows, k], factors[rows].gather(1, order[rows, k : k + 1]))
         done.append(y)

@@ -50,7 +50,7 @@ def smoothed(z_a: Tensor, z_b: Tensor, epsilon: float = 0.1) -> Tensor:
         raise InputError("epsilon", "must be at most 1", epsilon, "1 is the plain loss")
 
     def h(x: Tensor) -> tuple[Tensor, Tensor]:
-        softening = torch.where(x > 1, epsilon**2, 1.0).to(x)
+        softening = 1 - (1 - epsilon**2) * (x > 1).to(x)
         return softening * (x - 1).square(), 2 * softening * (x - 1)
 
     return _sum_over_modes(z_a, z_b, h)

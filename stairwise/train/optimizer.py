@@ -60,7 +60,6 @@ class FlatOptimizer:
                 self.weights.append(value)
                 self.weight_gradients.append(gradient)
             start += size
-        self.repeats = torch.tensor([w.numel() for w in self.weights], device=device)
 
     def zero_grad(self) -> None:
         """Before the backward pass."""
@@ -83,7 +82,7 @@ class FlatOptimizer:
             steps = torch.stack(torch._foreach_norm(self.weight_gradients))
             both = (lengths > 0) & (steps > 0)
             ratio = torch.where(both, TRUST * lengths / steps, 1.0)
-            g.mul_(ratio.repeat_interleave(self.repeats, output_size=self.split))
+            torch._foreach_mul_(self.weight_gradients, list(ratio.unbind()))
         v = self.momentum_buffer
         v.mul_(self.momentum).add_(self.gradient)
         w.addcmul_(v[: self.split], self.lr[0], value=-1)
