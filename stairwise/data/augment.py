@@ -64,6 +64,7 @@ PIPELINES = {
     "simclr": (View(), View()),
     "barlow": (_barlow(1.0, 0.0), _barlow(0.1, 0.2)),
     "simclr-small": (View(blur=0), View(blur=0)),  # 32 px: SimCLR's paper leaves the blur out
+    "simclr-small-wide": 2 * (View((0.08, 1.0), strengths=(0.4, 0.4, 0.4, 0.1), blur=0),),
     "barlow-small": (
         View(strengths=(0.4, 0.4, 0.2, 0.1), blur=0),
         View(strengths=(0.4, 0.4, 0.2, 0.1), blur=0, solarize=0.2),

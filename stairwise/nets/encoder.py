@@ -49,17 +49,15 @@ def build_encoder(name: str, arguments: dict[str, Any] | None = None) -> nn.Modu
     """
     factory = _imported(name) if ":" in name else ENCODERS[one_of(name, "encoder", [*ENCODERS, "package.module:name"])]
     given = arguments or {}
-    try:
-        known = inspect.signature(factory).parameters
-        if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-            for key in given:
-                one_of(key, "encoder argument", known)
-    except ValueError:  # some built-in callables have no signature
-        pass
+    known = _parameters(factory)
+    for key in given if known else ():
+        one_of(key, "encoder argument", known)
     try:
         module = factory(**given)
     except TypeError as error:
-        raise InputError(f"encoder {name}", "must accept its arguments", error, "set encoder.NAME=VALUE") from error
+        raise InputError(
+            f"encoder {name}", "must accept its arguments", error, "set encoder_options.NAME=VALUE"
+        ) from error
     if not isinstance(module, nn.Module):
         raise InputError(f"encoder {name}", "must give a torch module", type(module).__name__)
     return module
@@ -78,6 +76,15 @@ def build_network(
         found = f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else type(h).__name__
         raise InputError("the encoder's output", "must be 2-D, (samples, features)", found, "pool or flatten it")
     return Network(encoder, head(h.shape[1], hidden, d, norm, bias))
+
+
+def _parameters(factory: Callable[..., Any]) -> list[str]:
+    """Names of its arguments; none where it takes any or does not say."""
+    try:
+        known = inspect.signature(factory).parameters
+    except ValueError:  # some built-in callables have no signature
+        return []
+    return [] if any(p.kind is p.VAR_KEYWORD for p in known.values()) else list(known)
 
 
 def _imported(path: str) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         if x.shape[1] != self.inputs:
-            raise InputError("views", f"must have {self.inputs} numbers each", x.shape[1], "set encoder.inputs")
+            raise InputError("views", f"must have {self.inputs} numbers each", x.shape[1], "set encoder_options.inputs")
         h: Tensor = self.layers(x)
         return h
 

@@ -1,0 +1,81 @@
+"""Spectra from accumulated moments against dense computations on all the data."""
+
+import numpy as np
+import pytest
+import torch
+
+import stairwise as sw
+from stairwise.checks import InputError
+
+
+def embeddings(n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    scale = np.logspace(0, -3, d)
+    base = rng.standard_normal((n, d)) * scale
+    return tuple(base + 0.3 * scale * rng.standard_normal((n, d)) + 2 * scale for _ in "ab")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "d"), [(300, 8), (12, 20)])
+def test_spectra_equal_dense_ones(dtype, n, d):
+    z_a, z_b = (torch.tensor(z).to(dtype) for z in embeddings(n, d))
+    h_a, h_b = (torch.tensor(z).to(dtype) for z in embeddings(n, 2 * d, seed=1))
+    monitor = sw.SpectrumMonitor()
+    for part in np.array_split(np.arange(n), 5):
+        monitor.update(z_a[part], z_b[part], h_a[part], h_b[part])
+    found = monitor.compute()
+    a, b, h = (z.double().numpy() for z in (z_a, z_b, torch.cat([h_a, h_b])))
+    C = (a.T @ b + b.T @ a) / (2 * n)
+    std_a, std_b = ((z - z.mean(0)) / z.std(0) for z in (a, b))
+    N = (std_a.T @ std_b + std_b.T @ std_a) / (2 * n)
+    expected = {
+        "eigenvalues": np.linalg.eigvalsh(C)[::-1],
+        "covariance": np.linalg.eigvalsh(np.cov(np.concatenate([a, b]).T))[::-1],
+        "hidden": np.linalg.eigvalsh(np.cov(h.T))[::-1],
+    }
+    for name, values in expected.items():
+        assert getattr(found, name) == pytest.approx(values, rel=1e-6, abs=1e-9 * values[0]), name
+    # float32 inputs far from zero leave their variance uncertain, so the scale here is the largest eigenvalue
+    assert found.normalized == pytest.approx(np.linalg.eigvalsh(N)[::-1], abs=1e-6 * np.abs(N).max() * d)
+    assert found.samples == n
+
+
+def test_negative_eigenvalues_are_kept():
+    z = torch.randn(50, 3, dtype=torch.float64)
+    monitor = sw.SpectrumMonitor()
+    monitor.update(z, -z)
+    assert monitor.compute().eigenvalues.max() < 0
+
+
+def test_reset_and_state():
+    z_a, z_b = (torch.tensor(z) for z in embeddings(40, 5))
+    one, two = sw.SpectrumMonitor(), sw.SpectrumMonitor()
+    one.update(torch.ones_like(z_a), torch.ones_like(z_b))
+    one.reset()
+    one.update(z_a[:10], z_b[:10])
+    two.load({k: v.clone() for k, v in one.state().items()}, torch.device("cpu"))
+    for monitor in (one, two):
+        monitor.update(z_a[10:], z_b[10:])
+    fresh = sw.SpectrumMonitor()
+    fresh.update(z_a, z_b)
+    for monitor in (one, two):
+        assert monitor.compute().eigenvalues == pytest.approx(fresh.compute().eigenvalues, rel=1e-10)
+
+
+def test_constant_dimensions_have_no_normalized_correlation():
+    z = torch.randn(30, 3, dtype=torch.float64)
+    z[:, 1] = 2.0
+    monitor = sw.SpectrumMonitor()
+    monitor.update(z, z)
+    assert np.isfinite(monitor.compute().normalized).all()
+
+
+def test_bad_input():
+    monitor = sw.SpectrumMonitor()
+    with pytest.raises(InputError, match="two pairs"):
+        monitor.compute()
+    with pytest.raises(InputError, match="one shape"):
+        monitor.update(torch.zeros(3, 2), torch.zeros(3, 3))
+    monitor.update(torch.zeros(3, 2), torch.zeros(3, 2))
+    with pytest.raises(InputError, match="2 dimensions"):
+        monitor.update(torch.zeros(3, 4), torch.zeros(3, 4))
