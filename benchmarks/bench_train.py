@@ -1,6 +1,6 @@
 """How fast is training? Against the model alone, an eager loop, an ordinary torchvision loop and kornia, in one run.
 
-    python benchmarks/bench_train.py [--device cuda] [--quick] [--steps 120]
+    python benchmarks/bench_train.py [--device cuda] [--quick] [--steps 300]
 
 ResNet-50, 96 px, Barlow Twins with the published views, LARS, bf16 autocast, channels-last; random smooth images.
 
@@ -53,7 +53,7 @@ class Reached(Exception):
 
 def loop_rate(recipe, device, steps):
     """Views per second of the real loop: median over the pieces between records, each of which waits for the device."""
-    every, moments = max(1, steps // 6), []
+    every, moments = max(1, steps // 6), []  # as often as a run of some thousand steps is measured
     recipe = replace(recipe, steps=steps + 2 * every, records=(steps + 2 * every) // every, window=1)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, Path(folder), device)
@@ -216,7 +216,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="a narrow network and small images, to try the script")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     device, steps = torch.device(options.device), options.steps
     size, batches = (32, (64, 16)) if options.quick else (96, (256, 64))

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from stairwise import __version__
@@ -272,6 +280,59 @@ def reproduce(
     if json_:
         _print_json([{"folder": result.folder, **result.record} for result in results])
     raise typer.Exit(0 if all(result.holds for result in results) else 1)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe (see --list) or a .toml file of yours.")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE, repeatable; loss_options.temperature=0.1 for tables.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/RECIPE.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    minutes: Annotated[float, typer.Option("--checkpoint-minutes", help="Time between checkpoints.")] = 5.0,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard what the run folder holds.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Show the recipes and their labels.")] = False,
+    json_: Json = False,
+) -> None:
+    """Train a network by a recipe and measure its staircase; the same command continues an interrupted run.
+
+    Writes metrics.jsonl (loss, spectra, probes), checkpoints and figure.png. On several GPUs:
+    `torchrun --nproc-per-node 4 -m stairwise train stl10-bt`
+
+    Examples: `stairwise train photos-bt`, `stairwise train cifar10-bt-small --set seed=1 --set d=64`
+    """
+    from stairwise.train.recipe import load_recipe, recipe_names
+
+    if list_ or not recipe:
+        known = {name: load_recipe(name).label.strip() for name in recipe_names()}
+        if json_:
+            _print_json(known)
+            return
+        for name, text in known.items():
+            out.print(f"[bold]{name}[/bold]", highlight=False)
+            print(f"{text}\n")
+        return
+    from stairwise.experiments.training import summarize, train_and_draw
+
+    chosen = dict(_setting(text) for text in settings or [])
+    with _bar(MofNCompleteColumn(), TextColumn("{task.fields[words]}")) as progress:
+        task = progress.add_task("preparing", total=None, words="")
+
+        def tell(step: int, steps: int, words: str) -> None:
+            progress.update(task, completed=step, total=steps, description=recipe)
+            if words:
+                progress.update(task, words=words)
+
+        run = train_and_draw(recipe, chosen, folder, device, minutes, restart, tensorboard, tell)
+    if run is None:  # not the first process of several
+        return
+    if json_:
+        _print_json(summarize(run).as_json())
+        return
+    _print_plain_table(summarize(run).table())
+    print(f"run     {run.folder}\nfigure  {run.folder / 'figure.png'}")
 
 
 def _setting(text: str) -> tuple[str, str]:

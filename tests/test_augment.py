@@ -169,7 +169,7 @@ def test_crop_boxes_are_torchvisions():
 
 
 def test_plain_crops_are_uniform_and_bounded():
-    top, left, h, w = crop_boxes(View(None), 32, 32, 20)
+    top, _, h, w = crop_boxes(View(None), 32, 32, 20)
     assert set(h) == set(w) == {20.0}
     counts = np.bincount(top.astype(int), minlength=13)
     assert len(counts) == 13

@@ -20,7 +20,7 @@ def embeddings(n, d, seed=0):
 def test_spectra_equal_dense_ones(dtype, n, d):
     z_a, z_b = (torch.tensor(z).to(dtype) for z in embeddings(n, d))
     h_a, h_b = (torch.tensor(z).to(dtype) for z in embeddings(n, 2 * d, seed=1))
-    monitor = sw.SpectrumMonitor()
+    monitor = sw.SpectrumMonitor(normalized=True)
     for part in np.array_split(np.arange(n), 5):
         monitor.update(z_a[part], z_b[part], h_a[part], h_b[part])
     found = monitor.compute()
@@ -65,7 +65,7 @@ def test_reset_and_state():
 def test_constant_dimensions_have_no_normalized_correlation():
     z = torch.randn(30, 3, dtype=torch.float64)
     z[:, 1] = 2.0
-    monitor = sw.SpectrumMonitor()
+    monitor = sw.SpectrumMonitor(normalized=True)
     monitor.update(z, z)
     assert np.isfinite(monitor.compute().normalized).all()
 

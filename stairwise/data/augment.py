@@ -246,7 +246,7 @@ def _uniform(n: int, bounds: Range, x: Tensor, generator: torch.Generator) -> Te
 
 def _gray(x: Tensor) -> Tensor:
     r, g, b = x.unbind(2)
-    return (GRAY[0] * r + GRAY[1] * g + GRAY[2] * b).unsqueeze(2)
+    return (GRAY[0] * r).add_(g, alpha=GRAY[1]).add_(b, alpha=GRAY[2]).unsqueeze(2)
 
 
 def _jitter(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
@@ -263,19 +263,13 @@ def _jitter(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
     strengths = view.strengths if colours else (*view.strengths[:2], 0.0, 0.0)
     factors = torch.stack([1 + s * spread[:, i] for i, s in enumerate(strengths[:3])], dim=1).clamp_min(0)
     order = torch.rand((n, 3), device=x.device, generator=generator).argsort(dim=1)
-    done = []
-    for position, part in enumerate(torch.arange(n).tensor_split(4)):
-        if len(part) == 0:
-            continue
-        rows = slice(int(part[0]), int(part[-1]) + 1)
-        y = x[rows]
-        for k in range(4):
-            if k == position and strengths[3]:
-                y = turn_hue(y, strengths[3] * spread[rows, 3])
-            if k < 3:
-                y = _blend(y, order[rows, k], factors[rows].gather(1, order[rows, k : k + 1]))
-        done.append(y)
-    return torch.cat(done)
+    for k in range(4):
+        quarter = slice(k * n // 4, (k + 1) * n // 4)
+        if strengths[3]:
+            x[quarter] = turn_hue(x[quarter], strengths[3] * spread[quarter, 3])
+        if k < 3:
+            x = _blend(x, order[:, k], factors.gather(1, order[:, k : k + 1]))
+    return x
 
 
 def _blend(x: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
@@ -295,13 +289,12 @@ def turn_hue(x: Tensor, shift: Tensor) -> Tensor:
     V − δ clamp(min(k, 4 − k), 0, 1), k = (c + H) mod 6, c = 5, 3, 1.
     """
     r, g, b = x.unbind(2)
-    high, low = x.amax(dim=2), x.amin(dim=2)
+    high, low = torch.maximum(torch.maximum(r, g), b), torch.minimum(torch.minimum(r, g), b)
     delta = high - low
-    per = 1 / delta.clamp_min(1e-4)
-    hue = torch.where(high == r, (g - b) * per, torch.where(high == g, (b - r) * per + 2, (r - g) * per + 4))
-    hue = hue + 6 * shift.view(-1, 1, 1).to(x)
-    channels = []
-    for c in (5, 3, 1):
-        k = (hue + c) % 6
-        channels.append(high - delta * torch.minimum(k, 4 - k).clamp_(0, 1))
-    return torch.stack(channels, dim=2)
+    red, green = high == r, high == g
+    apart = torch.where(red, g - b, torch.where(green, b - r, r - g))
+    base = torch.where(red, 0.0, torch.where(green, 2.0, 4.0)).to(x)
+    hue = (apart / delta.clamp_min(1e-4)).add_(base).add_(6 * shift.view(-1, 1, 1).to(x))
+    k = hue.unsqueeze(2) + torch.arange(5, 0, -2, device=x.device, dtype=x.dtype).view(1, 1, 3, 1)
+    k.remainder_(6).sub_(2).abs_().neg_().add_(2).clamp_(0, 1)  # clamp(min(k, 4 − k), 0, 1) for k mod 6
+    return torch.addcmul(high.unsqueeze(2), delta.unsqueeze(2), k, value=-1)

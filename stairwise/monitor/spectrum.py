@@ -24,20 +24,23 @@ class Spectrum:
     Attributes:
         samples: pairs behind them.
         eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); can be negative.
-        normalized: of C after each dimension of each view is standardized (Barlow Twins' batch norm), (d,).
         covariance: of the centred covariance of both views together, unbiased, (d,).
+        normalized: of C after each dimension of each view is standardized (Barlow Twins' batch norm), (d,), if asked.
         hidden: the same of the representations, (features,), where they were given.
     """
 
     samples: int
     eigenvalues: Floats
-    normalized: Floats
     covariance: Floats
+    normalized: Floats | None = None
     hidden: Floats | None = None
 
 
 class SpectrumMonitor:
     """Accumulates moments of (z_a, z_b), and of (h_a, h_b) where given, since the last reset.
+
+    Arguments:
+        normalized: also decompose C after standardizing.
 
     >>> monitor = SpectrumMonitor()
     >>> z = 2 * torch.eye(4)
@@ -46,7 +49,8 @@ class SpectrumMonitor:
     array([1., 1., 1., 1.])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, normalized: bool = False) -> None:
+        self.normalized = normalized
         self.sums: dict[str, Tensor] = {}
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
@@ -76,7 +80,7 @@ class SpectrumMonitor:
 
     def compute(self) -> Spectrum:
         """Decompose what has been accumulated (waits for the device)."""
-        return decompose(self.snapshot())
+        return decompose(self.snapshot(), self.normalized)
 
     def snapshot(self) -> dict[str, Floats]:
         """Copies of the sums on the host (waits for the device), for `decompose` at leisure, in another thread say."""
@@ -97,23 +101,27 @@ class SpectrumMonitor:
             self.sums[name] = value
 
 
-def decompose(sums: dict[str, Floats]) -> Spectrum:
+def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
     """Spectra of accumulated sums."""
     n = float(sums["n"]) if sums else 0.0
     if n < 2:
         raise InputError("monitor", "must have seen at least two pairs", int(n), "update() it first")
-    C = sums["ab"] / n
+    return Spectrum(
+        int(n),
+        _descending(sums["ab"] / n),
+        _descending(_covariance(sums["aa"] + sums["bb"], sums["a"] + sums["b"], 2 * n)),
+        _descending(_standardized(sums, n)) if normalized else None,
+        _descending(_covariance(sums["hh"], sums["h"], 2 * n)) if "hh" in sums else None,
+    )
+
+
+def _standardized(sums: dict[str, Floats], n: float) -> Floats:
+    """The correlation of standardized views; 0 for dimensions without variance."""
     mean_a, mean_b = sums["a"] / n, sums["b"] / n
     var_a, var_b = np.diag(sums["aa"]) / n - mean_a**2, np.diag(sums["bb"]) / n - mean_b**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        normed = (C - np.outer(mean_a, mean_b)) / np.sqrt(np.outer(var_a, var_b))
-    return Spectrum(
-        int(n),
-        _descending(C),
-        _descending(np.nan_to_num(normed, posinf=0, neginf=0)),
-        _descending(_covariance(sums["aa"] + sums["bb"], sums["a"] + sums["b"], 2 * n)),
-        _descending(_covariance(sums["hh"], sums["h"], 2 * n)) if "hh" in sums else None,
-    )
+        normed = (sums["ab"] / n - np.outer(mean_a, mean_b)) / np.sqrt(np.outer(var_a, var_b))
+    return np.nan_to_num(normed, posinf=0, neginf=0)
 
 
 def _covariance(second: Floats, first: Floats, n: float) -> Floats:

@@ -6,9 +6,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["GraphedStep"]
+__all__ = ["GraphedStep", "beside"]
 
 WARM = 3  # steps that are taken one by one, on a side stream, before recording
+
+
+def beside(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """Both results, computed side by side on two streams; inside a recording."""
+    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        b = second()
+    a = first()
+    here.wait_stream(aside)
+    return a, b
 
 
 class GraphedStep:

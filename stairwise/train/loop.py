@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stairwise.checks import InputError
-from stairwise.data.augment import PIPELINES, augment
+from stairwise.data.augment import PIPELINES, View, augment
 from stairwise.data.feed import AbstractFeed, batch_rows, build_feed, channel_statistics, mixed
 from stairwise.data.images import Images, load
 from stairwise.evaluate.classifiers import PROBES
@@ -31,7 +31,7 @@ from stairwise.nets.encoder import Network, build_encoder, build_network
 from stairwise.nets.initial import find_alpha, scale_parameters
 from stairwise.provenance import provenance
 from stairwise.train import checkpoint
-from stairwise.train.graph import GraphedStep
+from stairwise.train.graph import GraphedStep, beside
 from stairwise.train.log import MetricsLog
 from stairwise.train.objective import AbstractObjective, Embedded, build_objective, capturable
 from stairwise.train.optimizer import FlatOptimizer
@@ -91,6 +91,7 @@ def train(
         stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=where.type == "cuda"))
         stop = stack.enter_context(StopRequest())
         trainer = Trainer(recipe, folder, where, tensorboard)
+        stack.callback(trainer.close)
         trainer.resume()
         trainer.run(stop, 60 * checkpoint_minutes, progress or (lambda *_: None))
     return Run(folder)
@@ -163,7 +164,8 @@ class Trainer:
         per_epoch = self.training // self.batch
         self.steps = recipe.steps or max(1, round(recipe.epochs * per_epoch))
         self.schedule = Schedule(recipe.schedule, self.steps, round(recipe.warmup_epochs * per_epoch), recipe.final_lr)
-        self.monitor, self.numbers = SpectrumMonitor(), _Numbers(device)
+        standardizes = recipe.loss == "barlow_twins" and recipe.loss_options.get("batch_norm", True)
+        self.monitor, self.numbers = SpectrumMonitor(normalized=bool(standardizes)), _Numbers(device)
         window = recipe.window or max(4 * recipe.d, 512)
         self.window = min(math.ceil(window / self.batch), self.steps)
         records = max(1, min(recipe.records, self.steps // self.window))
@@ -201,12 +203,14 @@ class Trainer:
             self.monitor.update(out.z_a, out.z_b, *((out.h_a, out.h_b) if self.recipe.hidden_spectrum else ()))
 
     def _views(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        views = (
-            augment(batch, view, self.size, self.generator, self.mean, self.std)
-            for view in PIPELINES[self.recipe.views]
-        )
-        x_a, x_b = (x if self.bf16 else x.float() for x in views)
-        return x_a, x_b
+        def draw(view: View) -> Tensor:
+            x = augment(batch, view, self.size, self.generator, self.mean, self.std)
+            return x if self.bf16 else x.float()
+
+        a, b = PIPELINES[self.recipe.views]
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return beside(lambda: draw(a), lambda: draw(b))  # many small kernels: two at a time
+        return draw(a), draw(b)
 
     def _fixed_pairs(self) -> tuple[Tensor, Tensor]:
         self.generator.manual_seed(mixed(self.recipe.seed, START_SEED))
@@ -251,9 +255,13 @@ class Trainer:
                     f"stopped by {Signals(stop.signal or SIGTERM).name} after step {self.step_number} of {self.steps}; "
                     f"{path} is whole: the same command continues"
                 )
+
+    def close(self) -> None:
+        """Let go of threads and files."""
         self.background.shutdown()
-        if self.log:
-            self.log.close()
+        for open_ in (self.log, self.board):
+            if open_ is not None:
+                open_.close()
 
     def _agree(self, stop: StopRequest, due: bool) -> int:
         """What to do now, the same on all processes: GO_ON, SAVE or STOP (after saving)."""
@@ -298,7 +306,7 @@ class Trainer:
         if self.log is None:  # not the first process
             return
         if sums is not None:
-            spectra = {k: v for k, v in vars(decompose(sums)).items() if v is not None}
+            spectra = {k: v for k, v in vars(decompose(sums, self.monitor.normalized)).items() if v is not None}
             record |= spectra
         self.log.write(record)
         _board_write(self.board, record)
@@ -415,7 +423,7 @@ class Trainer:
             torch.cuda.set_rng_state(found.tensors["rng.cuda"], self.device)
         self.step_number, self.t = found.facts["step"], found.facts["t"]
         self.seconds, self.alpha = found.facts["seconds"], found.facts["alpha"]
-        if rank() == 0:
+        if rank() == 0 and self.step_number < self.steps:
             self.log = MetricsLog(self.folder / METRICS, found.facts["log_size"])
 
 

@@ -1,0 +1,116 @@
+"""`stairwise train`: train by a recipe, draw the staircase, say what was learned."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stairwise.files import atomic
+from stairwise.losses.ranks import rank
+from stairwise.report.page import Table
+from stairwise.train.loop import Progress, train
+from stairwise.train.recipe import load_recipe
+from stairwise.train.run import Run
+
+__all__ = ["Summary", "course_of", "summarize", "train_and_draw"]
+
+BARLOW = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")  # losses made of C
+
+
+def train_and_draw(
+    name: str,
+    settings: dict[str, Any],
+    folder: Path | None,
+    device: str,
+    minutes: float,
+    restart: bool,
+    tensorboard: bool,
+    progress: Progress,
+) -> Run | None:
+    """Train; the first process also draws figure.png and returns the run."""
+    recipe = load_recipe(name, settings)
+    folder = folder or Path("runs") / _folder_name(name, settings)
+    run = train(
+        recipe,
+        folder,
+        device=device,
+        checkpoint_minutes=minutes,
+        restart=restart,
+        tensorboard=tensorboard,
+        progress=progress,
+    )
+    if rank() != 0:
+        return None
+    draw(run)
+    return run
+
+
+def draw(run: Run) -> None:
+    """RUN/figure.png."""
+    from stairwise.figures.style import style
+    from stairwise.figures.training import draw_courses
+
+    with style():
+        figure = draw_courses([course_of(run)])
+        with atomic(run.folder / "figure.png") as part:
+            figure.savefig(part)
+
+
+def course_of(run: Run, name: str = "") -> Any:
+    """A run as it is drawn: eigenvalues of C for Barlow Twins and its kin, of the covariance for the others."""
+    from stairwise.figures.training import Course
+
+    barlow = run.recipe.loss in BARLOW and not run.recipe.loss_options.get(
+        "batch_norm", run.recipe.loss == "barlow_twins"
+    )
+    key, of = ("eigenvalues", "C") if barlow else ("covariance", "the covariance of z")
+    return Course(name or run.recipe.loss.replace("_", " "), run.times, run.series("loss"), run.series(key), of)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a few numbers."""
+
+    folder: Path
+    facts: dict[str, Any]
+    rows: list[tuple[str, str, Any]]
+
+    def table(self) -> Table:
+        """For people."""
+        return Table("What was learned", ["measured", "value", "unit"], [[n, _text(v), u] for n, u, v in self.rows])
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return {"run": self.folder, "alpha": self.facts["alpha"], **{n: v for n, _, v in self.rows}}
+
+
+def summarize(run: Run) -> Summary:
+    """The end of a run."""
+    course, last = course_of(run), run.records[-1]
+    spectrum = course.spectra[-1]
+    rows: list[tuple[str, str, Any]] = [
+        ("steps", "", last["step"]),
+        ("time t", "Σ lr", last["t"]),
+        ("loss, first record", "", float(course.loss[0])),
+        ("loss, last record", "", float(course.loss[-1])),
+        (f"largest eigenvalue of {course.of}", "", float(spectrum[0])),
+        ("eigenvalues above a tenth of it", f"of {len(spectrum)}", int((spectrum > 0.1 * spectrum[0]).sum())),
+        ("wall-clock time", "s", last["seconds"]),
+        ("rate", "views/s", last["views_per_second"]),
+    ]
+    for probe in run.recipe.probes:
+        accuracy = run.probes(probe)[1]
+        if len(accuracy):
+            rows.append((f"{probe} accuracy", "%", 100 * float(accuracy[-1])))
+    return Summary(run.folder, run.facts, rows)
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{np.float64(value):,.4g}"
+
+
+def _folder_name(name: str, settings: dict[str, Any]) -> str:
+    parts = [Path(name).stem, *(f"{k}={v}" for k, v in settings.items())]
+    return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))[:120]
