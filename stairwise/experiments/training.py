@@ -65,7 +65,7 @@ def course_of(run: Run, name: str = "") -> Any:
     barlow = run.recipe.loss in BARLOW and not run.recipe.loss_options.get(
         "batch_norm", run.recipe.loss == "barlow_twins"
     )
-    key, of = ("eigenvalues", "C") if barlow else ("covariance", "the covariance of z")
+    key, of = ("eigenvalues", "C") if barlow else ("covariance", "Cov z")
     return Course(name or run.recipe.loss.replace("_", " "), run.times, run.series("loss"), run.series(key), of)
 
 

@@ -12,6 +12,8 @@ from stairwise.figures.style import MEASURED, mode_colors, panels
 
 __all__ = ["Course", "draw_courses"]
 
+THIN = {**MEASURED, "linewidth": 1.1}  # dozens of curves a panel
+
 
 @dataclass(frozen=True, eq=False)
 class Course:
@@ -43,7 +45,7 @@ def draw_courses(courses: Sequence[Course], shown: int = 32) -> Figure:
 
 
 def _draw_loss(ax: Axes, course: Course) -> None:
-    ax.plot(course.times, course.loss, **{**MEASURED, "color": "#7d9cc0"})
+    ax.plot(course.times, course.loss, **{**THIN, "color": "#7d9cc0"})
     ax.set(xlabel="time $t$ = Σ lr", ylabel="loss", xlim=(0, course.times[-1]), title=course.name)
 
 
@@ -51,7 +53,7 @@ def _draw_spectra(ax: Axes, course: Course, shown: int, log: bool) -> None:
     curves = course.spectra[:, :shown]
     colors = mode_colors(curves.shape[1])
     for j in reversed(range(curves.shape[1])):
-        ax.plot(course.times, np.where(curves[:, j] > 0, curves[:, j], np.nan), **{**MEASURED, "color": colors[j]})
+        ax.plot(course.times, np.where(curves[:, j] > 0, curves[:, j], np.nan), **{**THIN, "color": colors[j]})
     ax.set(xlabel="time $t$ = Σ lr", ylabel=f"eigenvalues of {course.of}", xlim=(0, course.times[-1]))
     if log:
         top = np.nanmax(curves)
