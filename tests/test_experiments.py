@@ -14,7 +14,6 @@ from stairwise.experiments.outlook import outlook_on_features
 from stairwise.files import save_arrays
 from stairwise.nets.encoder import build_encoder, build_network
 
-
 # the first three steps, where the full figure takes minutes
 SHORTER = {"fig2ab": {"steps": "1400"}}
 
