@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from stairwise.kernel import kernels
     from stairwise.kernel.estimator import KernelSSL
     from stairwise.losses import precondition
+    from stairwise.monitor.forecast import forecast_steps
     from stairwise.monitor.spectrum import SpectrumMonitor
+    from stairwise.monitor.steps import detect_steps
     from stairwise.theory import landscapes
     from stairwise.theory.alignment import gaussian_init
     from stairwise.theory.conditions import check_conditions
@@ -41,6 +43,8 @@ _HOMES = {
     "Trajectory": "theory.trajectory",
     "check_conditions": "theory.conditions",
     "closed_form": "theory.laws",
+    "detect_steps": "monitor.steps",
+    "forecast_steps": "monitor.forecast",
     "gaussian_init": "theory.alignment",
     "gradient_descent": "dynamics.descent",
     "gradient_flow": "dynamics.flow",
@@ -67,6 +71,8 @@ __all__ = [
     "Trajectory",
     "check_conditions",
     "closed_form",
+    "detect_steps",
+    "forecast_steps",
     "gaussian_init",
     "gradient_descent",
     "gradient_flow",

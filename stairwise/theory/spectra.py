@@ -1,0 +1,89 @@
+r"""What is read off a spectrum: how many dimensions are in use.
+
+All take eigenvalues λ_j of a covariance (nonnegative up to noise; negative ones count as zero) along the last axis.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import InputError
+
+__all__ = ["alpha_req", "effective_rank", "grown", "participation_ratio"]
+
+Floats = NDArray[np.float64]
+
+
+def effective_rank(eigenvalues: ArrayLike) -> Floats:
+    r"""exp of the entropy of p_j = σ_j / Σ σ, σ = √λ the singular values of the embeddings (RankMe, 2023).
+
+    >>> float(effective_rank([1.0, 1.0, 1.0, 0.0]).round(6))
+    3.0
+    """
+    sigma = np.sqrt(_nonnegative(eigenvalues))
+    p = sigma / _nonzero(sigma.sum(axis=-1, keepdims=True))
+    return np.asarray(np.where(sigma.any(axis=-1), np.exp(-(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)), 0.0))
+
+
+def participation_ratio(eigenvalues: ArrayLike) -> Floats:
+    """(Σ λ)² / Σ λ²: the number of equal eigenvalues with the same spread.
+
+    >>> float(participation_ratio([2.0, 2.0, 0.0]))
+    2.0
+    """
+    lam = _nonnegative(eigenvalues)
+    return np.asarray(lam.sum(axis=-1) ** 2 / _nonzero((lam**2).sum(axis=-1)))
+
+
+def alpha_req(eigenvalues: ArrayLike) -> float:
+    """α of λ_j ∝ j^{-α}, by least squares in logarithms over the positive eigenvalues (α-ReQ, Agrawal et al. 2022).
+
+    >>> round(alpha_req(np.arange(1, 50) ** -1.5), 6)
+    1.5
+    """
+    lam = np.sort(_nonnegative(eigenvalues))[::-1]
+    if lam.ndim != 1:
+        raise InputError("eigenvalues", "must be one spectrum", f"shape {lam.shape}")
+    lam = lam[lam > 0]
+    if len(lam) < 2:
+        raise InputError(
+            "eigenvalues", "must hold at least two positive values", len(lam), "the embedding has collapsed"
+        )
+    x, y = np.log(np.arange(1, len(lam) + 1)), np.log(lam)
+    return float(-np.polyfit(x, y, 1)[0])
+
+
+def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
+    r"""Number of grown eigenvalues and the threshold between them and the rest: the paper's dashed lines (Figs. 3, 4).
+
+    The threshold is the cut of log λ that leaves the least variance within its two sides (Otsu); geometric middle of
+    the two values next to it. Everything counts as grown where the cut explains less than half of the variance or
+    where the two sides are less than a factor of 10 apart.
+
+    >>> count, threshold = grown([1.0, 0.9, 0.8, 1e-4, 1e-5])
+    >>> count, 1e-3 < threshold < 0.8
+    (3, True)
+    """
+    lam = np.sort(_nonnegative(eigenvalues))[::-1]
+    if lam.ndim != 1 or lam[0] <= 0:
+        raise InputError("eigenvalues", "must be one spectrum with a positive value", f"shape {lam.shape}")
+    y = np.log(np.maximum(lam, 1e-16 * lam[0]))
+    total = len(y) * y.var()
+    if len(y) < 2 or total == 0:
+        return len(y), 0.0
+    within = [k * y[:k].var() + (len(y) - k) * y[k:].var() for k in range(1, len(y))]
+    k = int(np.argmin(within)) + 1
+    apart = y[:k].mean() - y[k:].mean()
+    if within[k - 1] > total / 2 or apart < np.log(10):
+        return len(y), 0.0
+    return k, float(np.exp((y[k - 1] + y[k]) / 2))
+
+
+def _nonnegative(eigenvalues: ArrayLike) -> Floats:
+    lam = np.asarray(eigenvalues, dtype=np.float64)
+    if lam.ndim == 0 or lam.shape[-1] == 0 or not np.isfinite(lam).all():
+        raise InputError("eigenvalues", "must be a nonempty array of finite numbers", f"shape {lam.shape}")
+    return np.maximum(lam, 0.0)
+
+
+def _nonzero(x: Floats) -> Floats:
+    return np.asarray(np.where(x > 0, x, 1.0))

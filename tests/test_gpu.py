@@ -1,0 +1,117 @@
+"""What only a GPU can show: recorded steps, half-precision views, resuming there. Skipped where there is none."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import stairwise as sw
+from stairwise.data.augment import PIPELINES, augment, full_view, to_layout
+from stairwise.data.images import load
+from stairwise.losses.preconditioning import inverse_root
+from stairwise.train.loop import Stopped, Trainer
+from stairwise.train.recipe import Recipe
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+TINY = Recipe(
+    data="photos",
+    views="barlow",
+    encoder="mlp",
+    encoder_options={"inputs": 3072, "widths": [128]},
+    hidden=[64],
+    d=8,
+    batch=128,
+    steps=30,
+    lr=1e-3,
+    records=10,
+    precision="float32",
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss": "simclr"},
+        {"loss": "vicreg", "precondition": {"power": 0.5}},
+        {"loss": "vicreg", "precondition": {"power": 1.0}},
+        {"optimizer": "lars"},
+        {"loss": "byol"},
+    ],
+)
+def test_recorded_steps_equal_steps_taken_one_by_one(changes, tmp_path):
+    recipe = replace(TINY, **changes)
+    graph = sw.train(recipe, tmp_path / "graph", device="cuda")
+    eager = sw.train(replace(recipe, graph=False), tmp_path / "eager", device="cuda")
+    assert graph.series("loss") == pytest.approx(eager.series("loss"), rel=1e-3)
+    assert graph.series("eigenvalues") == pytest.approx(eager.series("eigenvalues"), rel=1e-2, abs=1e-4)
+
+
+def test_steps_are_recorded(tmp_path):
+    trainer = Trainer(TINY, tmp_path, torch.device("cuda"))
+    batch = trainer.feed.take(torch.arange(128))
+    for _ in range(5):
+        trainer.take(batch, False)
+    assert not trainer.take.impossible
+    assert set(trainer.take.recordings) == {False}
+    trainer.close()
+
+
+def test_every_replay_draws_new_views(tmp_path):
+    recipe = replace(TINY, lr=1e-12, steps=20, records=20, window=128)
+    losses = sw.train(recipe, tmp_path, device="cuda").series("loss")
+    assert len(np.unique(losses)) == 20
+
+
+def test_resuming_on_the_gpu(tmp_path):
+    import os
+    import signal
+
+    whole = sw.train(TINY, tmp_path / "whole", device="cuda")
+    with pytest.raises(Stopped):
+        sw.train(
+            TINY,
+            tmp_path / "parts",
+            device="cuda",
+            progress=lambda step, *_: os.kill(os.getpid(), signal.SIGTERM) if step == 15 else None,
+        )
+    parts = sw.train(TINY, tmp_path / "parts", device="cuda")
+    assert parts.series("loss") == pytest.approx(whole.series("loss"), rel=1e-4)
+
+
+def test_views_in_half_precision():
+    images = to_layout(torch.tensor(load("photos").pixels[:64]))
+    mean, std = torch.full((3,), 0.5), torch.full((3,), 0.25)
+    cpu = full_view(images, 24, mean, std)
+    gpu = full_view(images.cuda(), 24, mean.cuda(), std.cuda())
+    assert gpu.dtype == torch.float16
+    assert (gpu.float().cpu() - cpu).abs().max() < 0.02  # of 4, the range after normalization
+    for pair in PIPELINES.values():
+        for view in pair:
+            size = 20
+            x = augment(images.cuda(), view, size, torch.Generator("cuda").manual_seed(0), mean.cuda(), std.cuda())
+            y = augment(images, view, size, torch.Generator().manual_seed(0), mean, std)
+            assert torch.isfinite(x).all()
+            # other random numbers, the same distribution
+            assert float(x.float().mean()) == pytest.approx(float(y.mean()), abs=0.15)
+            assert float(x.float().std()) == pytest.approx(float(y.std()), rel=0.15)
+
+
+def test_precondition_on_the_gpu():
+    torch.manual_seed(0)
+    z = torch.randn(64, 300, device="cuda")
+    A = z.T @ z / 64
+    A = A / A.diagonal().mean() + 0.1 * torch.eye(300, device="cuda")
+    values, V = torch.linalg.eigh(A.double())
+    exact = (V * values**-0.5) @ V.T
+    assert float((inverse_root(A, 0.1, 300.1).double() - exact).norm() / exact.norm()) < 1e-4
+
+
+def test_bf16_keeps_small_eigenvalues(tmp_path):
+    """The head runs in float32 under autocast: eigenvalues a millionth of the largest are not lost in rounding."""
+    recipe = replace(TINY, encoder="resnet18", encoder_options={"stem": "small", "width": 16}, alpha="auto", steps=8)
+    bf16 = sw.train(replace(recipe, precision="bf16"), tmp_path / "bf16", device="cuda").series("covariance")[0]
+    full = sw.train(recipe, tmp_path / "full", device="cuda").series("covariance")[0]
+    assert bf16 == pytest.approx(full, rel=0.3, abs=1e-4 * full[0])

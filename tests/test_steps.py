@@ -1,0 +1,177 @@
+"""Steps found and foretold, on simulated staircases and on stored ones of real networks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.files import load_arrays
+from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
+from tests.staircases import SPECTRA, STARTS, isolated, simulate
+
+STORED = Path(__file__).parents[1] / "docs" / "results" / "staircases.npz"
+
+
+@pytest.fixture(scope="module")
+def staircases():
+    return [simulate(gamma, start, seed) for gamma in SPECTRA.values() for start in STARTS for seed in range(3)]
+
+
+def test_isolated_steps_are_found_at_their_time(staircases):
+    """F1 at least 0.95 over all; nine in ten within half a rise time."""
+    found = wrong = missed = 0
+    errors = []
+    for t, lam, tau, rise in staircases:
+        steps = sw.detect_steps(t, lam)
+        off = np.abs(steps.times[:, None] - tau) / rise  # (found, true)
+        for j in np.flatnonzero(isolated(tau, rise)):
+            best = off[:, j].min(initial=np.inf)
+            found, missed = found + (best < 2), missed + (best >= 2)
+            errors.append(min(best, 2))
+        wrong += int((off.min(axis=1) > 2).sum())
+    assert 2 * found / (2 * found + wrong + missed) >= 0.95
+    assert np.median(errors) < 0.3
+    assert np.quantile(errors, 0.9) < 0.5
+
+
+def test_neighbours_are_one_event():
+    t = np.linspace(0, 8, 400)
+    lam = 1 / (1 + 1e8 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.98, 0.5])))
+    steps = sw.detect_steps(t, lam)
+    assert steps.modes.tolist() == [0, 1, 2, 3]
+    assert steps.multiplicity.tolist() == [1, 2, 1]
+    assert steps.rise_times == pytest.approx(1 / (8 * np.array([2.0, 1.0, 0.98, 0.5])), rel=0.01)
+    assert steps.levels == pytest.approx(1, abs=1e-3)
+
+
+def test_other_levels_and_units():
+    """Plateaus of covariances are not 1, and time has any unit."""
+    t = np.linspace(0, 8, 400)
+    lam = 1 / (1 + 1e8 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.5])))
+    plain, scaled = sw.detect_steps(t, lam), sw.detect_steps(1e3 * t, 40 * lam)
+    assert scaled.times == pytest.approx(1e3 * plain.times)
+    assert scaled.levels == pytest.approx(40 * plain.levels)
+
+
+def test_what_is_no_step():
+    t = np.linspace(0, 1, 50)
+    rng = np.random.default_rng(0)
+    flat = 1 + 0.1 * rng.standard_normal((50, 3))
+    growing = 1e-8 * np.exp(5 * t)[:, None]
+    noise = 1e-9 * np.abs(rng.standard_normal((50, 2)))
+    for lam in (flat, growing, noise, np.zeros((50, 2)), -np.ones((50, 1))):
+        assert len(sw.detect_steps(t, lam)) == 0
+
+
+def test_forecasts_when_a_mode_has_reached_a_hundredth(staircases):
+    """Median error at most 10 % of the remaining time, intervals of 80 % cover between 70 and 90 %."""
+    errors, inside = [], []
+    for t, lam, tau, rise in staircases:
+        for j, (step, width) in enumerate(zip(tau, rise, strict=True)):
+            end = np.searchsorted(t, step - width * np.log(99)) + 1
+            if end < 10 or t[end - 1] >= step:
+                continue
+            ahead = sw.forecast_steps(t[:end], lam[:end])
+            which = np.flatnonzero(ahead.modes == j)
+            errors.append(abs(ahead.times[which[0]] - step) / (step - t[end - 1]) if len(which) else np.inf)
+            inside.append(len(which) > 0 and ahead.low[which[0]] <= step <= ahead.high[which[0]])
+    assert len(errors) > 200
+    assert np.median(errors) <= 0.10
+    assert 0.70 <= np.mean(inside) <= 0.90
+
+
+@pytest.mark.parametrize(("loss", "bound"), [("barlow_twins", 0.25), ("vicreg", 0.35)])
+def test_forecasts_of_real_networks(loss, bound):
+    """ResNet-18 on CIFAR-10: median error relative to the remaining time, from a hundredth of the plateau."""
+    stored = load_arrays(STORED)
+    t, lam = (stored[f"{loss}.{k}"].astype(float) for k in ("times", "spectra"))
+    steps = sw.detect_steps(t, lam)
+    errors = []
+    for step, mode, level in zip(steps.times, steps.modes, steps.levels, strict=True):
+        low = np.flatnonzero((lam[:, mode] < 0.01 * level) & (t < step))
+        if len(low) and low[-1] >= 10 and t[low[-1] + 1] < step:
+            end = low[-1] + 2
+            ahead = sw.forecast_steps(t[:end], lam[:end])
+            guess = ahead.times[ahead.modes == mode]
+            errors.append(abs(guess[0] - step) / (step - t[end - 1]) if len(guess) else np.inf)
+    assert len(errors) >= 4
+    assert np.median(errors) <= bound
+
+
+def test_acceleration_is_learned_from_earlier_steps():
+    """y' = r e^{κ y}: without it the forecast would be late by half of the remaining time."""
+    t = np.linspace(0, 520, 3000)
+    kappa, rates = 0.35, np.array([4.0, 1.6, 1.0, 0.7, 0.5])
+    start = np.log(1e-6)
+    # e^{−κy} falls in a straight line until y = 0, then the logistic law takes over at its final rate
+    step = (np.exp(-kappa * start) - 1) / (kappa * rates)
+    y = np.where(
+        t[:, None] < step,
+        -np.log(np.maximum(np.exp(-kappa * start) - kappa * rates * t[:, None], 1e-300)) / kappa,
+        rates * (t[:, None] - step),
+    )
+    lam = 1 / (1 + np.exp(-y)) * np.exp(0.03 * np.random.default_rng(0).standard_normal(y.shape))
+    lam = -np.sort(-lam, axis=1)
+    mode = 3
+    end = int(np.searchsorted(t, step[mode])) - 60
+    ahead = sw.forecast_steps(t[:end], lam[:end])
+    assert mode in ahead.modes
+    guess = ahead.times[ahead.modes == mode][0]
+    assert abs(guess - step[mode]) < 0.15 * (step[mode] - t[end - 1])
+
+
+def test_forecast_of_the_staircase():
+    t = np.linspace(0, 1.5, 100)
+    gamma = np.array([2.0, 1.0, 0.9, 1e-3])
+    lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, gamma)))
+    ahead = sw.forecast_steps(t, lam)
+    assert ahead.when(0.5) == pytest.approx(np.log(1e6) / 8, rel=0.01)
+    assert ahead.when(0.75) == pytest.approx(np.log(1e6) / 7.2, rel=0.01)
+    assert (ahead.low <= ahead.times).all()
+    assert (ahead.times <= ahead.high).all()
+    later = np.array([1.6, 3.0])
+    true = ((1 - 1 / (1 + 1e6 * np.exp(-8 * 1.6 * gamma))) ** 2).sum()
+    assert ahead.loss(later)[0] == pytest.approx(true, abs=0.1)
+    assert ahead.loss(later)[1] == pytest.approx(1.0, abs=0.05)
+    with pytest.raises(InputError, match="share"):
+        ahead.when(0)
+
+
+@pytest.mark.parametrize("call", [sw.detect_steps, sw.forecast_steps])
+def test_bad_input(call):
+    t, lam = np.arange(10.0), np.ones((10, 2))
+    for arguments, says in (
+        ((t[:5], lam[:5]), "at least 8 records"),
+        ((t[:9], lam), "10 times"),
+        ((t[::-1], lam), "must increase"),
+        ((t, lam * np.nan), "finite"),
+        ((t, lam[:, 0]), "2-D"),
+    ):
+        with pytest.raises(InputError, match=says):
+            call(*arguments)
+
+
+def test_ranks():
+    lam = np.array([[1.0, 1.0, 0.0, -1e-9], [4.0, 1.0, 1.0, 0.0]])
+    assert effective_rank(lam)[0] == pytest.approx(2)
+    assert participation_ratio(lam) == pytest.approx([2, 36 / 18])
+    sigma = np.array([2.0, 1.0, 1.0]) / 4
+    assert effective_rank(lam)[1] == pytest.approx(np.exp(-(sigma * np.log(sigma)).sum()))
+    assert float(effective_rank(np.zeros(3))) == 0
+    assert float(participation_ratio(np.zeros(3))) == 0
+    with pytest.raises(InputError, match="collapsed"):
+        alpha_req([1.0, 0.0])
+    with pytest.raises(InputError, match="finite"):
+        effective_rank([np.nan])
+
+
+def test_grown_threshold():
+    rng = np.random.default_rng(0)
+    bimodal = np.r_[np.exp(0.3 * rng.standard_normal(20)), 1e-4 * np.exp(0.8 * rng.standard_normal(40))]
+    count, threshold = grown(bimodal)
+    assert count == 20
+    assert 1e-3 < threshold < 0.5
+    assert grown(np.exp(0.3 * rng.standard_normal(30))) == (30, 0.0)
+    assert grown([2.0, 2.0]) == (2, 0.0)
