@@ -62,6 +62,58 @@ def test_reset_and_state():
         assert monitor.compute().eigenvalues == pytest.approx(fresh.compute().eigenvalues, rel=1e-10)
 
 
+def spectrum_of(a, b):
+    C = (a.T @ b + b.T @ a) / (2 * len(a))
+    return np.linalg.eigvalsh(C)[::-1]
+
+
+def test_a_window_forgets():
+    """Between one and two windows of the most recent pairs."""
+    a, b = (np.concatenate(parts) for parts in zip(*(embeddings(50, 4, s) for s in range(9)), strict=True))
+    monitor = sw.SpectrumMonitor(window=100)
+    for i in range(9):
+        monitor.update(*(torch.tensor(z[50 * i : 50 * i + 50]) for z in (a, b)))
+        found = monitor.compute()
+        first = max(0, 50 * (2 * ((i + 1) // 2) - 2))
+        assert found.samples == 50 * (i + 1) - first
+        assert found.eigenvalues == pytest.approx(spectrum_of(a[first : 50 * i + 50], b[first : 50 * i + 50]))
+    again = sw.SpectrumMonitor(window=100)
+    again.load(monitor.state(), torch.device("cpu"))
+    assert again.compute().eigenvalues == pytest.approx(monitor.compute().eigenvalues, rel=1e-12)
+
+
+def test_half_life_weighs():
+    a, b = embeddings(60, 4)
+    monitor = sw.SpectrumMonitor(half_life=20)
+    for part in np.array_split(np.arange(60), 3):
+        monitor.update(torch.tensor(a[part]), torch.tensor(b[part]))
+    weights = np.repeat([0.25, 0.5, 1.0], 20)
+    C = (a.T * weights) @ b / weights.sum()
+    assert monitor.compute().eigenvalues == pytest.approx(np.linalg.eigvalsh((C + C.T) / 2)[::-1])
+
+
+def test_merging_equals_one_monitor():
+    a, b = (torch.tensor(z) for z in embeddings(90, 5))
+    parts = [sw.SpectrumMonitor() for _ in range(3)]
+    for i, monitor in enumerate(parts):
+        monitor.update(a[30 * i : 30 * i + 30], b[30 * i : 30 * i + 30])
+    empty = sw.SpectrumMonitor()
+    for monitor in parts:
+        empty.merge(monitor)
+    whole = sw.SpectrumMonitor()
+    whole.update(a, b)
+    assert empty.compute().eigenvalues == pytest.approx(whole.compute().eigenvalues, rel=1e-12)
+    assert empty.compute().samples == 90
+    parts[0].update(a, b)  # what was merged is a copy
+    assert empty.compute().samples == 90
+
+
+def test_bad_windows():
+    for options in ({"window": 0}, {"half_life": -1}, {"window": 5, "half_life": 3}):
+        with pytest.raises(InputError):
+            sw.SpectrumMonitor(**options)
+
+
 def test_constant_dimensions_have_no_normalized_correlation():
     z = torch.randn(30, 3, dtype=torch.float64)
     z[:, 1] = 2.0

@@ -19,8 +19,8 @@ from torch import nn
 
 import stairwise as sw
 from stairwise.checks import InputError
+from stairwise.monitor.log import CLOCKS, MetricsLog, read_log
 from stairwise.train import checkpoint
-from stairwise.train.log import CLOCKS, MetricsLog, read_log
 from stairwise.train.loop import Diverged, Stopped, Trainer
 from stairwise.train.objective import Bootstrap, build_objective, capturable
 from stairwise.train.process import StopRequest, choose_device, locked

@@ -4,13 +4,18 @@ Sums are kept in float64 on the device of the embeddings; `update` neither synch
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, number, positive_int
+from stairwise.losses.ranks import total
+
+if TYPE_CHECKING:
+    from stairwise.monitor.attach import Attachment
 
 __all__ = ["Spectrum", "SpectrumMonitor", "decompose"]
 
@@ -37,9 +42,11 @@ class Spectrum:
 
 
 class SpectrumMonitor:
-    """Accumulates moments of (z_a, z_b), and of (h_a, h_b) where given, since the last reset.
+    """Accumulates moments of (z_a, z_b), and of (h_a, h_b) where given.
 
     Arguments:
+        window: number of recent pairs to average over, at least; up to twice as many are. None: all since `reset`.
+        half_life: number of pairs after which a pair counts half, instead of a window.
         normalized: also decompose C after standardizing.
 
     >>> monitor = SpectrumMonitor()
@@ -49,18 +56,27 @@ class SpectrumMonitor:
     array([1., 1., 1., 1.])
     """
 
-    def __init__(self, normalized: bool = False) -> None:
+    def __init__(self, window: int | None = None, half_life: float | None = None, *, normalized: bool = False) -> None:
+        if window is not None and half_life is not None:
+            raise InputError("window and half_life", "must not both be given", (window, half_life))
+        self.window = None if window is None else positive_int(window, "window")
+        self.half_life = None if half_life is None else number(half_life, "half_life", above=0)
         self.normalized = normalized
         self.sums: dict[str, Tensor] = {}
+        self.before: dict[str, Tensor] = {}  # the window's older half
+        self.seen = 0
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
         """Add a batch, (N, d) each."""
         if z_a.ndim != 2 or z_a.shape != z_b.shape:
             raise InputError("z_a and z_b", "must be 2-D of one shape", f"{tuple(z_a.shape)}, {tuple(z_b.shape)}")
-        d = self.sums["a"].shape[0] if self.sums else z_a.shape[1]
+        d = next((s["a"].shape[0] for s in (self.sums, self.before) if s), z_a.shape[1])
         if d != z_a.shape[1]:
             raise InputError("z_a", f"must keep its {d} dimensions", z_a.shape[1], "reset() the monitor first")
         with torch.no_grad():
+            if self.half_life is not None:
+                for value in self.sums.values():
+                    value.mul_(0.5 ** (len(z_a) / self.half_life))
             a, b = z_a.double(), z_b.double()
             self._add("ab", a.T @ b)
             self._add("aa", a.T @ a)
@@ -72,11 +88,60 @@ class SpectrumMonitor:
                 h = torch.cat([h_a, h_b]).double()
                 self._add("hh", h.T @ h)
                 self._add("h", h.sum(dim=0))
+        self.seen += len(z_a)
+        if self.window is not None and self.seen >= self.window:
+            self.before, self.sums, self.seen = self.sums, {}, 0
+
+    def attach(
+        self,
+        *,
+        loss: nn.Module | None = None,
+        projector: nn.Module | None = None,
+        backbone: nn.Module | None = None,
+        optimizer: Any = None,
+        log: Any = None,
+        every: int = 50,
+        joined: bool = False,
+    ) -> "Attachment":
+        """Watch somebody's training loop from now on, by hooks on its modules.
+
+        Arguments:
+            loss: module that is called with (z_a, z_b, …); or
+            projector: module whose output is z, called once a view, or once with both views stacked (`joined`).
+            backbone: module whose output is h, called like the projector.
+            optimizer: the learning rates of its first group add up to the time t; without it t counts steps.
+            log: folder for metrics.jsonl, or any object with `.log(dict)`.
+            every: steps between records. A monitor without window begins anew after each.
+            joined: both views go through projector and backbone as one batch, the first view first.
+        """
+        from stairwise.monitor.attach import Attachment
+
+        return Attachment(
+            self,
+            loss=loss,
+            projector=projector,
+            backbone=backbone,
+            optimizer=optimizer,
+            log=log,
+            every=every,
+            joined=joined,
+        )
+
+    def merge(self, other: "SpectrumMonitor") -> None:
+        """Add what another monitor has accumulated, of other pairs."""
+        for name, value in other._total().items():
+            self._add(name, value.to(self.sums[name].device if name in self.sums else value.device).clone())
+
+    def reduce(self) -> None:
+        """Sum over the processes of a process group, in place; reset afterwards, or pairs count again and again."""
+        for value in self.sums.values():
+            value.copy_(total(value))
 
     def reset(self) -> None:
         """Forget everything, in place: buffers stay where a captured graph expects them."""
         for value in self.sums.values():
             value.zero_()
+        self.before, self.seen = {}, 0
 
     def compute(self) -> Spectrum:
         """Decompose what has been accumulated (waits for the device)."""
@@ -84,15 +149,24 @@ class SpectrumMonitor:
 
     def snapshot(self) -> dict[str, Floats]:
         """Copies of the sums on the host (waits for the device), for `decompose` at leisure, in another thread say."""
-        return {name: value.cpu().numpy().copy() for name, value in self.sums.items()}
+        return {name: value.cpu().numpy().copy() for name, value in self._total().items()}
 
     def state(self) -> dict[str, Tensor]:
         """Tensors from which `load` continues."""
-        return dict(self.sums)
+        return dict(self.sums) | {f"before.{name}": value for name, value in self.before.items()}
 
     def load(self, state: dict[str, Tensor], device: torch.device) -> None:
         """Continue from `state`."""
-        self.sums = {name: value.to(device) for name, value in state.items()}
+        placed = {name: value.to(device) for name, value in state.items()}
+        self.sums = {name: value for name, value in placed.items() if not name.startswith("before.")}
+        self.before = {name.removeprefix("before."): v for name, v in placed.items() if name.startswith("before.")}
+        self.seen = int(self.sums["n"]) if self.sums else 0
+
+    def _total(self) -> dict[str, Tensor]:
+        """Sums over the window."""
+        if not self.before:
+            return self.sums
+        return {name: value + self.sums[name] if name in self.sums else value for name, value in self.before.items()}
 
     def _add(self, name: str, value: Tensor) -> None:
         if name in self.sums:

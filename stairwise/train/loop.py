@@ -25,14 +25,14 @@ from stairwise.data.images import Images, load
 from stairwise.evaluate.classifiers import PROBES
 from stairwise.evaluate.representations import probe_rows, represent
 from stairwise.files import save_json
-from stairwise.losses.ranks import rank, total, world
+from stairwise.losses.ranks import rank, world
+from stairwise.monitor.log import MetricsLog
 from stairwise.monitor.spectrum import SpectrumMonitor, decompose
 from stairwise.nets.encoder import Network, build_encoder, build_network
 from stairwise.nets.initial import find_alpha, scale_parameters
 from stairwise.provenance import provenance
 from stairwise.train import checkpoint
 from stairwise.train.graph import GraphedStep, beside
-from stairwise.train.log import MetricsLog
 from stairwise.train.objective import AbstractObjective, Embedded, build_objective, capturable
 from stairwise.train.optimizer import FlatOptimizer
 from stairwise.train.process import StopRequest, agreed, choose_device, locked, process_group
@@ -290,8 +290,7 @@ class Trainer:
         }
         sums = None
         if spectrum:
-            for value in self.monitor.state().values():
-                value.copy_(total(value))  # over processes
+            self.monitor.reduce()
             sums = self.monitor.snapshot()
             self.monitor.reset()
             self.numbers.clear()

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError
+from stairwise.monitor.log import read_log
 from stairwise.nets.encoder import Network
 from stairwise.train import checkpoint
-from stairwise.train.log import read_log
 from stairwise.train.recipe import Recipe
 
 __all__ = ["CHECKPOINTS", "METRICS", "RECIPE", "SPECTRA", "Run"]
