@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
     "InputError",
+    "RunWarning",
     "TheoryWarning",
     "array",
     "finite",
@@ -47,6 +48,10 @@ class InputError(ValueError):
 
 class TheoryWarning(UserWarning):
     """A law is used outside the conditions under which it can be trusted."""
+
+
+class RunWarning(UserWarning):
+    """Something about a run that its user should know and that does not stop it."""
 
 
 def finite(x: Array, name: str) -> Array:

@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 
 from stairwise import __version__
-from stairwise.checks import InputError, TheoryWarning, one_of
+from stairwise.checks import InputError, RunWarning, TheoryWarning, one_of
 
 if TYPE_CHECKING:
     from stairwise.experiments.experiment import Result
@@ -82,7 +82,7 @@ def _fail(message: str) -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    if issubclass(category, TheoryWarning):
+    if issubclass(category, TheoryWarning | RunWarning):
         err.print(f"[yellow]note:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True)
 
 

@@ -374,6 +374,7 @@ def test_bad_arguments():
         lambda: losses.smoothed(z_a, z_b, epsilon=2.0),
         lambda: losses.hinged(z_a, z_b, width=1.0),
         lambda: sw.precondition(z_a, z_b, damping=0.0),
+        lambda: sw.precondition(z_a.float(), z_b.float(), damping=1e-7),
         lambda: sw.precondition(z_a, z_b, power=2.0),
     ):
         with pytest.raises(InputError):

@@ -108,6 +108,17 @@ def test_merging_equals_one_monitor():
     assert empty.compute().samples == 90
 
 
+def test_representations_given_now_and_then():
+    z, h = torch.randn(20, 2, dtype=torch.float64), torch.randn(20, 3, dtype=torch.float64)
+    monitor = sw.SpectrumMonitor()
+    monitor.update(z, z, h, h)
+    alone = monitor.compute().hidden
+    monitor.update(z, z)
+    assert monitor.compute().hidden == pytest.approx(alone)
+    with pytest.raises(InputError, match="together"):
+        monitor.update(z, z, h)
+
+
 def test_bad_windows():
     for options in ({"window": 0}, {"half_life": -1}, {"window": 5, "half_life": 3}):
         with pytest.raises(InputError):

@@ -64,7 +64,7 @@ PIPELINES = {
     "simclr": (View(), View()),
     "barlow": (_barlow(1.0, 0.0), _barlow(0.1, 0.2)),
     "simclr-small": (View(blur=0), View(blur=0)),  # 32 px: SimCLR's paper leaves the blur out
-    "simclr-small-wide": 2 * (View((0.08, 1.0), strengths=(0.4, 0.4, 0.4, 0.1), blur=0),),
+    "simclr-small-wide": (View((0.08, 1.0), blur=0), View((0.08, 1.0), blur=0)),
     "barlow-small": (
         View(strengths=(0.4, 0.4, 0.2, 0.1), blur=0),
         View(strengths=(0.4, 0.4, 0.2, 0.1), blur=0, solarize=0.2),
@@ -79,16 +79,14 @@ def to_layout(pixels: Tensor) -> Tensor:
     return pixels.transpose(2, 3).contiguous()
 
 
-def augment(
-    images: Tensor, view: View, size: int, generator: torch.Generator, mean: Tensor, std: Tensor, normalize: bool = True
-) -> Tensor:
+def augment(images: Tensor, view: View, size: int, generator: torch.Generator, mean: Tensor, std: Tensor) -> Tensor:
     """One random view of every image.
 
     Arguments:
         images: (N, H, channels, W), uint8 or floats in [0, 1].
         size: side of the square output.
         generator: of random numbers, on the device of the images.
-        mean, std: of the channels, (channels,), subtracted and divided by at the end if `normalize`.
+        mean, std: of the channels, (channels,), subtracted and divided by at the end.
 
     Returns:
         (N, channels, size, size) in channels-last memory; float16 on a GPU, else float32.
@@ -117,8 +115,7 @@ def augment(
         x = _resample(x, W, W)
     if view.solarize:
         x = torch.where(_chosen(n, view.solarize, x, generator) & (x >= 0.5), 1 - x, x)
-    if normalize:
-        x = (x - mean.view(1, 1, -1, 1).to(x)) / std.view(1, 1, -1, 1).to(x)
+    x = (x - mean.view(1, 1, -1, 1).to(x)) / std.view(1, 1, -1, 1).to(x)
     out = torch.empty((n, size, size, channels), dtype=x.dtype, device=x.device)
     out[order] = x.transpose(2, 3)
     return out.permute(0, 3, 1, 2)

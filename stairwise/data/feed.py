@@ -15,9 +15,20 @@ from stairwise.checks import InputError
 from stairwise.data.augment import to_layout
 from stairwise.data.images import Images
 
-__all__ = ["AbstractFeed", "Resident", "Streamed", "batch_rows", "build_feed", "channel_statistics"]
+__all__ = [
+    "ORDER",
+    "START",
+    "VIEWS",
+    "AbstractFeed",
+    "Resident",
+    "Streamed",
+    "batch_rows",
+    "build_feed",
+    "channel_statistics",
+]
 
 Pixels = NDArray[np.generic]
+ORDER, VIEWS, START = 1, 2, 3  # what random numbers are for, so that no two purposes share them
 
 
 class AbstractFeed(ABC):
@@ -82,6 +93,9 @@ def build_feed(images: Images, device: torch.device, budget: float | None = None
     """Resident if the images take at most `budget` bytes (default: a quarter of the device's free memory)."""
     if images.pixels.ndim != 4 or len(images.pixels) == 0:
         raise InputError(images.name, "must have pixels (images, height, width, channels)", images.pixels.shape)
+    if images.pixels.dtype != np.uint8 and images.pixels.dtype.kind != "f":
+        remedy = "convert them to uint8, or to floats from 0 to 1"
+        raise InputError(images.name, "must hold pixels of type uint8 or float", images.pixels.dtype, remedy)
     if budget is None:
         budget = torch.cuda.mem_get_info(device)[0] / 4 if device.type == "cuda" else 4e9
     size = images.pixels.size * (1 if images.pixels.dtype == np.uint8 else 4)
@@ -95,7 +109,7 @@ def batch_rows(total: int, batch: int, seed: int, first: int = 0, rank: int = 0,
     Every epoch is a new shuffle of which the last, incomplete batch is dropped; process `rank` takes its share.
 
     >>> [rows.tolist() for rows, _ in zip(batch_rows(5, 2, seed=0), range(2))]
-    [[2, 1], [0, 3]]
+    [[4, 1], [3, 2]]
     """
     per_epoch = total // batch
     if per_epoch == 0:
@@ -104,7 +118,7 @@ def batch_rows(total: int, batch: int, seed: int, first: int = 0, rank: int = 0,
     generator = torch.Generator()
     epoch, place = divmod(first, per_epoch)
     while True:
-        order = torch.randperm(total, generator=generator.manual_seed(mixed(seed, epoch)))
+        order = torch.randperm(total, generator=generator.manual_seed(mixed(ORDER, seed, epoch)))
         for i in range(place, per_epoch):
             start = i * batch + rank * share
             yield order[start : start + share]
@@ -116,13 +130,19 @@ def mixed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
-def channel_statistics(pixels: Pixels, most: int = 5000) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel of pixels in [0, 1], over an even choice of images."""
+def channel_statistics(pixels: Pixels, most: int = 5000, unit: bool = True) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, over an even choice of images.
+
+    `unit`: refuse pixels below 0 or above 1.
+    """
     chosen = np.asarray(pixels[np.linspace(0, len(pixels) - 1, min(most, len(pixels))).astype(int)], dtype=np.float64)
     if pixels.dtype == np.uint8:
         chosen /= 255
     if not np.isfinite(chosen).all():
         raise InputError("images", "must hold finite pixels", None, "drop or impute images with NaN or infinity")
+    if unit and (chosen.min() < 0 or chosen.max() > 1):
+        found = f"{chosen.min():g} to {chosen.max():g}"
+        raise InputError("images", "must hold floats from 0 to 1", found, "scale them, or use views=crop")
     std = chosen.std(axis=(0, 1, 2))
     return torch.tensor(chosen.mean(axis=(0, 1, 2)), dtype=torch.float32), torch.tensor(
         np.where(std > 0, std, 1), dtype=torch.float32

@@ -44,6 +44,7 @@ class Dataset:
     about: str
     load: Callable[[Path], Images]
     folder: str | None = None  # below the data root, where it has to be fetched
+    extra: str | None = None  # a file that it needs and that its folder may lack
 
 
 def data_root() -> Path:
@@ -114,11 +115,16 @@ def _stl10(root: Path) -> Images:
     return Images("stl10", *stl10.read(root / "stl10"), training=stl10.TRAIN)
 
 
+def _stl10_full(root: Path) -> Images:
+    return Images("stl10-full", *stl10.read_full(root / "stl10"), training=stl10.TRAIN)
+
+
 DATASETS = {
     "photos": Dataset("520 tiles of 32×32 of scikit-learn's two photographs; no download", _photos),
     "digits": Dataset("scikit-learn's 1,797 handwritten digits of 8×8, labelled; no download", _digits),
     "cifar10": Dataset("CIFAR-10, 50,000 training and 10,000 test images of 32×32", _cifar10, "cifar10"),
     "stl10": Dataset("STL-10, 5,000 training and 8,000 test images of 96×96", _stl10, "stl10"),
+    "stl10-full": Dataset("STL-10 with 100,000 unlabelled images (3.1 GB)", _stl10_full, "stl10", "unlabeled_X.bin"),
 }
 
 

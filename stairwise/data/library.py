@@ -33,8 +33,9 @@ def states(thorough: bool = False, root: Path | None = None) -> list[State]:
             found.append(State(name, dataset.about, here=True))
             continue
         folder = (root or data_root()) / dataset.folder
-        here = any((folder / file).exists() for file in FETCHED[name].FILES)
-        problems = FETCHED[name].problems(folder) if thorough and here else [] if here else ["not fetched"]
+        source = FETCHED[dataset.folder]
+        here = any((folder / file).exists() for file in ([dataset.extra] if dataset.extra else source.FILES))
+        problems = source.problems(folder) if thorough and here else [] if here else ["not fetched"]
         found.append(State(name, dataset.about, here, folder, problems))
     return found
 

@@ -1,4 +1,4 @@
-"""STL-10, binary version: the labelled images (and the unlabelled ones where they have been unpacked)."""
+"""STL-10, binary version: the labelled images, and all of them where the unlabelled ones have been unpacked."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from stairwise.checks import InputError
 from stairwise.data.download import Progress, Whole, check_file, extract, fetch
 
-__all__ = ["FILES", "get", "problems", "read"]
+__all__ = ["FILES", "get", "problems", "read", "read_full"]
 
 URL = "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz"
 ARCHIVE = Whole(2_640_397_119, "91f7769df0f17e558f3565bffb0c7dfb")
@@ -34,6 +34,18 @@ def read(folder: Path) -> tuple[NDArray, NDArray]:
     labels = np.concatenate([np.fromfile(folder / f"{part}_y.bin", np.uint8) for part in ("train", "test")])
     # the file runs down the columns of each channel
     return pixels.reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1), labels - 1
+
+
+def read_full(folder: Path) -> tuple[NDArray, NDArray]:
+    """113,000 images: training set, unlabelled (label 255), test set, in this order."""
+    pixels, labels = read(folder)
+    name = "unlabeled_X.bin"
+    problem = check_file(folder / name, FILES[name]) if not (folder / name).is_file() else ""
+    if problem or (folder / name).stat().st_size != FILES[name].size:
+        raise InputError("stl10-full", "must be fetched first", f"{name} {problem}", "stairwise data get stl10")
+    more = np.fromfile(folder / name, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
+    whole = np.concatenate([pixels[:TRAIN], more, pixels[TRAIN:]])
+    return whole, np.concatenate([labels[:TRAIN], np.full(len(more), 255, np.uint8), labels[TRAIN:]])
 
 
 def problems(folder: Path) -> list[str]:

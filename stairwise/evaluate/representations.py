@@ -68,5 +68,5 @@ def probe_rows(images: Images, pretrained: int, most: int = 0) -> tuple[Tensor, 
         fifth = torch.arange(len(rows)) % 5 == 0
         rows, held = rows[~fifth], rows[fifth]
     if most:
-        rows, held = (some[:: max(1, len(some) // most)][:most] for some in (rows, held))
+        rows, held = (some[torch.linspace(0, len(some) - 1, min(most, len(some))).long()] for some in (rows, held))
     return rows, held

@@ -134,10 +134,10 @@ def check(arrays: Arrays) -> list[Claim]:
         Claim.close("steps taken, and predicted to be", np.isfinite(measured).sum(), expected, 1),
         Claim.at_most(
             f"largest relative error of the step times of the {len(off)} reached among the first {FIRST} modes",
-            float(np.max(off, initial=0)),
+            float(np.max(off)) if len(off) else np.nan,
             0.1,
         ),
-        Claim("median relative error of them", float(np.median(off)), "any", True),
+        Claim("median relative error of them", float(np.median(off)) if len(off) else np.nan, "any", len(off) > 0),
     ]
 
 

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from stairwise.files import atomic
-from stairwise.losses.ranks import rank
+from stairwise.losses import OF_CORRELATION
 from stairwise.report.page import Table
 from stairwise.train.loop import Progress, train
+from stairwise.train.process import launched_rank
 from stairwise.train.recipe import load_recipe
 from stairwise.train.run import Run
 
 __all__ = ["Summary", "course_of", "summarize", "train_and_draw"]
-
-BARLOW = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")  # losses made of C
 
 
 def train_and_draw(
@@ -41,7 +40,7 @@ def train_and_draw(
         tensorboard=tensorboard,
         progress=progress,
     )
-    if rank() != 0:
+    if launched_rank() != 0:
         return None
     draw(run)
     return run
@@ -62,10 +61,11 @@ def course_of(run: Run, name: str = "") -> Any:
     """A run as it is drawn: eigenvalues of C for Barlow Twins and its kin, of the covariance for the others."""
     from stairwise.figures.training import Course
 
-    barlow = run.recipe.loss in BARLOW and not run.recipe.loss_options.get(
-        "batch_norm", run.recipe.loss == "barlow_twins"
-    )
-    key, of = ("eigenvalues", "C") if barlow else ("covariance", "Cov z")
+    standardized = run.recipe.loss == "barlow_twins" and run.recipe.loss_options.get("batch_norm", True)
+    if run.recipe.loss in OF_CORRELATION and not standardized:
+        key, of = "eigenvalues", "C"
+    else:
+        key, of = "covariance", "Cov z"
     return Course(name or run.recipe.loss.replace("_", " "), run.times, run.series("loss"), run.series(key), of)
 
 

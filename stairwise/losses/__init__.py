@@ -21,6 +21,7 @@ from stairwise.losses.vicreg_loss import VICReg, vicreg
 __all__ = [
     "BYOL",
     "MODULES",
+    "OF_CORRELATION",
     "BarlowTwins",
     "FourthPower",
     "FroSSL",
@@ -56,3 +57,6 @@ MODULES = {
     "fourth_power": FourthPower,
     "hinged": Hinged,
 }
+
+# losses made of C; the others are measured by the centred covariance
+OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")

@@ -44,7 +44,9 @@ def precondition(
         tensor(4.)
     """
     check_views(z_a, z_b)
-    number(damping, "damping", above=0)
+    least = z_a.shape[1] * torch.finfo(torch.promote_types(z_a.dtype, torch.float32)).eps
+    if number(damping, "damping") < least:
+        raise InputError("damping", f"must be at least {least:.1e} in this precision", damping, "below, rounding rules")
     if power not in POWERS:
         raise InputError("power", "must be 0.5 or 1", power)
     a, b = _Precondition.apply(z_a, z_b, float(damping), float(power), bool(keep_norm))

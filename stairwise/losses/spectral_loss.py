@@ -111,11 +111,13 @@ class _SpectralSum(torch.autograd.Function):
 
 
 def _eigh(C: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors; on the CPU in float64 where the GPU's solver does not converge."""
+    """Eigenvalues and eigenvectors; on the CPU in float64 where the solver does not converge, NaN where C is."""
     try:
         values, vectors = torch.linalg.eigh(C)
         return values, vectors
     except torch.linalg.LinAlgError:
+        if not torch.isfinite(C).all():
+            return torch.full_like(C[0], torch.nan), torch.full_like(C, torch.nan)
         values, vectors = torch.linalg.eigh(C.double().cpu())
         return values.to(C), vectors.to(C)
 

@@ -1,6 +1,7 @@
 """Measurements as JSON lines: appended while a run goes on, cut back to the checkpoint when it resumes."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ class MetricsLog:
         line = json.dumps(plain(_rounded(record)), allow_nan=False) + "\n"
         self.stream.write(line.encode())
         self.stream.flush()
+
+    def sync(self) -> None:
+        """Make sure of it, before something relies on what has been written."""
+        os.fsync(self.stream.fileno())
 
     def close(self) -> None:
         """Done."""

@@ -73,6 +73,8 @@ class SpectrumMonitor:
         d = next((s["a"].shape[0] for s in (self.sums, self.before) if s), z_a.shape[1])
         if d != z_a.shape[1]:
             raise InputError("z_a", f"must keep its {d} dimensions", z_a.shape[1], "reset() the monitor first")
+        if (h_a is None) != (h_b is None):
+            raise InputError("h_a and h_b", "must be given together")
         with torch.no_grad():
             if self.half_life is not None:
                 for value in self.sums.values():
@@ -86,6 +88,7 @@ class SpectrumMonitor:
             self._add("n", torch.full((), float(len(a)), dtype=torch.float64, device=a.device))
             if h_a is not None and h_b is not None:
                 h = torch.cat([h_a, h_b]).double()
+                self._add("m", torch.full((), float(len(h)), dtype=torch.float64, device=h.device))
                 self._add("hh", h.T @ h)
                 self._add("h", h.sum(dim=0))
         self.seen += len(z_a)
@@ -185,7 +188,7 @@ def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
         _descending(sums["ab"] / n),
         _descending(_covariance(sums["aa"] + sums["bb"], sums["a"] + sums["b"], 2 * n)),
         _descending(_standardized(sums, n)) if normalized else None,
-        _descending(_covariance(sums["hh"], sums["h"], 2 * n)) if "hh" in sums else None,
+        _descending(_covariance(sums["hh"], sums["h"], float(sums["m"]))) if "hh" in sums else None,
     )
 
 

@@ -69,8 +69,13 @@ def build_network(
     """Put a head on an encoder whose features are counted on a sample of its input, (N, channels, height, width)."""
     was_training = encoder.training
     encoder.eval()
-    with torch.no_grad():
-        h = encoder(sample)
+    try:
+        with torch.no_grad():
+            h = encoder(sample)
+    except RuntimeError as error:
+        shape = tuple(sample.shape[1:])
+        remedy = f"{str(error).splitlines()[0]}; set encoder_options (channels, inputs, …) or size"
+        raise InputError("the encoder", f"must accept views of shape {shape}", None, remedy) from error
     encoder.train(was_training)
     if not isinstance(h, Tensor) or h.ndim != 2:
         found = f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else type(h).__name__

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, RunWarning
 from stairwise.files import atomic
 
 __all__ = ["Checkpoint", "load", "newest", "save"]
@@ -48,7 +48,8 @@ def save(folder: Path, step: int, facts: dict[str, Any], tensors: dict[str, Tens
             raise OSError(28, f"could not be written ({error})", str(path)) from error
         with part.open("rb") as stream:
             os.fsync(stream.fileno())  # a power failure must not leave a name without content
-    for old in _all(folder)[KEEP:]:
+    leftovers = folder.glob(".step-*.safetensors")  # of processes that were killed while writing
+    for old in (*_all(folder)[KEEP:], *leftovers):
         old.unlink(missing_ok=True)
     return path
 
@@ -76,7 +77,7 @@ def newest(folder: Path) -> Checkpoint | None:
         try:
             return load(path)
         except InputError as error:
-            warnings.warn(f"{error}; falling back to the checkpoint before it", stacklevel=2)
+            warnings.warn(f"{error}; falling back to the checkpoint before it", RunWarning, stacklevel=2)
     return None
 
 

@@ -1,10 +1,11 @@
 """A step recorded as a CUDA graph: one launch instead of thousands, which decides the speed of small batches."""
 
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from stairwise.checks import InputError
 
 __all__ = ["GraphedStep", "beside"]
 
@@ -25,33 +26,26 @@ def beside(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[T
 class GraphedStep:
     """Calls step(batch, measure), and replays its recording once it has been taken a few times.
 
-    The warm-up steps are steps of the run like any other. Two recordings are kept, with and without measuring. Where a
-    step cannot be recorded (some modules of users look at values on the host), it goes on being taken one by one.
+    The warm-up steps are steps of the run like any other. Two recordings are kept, with and without measuring.
     """
 
     def __init__(self, step: Callable[[Tensor, bool], None], generator: torch.Generator) -> None:
         self.step, self.generator = step, generator
         self.recordings: dict[bool, torch.cuda.CUDAGraph] = {}
         self.taken = {True: 0, False: 0}
-        self.impossible = False
         self.buffer: Tensor | None = None
         self.side = torch.cuda.Stream()
 
     def __call__(self, batch: Tensor, measure: bool) -> None:
-        if self.impossible:
-            self.step(batch, measure)
-            return
         if self.buffer is None:
             self.buffer = torch.empty_like(batch)
         self.buffer.copy_(batch)
-        if measure not in self.recordings:
-            if self.taken[measure] < WARM:
-                self._take_aside(self.buffer, measure)
-                return
-            self._record(self.buffer, measure)
-        if self.impossible:
-            self.step(batch, measure)
+        if measure in self.recordings:
+            self.recordings[measure].replay()
+        elif self.taken[measure] < WARM:
+            self._take_aside(self.buffer, measure)
         else:
+            self._record(self.buffer, measure)
             self.recordings[measure].replay()
 
     def _take_aside(self, batch: Tensor, measure: bool) -> None:
@@ -66,12 +60,13 @@ class GraphedStep:
         graph.register_generator_state(self.generator)
         pool = next(iter(self.recordings.values())).pool() if self.recordings else None
         try:
-            with torch.cuda.graph(graph, pool=pool):
+            # thread_local: threads that feed images may pin memory meanwhile
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 self.step(batch, measure)
-            self.recordings[measure] = graph
         except RuntimeError as error:
+            # random numbers cannot be trusted after a failed recording, so there is no going on in this process
             reason = str(error).splitlines()[0]
-            warnings.warn(f"this step cannot be recorded as a CUDA graph ({reason}); it runs without", stacklevel=3)
-            torch.cuda.synchronize()
-            self.recordings.clear()
-            self.impossible = True
+            raise InputError(
+                "graph", "must be false for a network whose step looks at values on the host", reason, "set graph=false"
+            ) from error
+        self.recordings[measure] = graph

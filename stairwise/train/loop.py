@@ -6,6 +6,8 @@
 import math
 import shutil
 import time
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,13 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, RunWarning
 from stairwise.data.augment import PIPELINES, View, augment
-from stairwise.data.feed import AbstractFeed, batch_rows, build_feed, channel_statistics, mixed
-from stairwise.data.images import Images, load
+from stairwise.data.feed import START, VIEWS, AbstractFeed, batch_rows, build_feed, channel_statistics, mixed
+from stairwise.data.images import Images, fingerprint, load
 from stairwise.evaluate.classifiers import PROBES
 from stairwise.evaluate.representations import probe_rows, represent
 from stairwise.files import save_json
+from stairwise.losses import OF_CORRELATION
 from stairwise.losses.ranks import rank, world
 from stairwise.monitor.log import MetricsLog
 from stairwise.monitor.spectrum import SpectrumMonitor, decompose
@@ -45,7 +48,6 @@ __all__ = ["Diverged", "Stopped", "Trainer", "rebuild", "train"]
 Progress = Callable[[int, int, str], None]
 ASK_EVERY = 10  # steps between agreements of several processes
 GO_ON, SAVE, STOP = 0, 1, 2
-START_SEED = 2**40  # of the views on which alpha="auto" is found; no step has this number
 
 
 class Stopped(RuntimeError):
@@ -70,14 +72,15 @@ def train(
 
     Arguments:
         recipe: a recipe or the name of one.
-        folder: where the run is kept; default `runs/NAME`. If it holds an unfinished run of this recipe, that
-            continues; a finished one is returned as it is.
+        folder: where the run is kept; default `runs/NAME`, or `runs/LOSS` for a recipe object. If it holds an
+            unfinished run of this recipe, that continues; a finished one is returned as it is.
         checkpoint_minutes: time between checkpoints; one is also written at the end and on Ctrl-C or SIGTERM.
         restart: discard what the folder holds.
         tensorboard: also write TensorBoard files (needs `tensorboard`).
         progress: called with step, steps and a few words.
     """
-    folder = Path(folder) if folder else Path("runs") / (recipe if isinstance(recipe, str) else recipe.loss)
+    name = Path(recipe).stem if isinstance(recipe, str) else recipe.loss
+    folder = Path(folder) if folder else Path("runs") / name
     recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
     where = choose_device(device)
     with ExitStack() as stack:
@@ -89,10 +92,11 @@ def train(
         if world() > 1:
             dist.barrier()
         stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=where.type == "cuda"))
-        stop = stack.enter_context(StopRequest())
+        stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
         trainer = Trainer(recipe, folder, where, tensorboard)
         stack.callback(trainer.close)
         trainer.resume()
+        stop = stack.enter_context(StopRequest())  # before this, Ctrl-C loses nothing
         trainer.run(stop, 60 * checkpoint_minutes, progress or (lambda *_: None))
     return Run(folder)
 
@@ -135,8 +139,11 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, folder: Path, device: torch.device, tensorboard: bool = False) -> None:
         self.recipe, self.folder, self.device = recipe, folder, device
+        self.found = checkpoint.newest(folder / CHECKPOINTS)
+        if self.found is not None:
+            _check_same(self.found.facts["recipe"], recipe.plain(), self.found.path)
         torch.manual_seed(recipe.seed)
-        self.images = load(recipe.data)
+        self.images = load(recipe.data, size=recipe.size or 64)
         self.feed: AbstractFeed = build_feed(self.images, device)
         pixels = self.images.pixels
         self.training = _count(recipe, self.images)
@@ -145,19 +152,22 @@ class Trainer:
             raise InputError("batch", f"must be divisible by the {world()} processes", self.batch)
         if self.batch > self.training:
             raise InputError("batch", f"must be at most {self.training}, the number of training images", self.batch)
+        if recipe.probes:
+            _check_classes(*probe_rows(self.images, self.training, recipe.probe_images), self.images)
         self.size = recipe.size or min(pixels.shape[1:3])
-        self.mean, self.std = (s.to(device) for s in channel_statistics(pixels[: self.training]))
+        clamps = any(view.scale is not None for view in PIPELINES[recipe.views])
+        self.mean, self.std = (s.to(device) for s in channel_statistics(pixels[: self.training], unit=clamps))
         self.bf16 = recipe.precision == "bf16" and device.type == "cuda"
         network = _network(recipe, torch.zeros(2, pixels.shape[3], self.size, self.size)).to(device)
-        if world() > 1 and device.type == "cuda":
-            network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
         if recipe.channels_last:
             network = network.to(memory_format=torch.channels_last)
         self.generator = torch.Generator(device)
-        self.alpha = self._scale(network)
+        self.alpha = self.found.facts["alpha"] if self.found else self._scale(network)
         self.objective: AbstractObjective = build_objective(
             network, recipe.d, recipe.loss, recipe.loss_options, recipe.precondition, recipe.together
         ).to(device)
+        if world() > 1:
+            self.objective = _with_joint_norms(self.objective, device)
         self.optimizer = FlatOptimizer(
             self.objective, recipe.optimizer, recipe.momentum, recipe.weight_decay, recipe.clip
         )
@@ -169,13 +179,13 @@ class Trainer:
         window = recipe.window or max(4 * recipe.d, 512)
         self.window = min(math.ceil(window / self.batch), self.steps)
         records = max(1, min(recipe.records, self.steps // self.window))
-        self.record_steps = {max(self.window, round(i * self.steps / records)) for i in range(records + 1)}
+        self.record_steps = _spaced([round(i * self.steps / records) for i in range(1, records + 1)], self.window)
         self.probe_steps = {round((i + 1) * self.steps / recipe.probe_times) for i in range(recipe.probe_times)}
         self.step_number, self.t, self.seconds = 0, 0.0, 0.0
         self.log: MetricsLog | None = None
         self.background = ThreadPoolExecutor(1)
-        self.writing: Future[None] | None = None
-        self.board: Any = _board(folder) if tensorboard and rank() == 0 else None
+        self.writing: deque[Future[None]] = deque()
+        self.board: Any = _board(folder, self.found) if tensorboard and rank() == 0 else None
         self.fixed = self._fixed_pairs() if recipe.fixed_views else None
         graph = recipe.graph and device.type == "cuda" and world() == 1 and capturable(recipe.loss)
         self.take = GraphedStep(self.step, self.generator) if graph else self.step
@@ -213,8 +223,10 @@ class Trainer:
         return draw(a), draw(b)
 
     def _fixed_pairs(self) -> tuple[Tensor, Tensor]:
-        self.generator.manual_seed(mixed(self.recipe.seed, START_SEED))
-        return self._views(self.feed.take(torch.arange(self.training)))
+        """All pairs, drawn once; every process keeps its share."""
+        self.generator.manual_seed(mixed(START, self.recipe.seed))
+        x_a, x_b = self._views(self.feed.take(torch.arange(self.training)))
+        return x_a.chunk(world())[rank()], x_b.chunk(world())[rank()]
 
     # the run
 
@@ -233,7 +245,7 @@ class Trainer:
         while self.step_number < self.steps:
             batch = empty if self.fixed else next(batches)
             self.t += self._set_rates()
-            self.generator.manual_seed(mixed(self.recipe.seed, self.step_number, rank()))
+            self.generator.manual_seed(mixed(VIEWS, self.recipe.seed, self.step_number, rank()))
             self.take(batch, self.step_number + 1 > record - self.window)
             self.step_number += 1
             self.seconds = earlier + time.perf_counter() - began
@@ -297,8 +309,8 @@ class Trainer:
         if probe:
             record |= self._probe()
         record |= {"seconds": self.seconds, "views_per_second": rate}
-        self._settle(wait=False)
-        self.writing = self.background.submit(self._write, record, sums)
+        self._settle(finished_only=True)
+        self.writing.append(self.background.submit(self._write, record, sums))
         return f"loss {record['loss']:.4g}, {rate:,.0f} views/s"
 
     def _write(self, record: dict[str, Any], sums: dict[str, Any] | None) -> None:
@@ -310,10 +322,10 @@ class Trainer:
         self.log.write(record)
         _board_write(self.board, record)
 
-    def _settle(self, wait: bool = True) -> None:
+    def _settle(self, finished_only: bool = False) -> None:
         """Let errors of background writing surface; wait for it before its results are counted on."""
-        if self.writing is not None and (wait or self.writing.done()):
-            self.writing.result()
+        while self.writing and not (finished_only and not self.writing[0].done()):
+            self.writing.popleft().result()
 
     def _check_finite(self, numbers: dict[str, float]) -> None:
         if not numbers["bad_step"]:
@@ -366,15 +378,15 @@ class Trainer:
         buffers = {name: b.clone() for name, b in network.named_buffers()}
         monitor = SpectrumMonitor()
         rows = torch.arange(self.training)[: max(512, 4 * self.recipe.d)]
-        for i, some in enumerate(rows.split(256)):
-            self.generator.manual_seed(mixed(self.recipe.seed, START_SEED + i))
+        for i, some in enumerate(part for part in rows.split(256) if len(part) > 1):
+            self.generator.manual_seed(mixed(START, self.recipe.seed, i))
             x_a, x_b = self._views(self.feed.take(some))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                 monitor.update(network(x_a)[1], network(x_b)[1])
         for name, b in network.named_buffers():
             b.copy_(buffers[name])
         found = monitor.compute()
-        return float((found.covariance if self.recipe.loss in ("simclr", "vicreg", "byol") else found.eigenvalues)[0])
+        return float((found.eigenvalues if self.recipe.loss in OF_CORRELATION else found.covariance)[0])
 
     def save(self) -> Path:
         """Write a checkpoint, unless training has diverged."""
@@ -383,6 +395,7 @@ class Trainer:
         path = self.folder / CHECKPOINTS
         if rank() == 0:
             assert self.log is not None
+            self.log.sync()
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
             tensors |= {"momentum": self.optimizer.momentum_buffer, "numbers": self.numbers.values}
             tensors |= {f"monitor.{k}": v for k, v in self.monitor.state().items()}
@@ -395,6 +408,7 @@ class Trainer:
                 "alpha": self.alpha,
                 "seconds": self.seconds,
                 "log_size": self.log.size,
+                "images": self._images_seen(),
                 "view_shape": [self.images.pixels.shape[3], self.size, self.size],
             }
             path = checkpoint.save(path, self.step_number, facts, tensors)
@@ -404,15 +418,20 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint, or begin."""
-        found = checkpoint.newest(self.folder / CHECKPOINTS)
+        found = self.found
         if found is None:
             if rank() == 0:
                 facts = {"recipe": self.recipe.plain(), "alpha": self.alpha, "steps": self.steps}
                 facts |= {"batch": self.batch, "training_images": self.training}
-                save_json(self.folder / RECIPE, facts | provenance(str(self.device)))
+                cuda = self.device.type == "cuda"
+                device = torch.cuda.get_device_name(self.device) if cuda else None
+                save_json(self.folder / RECIPE, facts | provenance(device, ("torch", "numpy", "safetensors")))
                 self.log = MetricsLog(self.folder / METRICS)
             return
-        _check_same(found.facts["recipe"], self.recipe.plain(), found.path)
+        if found.facts["images"] != self._images_seen():
+            there, here = found.facts["images"], self._images_seen()
+            remedy = "bring the old data back, or --restart"
+            raise InputError("data", "must be that with which the run began", f"{here}, it was {there}", remedy)
         self.objective.load_state_dict(found.part("objective"))
         self.optimizer.momentum_buffer.copy_(found.tensors["momentum"])
         self.numbers.values.copy_(found.tensors["numbers"])
@@ -424,12 +443,43 @@ class Trainer:
         self.seconds, self.alpha = found.facts["seconds"], found.facts["alpha"]
         if rank() == 0 and self.step_number < self.steps:
             self.log = MetricsLog(self.folder / METRICS, found.facts["log_size"])
+            if self.log.size < found.facts["log_size"]:
+                warnings.warn(f"{self.folder / METRICS} has lost earlier records; going on", RunWarning, stacklevel=3)
+
+    def _images_seen(self) -> str:
+        """What tells these data from others."""
+        return f"{self.images.pixels.shape} {self.images.pixels.dtype} {fingerprint(self.recipe.data)}".strip()
 
 
 def _network(recipe: Recipe, sample: Tensor) -> Network:
-    torch.manual_seed(recipe.seed)
-    encoder = build_encoder(recipe.encoder, recipe.encoder_options)
-    return build_network(encoder, sample, recipe.hidden, recipe.d, recipe.head_norm, recipe.head_bias).float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        encoder = build_encoder(recipe.encoder, recipe.encoder_options)
+        return build_network(encoder, sample, recipe.hidden, recipe.d, recipe.head_norm, recipe.head_bias).float()
+
+
+def _with_joint_norms(objective: AbstractObjective, device: torch.device) -> AbstractObjective:
+    """Batch norm over all processes, which torch has for GPUs only."""
+    if device.type == "cuda":
+        joint: AbstractObjective = torch.nn.SyncBatchNorm.convert_sync_batchnorm(objective)
+        return joint
+    if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in objective.modules()):
+        warnings.warn("on CPUs every process normalizes its own share of the batch", RunWarning, stacklevel=3)
+    return objective
+
+
+def _spaced(steps: list[int], window: int) -> set[int]:
+    """Steps at which to record, each with a whole window since the one before; the first window ends with one too."""
+    kept = [window]
+    for step in steps:
+        if step - kept[-1] >= window:
+            kept.append(step)
+    return set(kept)
+
+
+def _check_classes(rows: Tensor, held: Tensor, images: Images) -> None:
+    if len(rows) < 2 or len(held) < 1 or len(np.unique(np.asarray(images.labels)[rows.numpy()])) < 2:
+        raise InputError("probes", "need images of at least two classes to fit and one to score", images.name)
 
 
 def _count(recipe: Recipe, images: Images) -> int:
@@ -455,12 +505,12 @@ def _discard(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _board(folder: Path) -> Any:
+def _board(folder: Path, found: checkpoint.Checkpoint | None) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise InputError("tensorboard", "must be installed", None, "pip install tensorboard") from error
-    return SummaryWriter(folder / "tensorboard")
+    return SummaryWriter(folder / "tensorboard", purge_step=found.facts["step"] + 1 if found else None)
 
 
 def _board_write(board: Any, record: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """What a step minimizes: two views in, the loss and everything measurable out."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from stairwise.nets.encoder import Network
 from stairwise.nets.perceptron import head
 
 __all__ = ["AbstractObjective", "Bootstrap", "Embedded", "Joint", "build_objective", "capturable"]
+
+TRIAL = (torch.eye(4)[:, :3], torch.eye(4)[:, :3])  # two views, to try options on
 
 # these decompose matrices on the host, which a captured graph cannot
 UNCAPTURABLE = ("sharpened", "smoothed", "fourth_power", "hinged")
@@ -28,7 +30,7 @@ class Embedded(NamedTuple):
     h_b: Tensor
 
 
-class AbstractObjective(nn.Module):
+class AbstractObjective(nn.Module, ABC):
     """A network and its loss; all parameters in here are trained, all state is checkpointed."""
 
     network: Network
@@ -98,9 +100,15 @@ def build_objective(
             if stretch:
                 raise InputError("precondition", "does not apply to BYOL", stretch, "leave it out")
             return Bootstrap(network, d, together=together, **options)
-        return Joint(network, MODULES[loss](**options), stretch, together)
-    except TypeError as error:
+        module = MODULES[loss](**options)
+        module(*TRIAL)  # wrong types show only when it is called
+    except (TypeError, RuntimeError) as error:
         raise InputError("loss_options", f"must be arguments of {factory.__name__}", options, str(error)) from error
+    try:
+        precondition(*TRIAL, **stretch)
+    except TypeError as error:
+        raise InputError("precondition", "must be arguments of sw.precondition", stretch, str(error)) from error
+    return Joint(network, module, stretch, together)
 
 
 def capturable(loss: str) -> bool:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from stairwise.checks import InputError
 from stairwise.losses.ranks import world
 
-__all__ = ["StopRequest", "agreed", "choose_device", "locked", "process_group"]
+__all__ = ["StopRequest", "agreed", "choose_device", "launched_rank", "locked", "process_group"]
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -27,6 +27,8 @@ def choose_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise InputError("device", "must be cpu, cuda or cuda:N", repr(name)) from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError("device", "must be cpu, cuda or cuda:N", repr(name))
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise InputError("device", "must be present", name, "use --device cpu, or install a CUDA build of torch")
@@ -35,6 +37,11 @@ def choose_device(name: str = "auto") -> torch.device:
             raise InputError("device", f"must be one of {torch.cuda.device_count()} GPUs", device)
         torch.cuda.set_device(device)
     return device
+
+
+def launched_rank() -> int:
+    """Number of this process among those that torchrun has started, before, in and after their process group."""
+    return int(os.environ.get("RANK", 0))
 
 
 @contextmanager

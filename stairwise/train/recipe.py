@@ -136,11 +136,15 @@ class Recipe:
     def with_settings(self, settings: dict[str, Any]) -> "Recipe":
         """Changed values, given as such or as text; `loss_options.temperature=0.1` reaches into tables.
 
+        Another loss begins with no options.
+
         >>> Recipe().with_settings({"lr": "0.5", "hidden": "512,512", "loss_options.lambda_": "1"}).loss_options
         {'lambda_': 1}
         """
         known = {f.name: f for f in dataclasses.fields(self)}
         values: dict[str, Any] = {}
+        if settings.get("loss", self.loss) != self.loss:
+            values["loss_options"] = {}  # they belong to the loss they were given for
         for key, value in settings.items():
             name, dot, inner = key.partition(".")
             tables = [n for n in known if isinstance(getattr(self, n), dict)]
@@ -181,9 +185,10 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
             parts = value if isinstance(value, list) else [v for v in str(value).split(",") if v]
             return [get_args(kind)[0](v) for v in parts]
         if origin is dict:
-            if not isinstance(value, dict):
+            table = _guess(value)
+            if not isinstance(table, dict):
                 raise ValueError
-            return value
+            return table
         if kind == str | float:
             return value if value == "auto" else float(value)
         if kind is int and not isinstance(value, str) and value != int(value):

@@ -15,10 +15,9 @@ from stairwise.nets.encoder import Network
 from stairwise.train import checkpoint
 from stairwise.train.recipe import Recipe
 
-__all__ = ["CHECKPOINTS", "METRICS", "RECIPE", "SPECTRA", "Run"]
+__all__ = ["CHECKPOINTS", "METRICS", "RECIPE", "Run"]
 
 RECIPE, METRICS, CHECKPOINTS = "recipe.json", "metrics.jsonl", "checkpoints"
-SPECTRA = ("eigenvalues", "normalized", "covariance", "hidden")
 Floats = NDArray[np.float64]
 
 
@@ -47,6 +46,8 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """What was asked for."""
+        if "recipe" not in self.facts:
+            raise InputError(str(self.folder / RECIPE), "must hold a recipe", None, "train the run again")
         return Recipe().with_settings(self.facts["recipe"])
 
     @cached_property
