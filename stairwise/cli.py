@@ -335,6 +335,32 @@ def train(
     print(f"run     {run.folder}\nfigure  {run.folder / 'figure.png'}")
 
 
+@app.command()
+def report(
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run: of `stairwise train`, or one that a monitor writes to.")
+    ],
+    target: Annotated[Path | None, typer.Option("--out", help="HTML file; default RUN/report.html.")] = None,
+    spectrum: Annotated[
+        str, typer.Option(help="eigenvalues (of C) or covariance; default: what the loss suggests.")
+    ] = "",
+    json_: Json = False,
+) -> None:
+    """The staircase of a run in one HTML file: steps taken, steps to come, ranks, and what they mean.
+
+    Example: `stairwise report runs/photos-bt`
+    """
+    from stairwise.experiments.training import page_of
+
+    page = page_of(run, spectrum)
+    target = target or run / "report.html"
+    page.write(target)
+    if json_:
+        _print_json({"report": target, "says": page.lead})
+    else:
+        print(f"{page.lead}\nreport  {target}")
+
+
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:

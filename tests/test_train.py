@@ -117,7 +117,8 @@ def test_every_loss_trains(loss, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"precondition": {"power": 0.5}}, {"optimizer": "lars", "lr": 2.0}, {"together": True}, {"clip": 1.0, "lr": 0.05}]
+    "options",
+    [{"precondition": {"power": 0.5}}, {"optimizer": "lars", "lr": 2.0}, {"together": True}, {"clip": 1.0, "lr": 0.05}],
 )
 def test_options_train(options, tmp_path):
     run = sw.train(replace(TINY, loss="vicreg", steps=30, **{"lr": 0.01, **options}), tmp_path)

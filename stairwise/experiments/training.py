@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from stairwise.checks import InputError, one_of
 from stairwise.files import atomic
 from stairwise.losses import OF_CORRELATION
-from stairwise.report.page import Table
+from stairwise.monitor.log import read_log
+from stairwise.report.page import Page, Table
+from stairwise.report.run_page import run_page
 from stairwise.train.loop import Progress, train
 from stairwise.train.process import launched_rank
 from stairwise.train.recipe import load_recipe
-from stairwise.train.run import Run
+from stairwise.train.run import METRICS, RECIPE, Run
 
-__all__ = ["Summary", "course_of", "summarize", "train_and_draw"]
+__all__ = ["Summary", "course_of", "page_of", "summarize", "train_and_draw"]
 
 
 def train_and_draw(
@@ -58,15 +61,35 @@ def draw(run: Run) -> None:
 
 
 def course_of(run: Run, name: str = "") -> Any:
-    """A run as it is drawn: eigenvalues of C for Barlow Twins and its kin, of the covariance for the others."""
+    """A run as it is drawn."""
     from stairwise.figures.training import Course
 
-    standardized = run.recipe.loss == "barlow_twins" and run.recipe.loss_options.get("batch_norm", True)
-    if run.recipe.loss in OF_CORRELATION and not standardized:
-        key, of = "eigenvalues", "C"
-    else:
-        key, of = "covariance", "Cov z"
+    key = _spectrum_of(run)
+    of = "C" if key == "eigenvalues" else "Cov z"
     return Course(name or run.recipe.loss.replace("_", " "), run.times, run.series("loss"), run.series(key), of)
+
+
+def page_of(folder: Path, spectrum: str = "") -> Page:
+    """The HTML page of a run, of ours or of a loop that a monitor was attached to."""
+    if spectrum:
+        one_of(spectrum, "--spectrum", ("eigenvalues", "covariance"))
+    records, bad = read_log(folder / METRICS)
+    if not records:
+        raise InputError("run", f"must be a folder with a {METRICS} that holds records", folder)
+    facts = {"records": f"{len(records)}" + (f" ({bad} damaged lines left out)" if bad else "")}
+    if (folder / RECIPE).is_file():
+        run = Run(folder)
+        spectrum = spectrum or _spectrum_of(run)
+        settings = ", ".join(f"{k} = {v}" for k, v in run.facts["recipe"].items() if k != "label")
+        facts |= {"recipe": settings, "α": f"{run.facts['alpha']:.4g}"}
+        facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
+    return run_page(folder.name, records, spectrum or "covariance", facts)
+
+
+def _spectrum_of(run: Run) -> str:
+    """Eigenvalues of C for losses made of it (unless they standardize first), of the covariance for the others."""
+    standardized = run.recipe.loss == "barlow_twins" and run.recipe.loss_options.get("batch_norm", True)
+    return "eigenvalues" if run.recipe.loss in OF_CORRELATION and not standardized else "covariance"
 
 
 @dataclass(frozen=True)

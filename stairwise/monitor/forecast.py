@@ -26,6 +26,7 @@ KAPPAS = np.linspace(-0.3, 0.9, 61)
 PRIOR = 0.07  # spread of κ about 0 while no step has been taken
 LEVEL_NOISE = 0.15  # uncertainty of log p and of the bias of few samples
 SIGNIFICANT = 3.0  # slopes this many times their standard error are growth
+HORIZON = 10.0  # steps further ahead than this many times the time so far are not foretold
 NORMAL = scipy.stats.norm.ppf((np.arange(15) + 0.5) / 15)
 
 
@@ -41,6 +42,7 @@ class Forecast:
         level: p, where grown modes rest.
         now: time of the last record.
         done: steps that have been taken.
+        arriving: modes that are above half of the level but have not settled there.
         dimensions: d.
     """
 
@@ -52,6 +54,7 @@ class Forecast:
     level: float
     now: float
     done: Steps
+    arriving: int
     dimensions: int
     coverage: float
 
@@ -63,14 +66,14 @@ class Forecast:
     def loss(self, t: ArrayLike) -> Floats:
         """The staircase ahead in units of one step: number of dimensions not yet learned, Σ (1 − λ/p)², (…)."""
         ahead = ((1 - self.eigenvalues(t) / self.level) ** 2).sum(axis=-1)
-        return np.asarray(ahead + self.dimensions - len(self.done) - len(self.modes))
+        return np.asarray(ahead + self.dimensions - len(self.done) - self.arriving - len(self.modes))
 
     def when(self, share: float = 1.0) -> float:
         """When this share of the d dimensions will have been learned; infinite if too few are growing."""
         if not 0 < number(share, "share") <= 1:
             raise InputError("share", "must be above 0 and at most 1", share)
         needed = int(np.ceil(share * self.dimensions))
-        all_times = np.sort(np.concatenate([self.done.times, self.times]))
+        all_times = np.sort(np.concatenate([self.done.times, np.full(self.arriving, self.now), self.times]))
         return float(all_times[needed - 1]) if needed <= len(all_times) else np.inf
 
 
@@ -95,12 +98,12 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8) -> Forec
     done = detect_steps(moments, spectra)
     level = float(np.median(done.levels)) if len(done) else 1.0
     prior = _acceleration(moments, spectra, done)
-    found = []
-    for j in range(spectra.shape[1]):
-        if j not in done.modes and spectra[-1, j] < level / 2:
-            fit = _fit(moments, spectra[:, j] / level, len(moments), prior)
-            if fit is not None:
-                found.append((j, *fit.outlook(moments[-1], coverage)))
+    left = [j for j in range(spectra.shape[1]) if j not in done.modes]
+    low = [j for j in left if spectra[-1, j] < level / 2]
+    fits = [(j, _fit(moments, spectra[:, j] / level, len(moments), prior)) for j in low]
+    found = [(j, *fit.outlook(moments[-1], coverage)) for j, fit in fits if fit is not None]
+    end = moments[-1] + HORIZON * (moments[-1] - moments[0])
+    found = [row for row in found if row[1] < end]
     columns = np.array(found, dtype=np.float64).reshape(-1, 5)
     return Forecast(
         columns[:, 0].astype(np.int64),
@@ -111,6 +114,7 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8) -> Forec
         level,
         float(moments[-1]),
         done,
+        len(left) - len(low),
         spectra.shape[1],
         coverage,
     )

@@ -1,0 +1,71 @@
+"""What the spectra say, in plain words: is this plateau normal, has it collapsed, when is it done?"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from stairwise.monitor.forecast import Forecast, forecast_steps
+from stairwise.monitor.steps import records
+from stairwise.theory.spectra import effective_rank
+
+__all__ = ["advise"]
+
+COLLAPSED = 1e-6  # of what it was
+RARE = 0.1  # share of dimensions that is little
+
+
+def advise(t: ArrayLike, lam: ArrayLike) -> list[str]:
+    """Sentences about a run from its spectra over time, most important first.
+
+    Arguments:
+        t: times of the records, (T,).
+        lam: eigenvalues of C or of the covariance, descending, (T, d).
+
+    Example:
+        >>> t = np.linspace(0, 1.5, 100)
+        >>> lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.9])))
+        >>> print(*advise(t, lam), sep="\\n")
+        1 of 3 dimensions learned.
+        This plateau is normal: dimension 2 is growing and is expected at t = 1.72 (80 %: 1.7 to 1.75).
+        All 3 dimensions are expected by t = 1.92.
+    """
+    times, spectra = records(t, lam)
+    ahead = forecast_steps(times, spectra)
+    peak, last = spectra[:, 0].max(), spectra[-1, 0]
+    if last <= COLLAPSED * peak or peak <= 0:
+        return ["Collapsed: all embeddings are (nearly) the same point. Lower the learning rate or check the loss."]
+    return [_learned(ahead, spectra[-1]), *_outlook(ahead)]
+
+
+def _learned(ahead: Forecast, spectrum: np.ndarray) -> str:
+    done, d = len(ahead.done) + ahead.arriving, ahead.dimensions
+    if done == 0:
+        rank = float(effective_rank(spectrum))
+        return f"No step has been seen yet; the effective rank is {rank:.1f} of {d}."
+    return f"{done} of {d} dimensions learned."
+
+
+def _outlook(ahead: Forecast) -> list[str]:
+    done, d = len(ahead.done) + ahead.arriving, ahead.dimensions
+    if len(ahead.modes) == 0:
+        if done == 0:
+            return []
+        if done >= d:
+            return ["All dimensions are in use: training longer learns no more of them, a larger d might."]
+        if done < RARE * d:
+            return [
+                f"Nothing else is growing: {d - done} dimensions are unused (dimensional collapse, if it stays so). "
+                "Train longer, raise the learning rate, or try sw.precondition."
+            ]
+        return [f"Nothing else is growing: stop here, or choose d near {done}."]
+    first = int(np.argmin(ahead.times))
+    low, time, high = (float(v[first]) for v in (ahead.low, ahead.times, ahead.high))
+    said = [
+        f"This plateau is normal: dimension {ahead.modes[first] + 1} is growing and is expected at t = {time:.3g} "
+        f"({100 * ahead.coverage:.0f} %: {low:.3g} to {high:.3g})."
+    ]
+    end = ahead.when(1.0)
+    if np.isfinite(end):
+        said.append(f"All {d} dimensions are expected by t = {end:.3g}.")
+    else:
+        said.append(f"{len(ahead.modes)} are growing; {d - done - len(ahead.modes)} do not grow yet.")
+    return said
