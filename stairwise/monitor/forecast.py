@@ -105,6 +105,8 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8) -> Forec
     end = moments[-1] + HORIZON * (moments[-1] - moments[0])
     found = [row for row in found if row[1] < end]
     columns = np.array(found, dtype=np.float64).reshape(-1, 5)
+    # eigenvalues are sorted, so a mode takes its step no later than the next
+    columns[:, 1:4] = np.minimum.accumulate(columns[::-1, 1:4], axis=0)[::-1]
     return Forecast(
         columns[:, 0].astype(np.int64),
         columns[:, 1],
