@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stairwise.experiments import fig2ab
 from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
 from stairwise.files import load_arrays
@@ -32,6 +33,15 @@ def test_staircases_on_cifar10(loss):
     stored = load_arrays(RESULTS / "staircases.npz")
     assert clean_steps(stored[f"{loss}.spectra"]) == CLEAN[loss]
     assert f" | {CLEAN[loss]} | " in (RESULTS / "staircases.md").read_text(encoding="utf-8")
+
+
+def test_the_tangent_kernel_foretells_the_first_eight_steps():
+    """docs/results/fig2ab.md: CIFAR-10, within 10 %."""
+    arrays = load_arrays(RESULTS / "fig2ab.npz")
+    measured, predicted = fig2ab.step_times(arrays)
+    assert np.isfinite(measured[:8]).all()
+    assert np.abs(predicted[:8] / measured[:8] - 1).max() <= 0.1
+    assert all(claim.holds for claim in fig2ab.check(arrays))
 
 
 def test_the_figure_of_the_staircases_can_be_redrawn(tmp_path):

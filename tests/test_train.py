@@ -356,6 +356,9 @@ def test_other_data_and_a_lost_log_are_noticed(tmp_path):
     (tmp_path / "run" / "metrics.jsonl").unlink()
     with pytest.warns(RunWarning, match="lost earlier records"), pytest.raises(Stopped):
         sw.train(recipe, tmp_path / "run", progress=lambda step, *_: os.kill(os.getpid(), signal.SIGTERM))
+    np.save(tmp_path / "data.npy", load("digits").pixels[:200])
+    with pytest.warns(RunWarning, match="written since"), pytest.raises(Stopped):
+        sw.train(recipe, tmp_path / "run", progress=lambda step, *_: os.kill(os.getpid(), signal.SIGTERM))
     np.save(tmp_path / "data.npy", load("digits").pixels[:90])
     with pytest.raises(InputError, match="with which the run began"):
         sw.train(recipe, tmp_path / "run")

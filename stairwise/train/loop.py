@@ -428,10 +428,7 @@ class Trainer:
                 save_json(self.folder / RECIPE, facts | provenance(device, ("torch", "numpy", "safetensors")))
                 self.log = MetricsLog(self.folder / METRICS)
             return
-        if found.facts["images"] != self._images_seen():
-            there, here = found.facts["images"], self._images_seen()
-            remedy = "bring the old data back, or --restart"
-            raise InputError("data", "must be that with which the run began", f"{here}, it was {there}", remedy)
+        self._check_same_images(found.facts["images"])
         self.objective.load_state_dict(found.part("objective"))
         self.optimizer.momentum_buffer.copy_(found.tensors["momentum"])
         self.numbers.values.copy_(found.tensors["numbers"])
@@ -446,9 +443,17 @@ class Trainer:
             if self.log.size < found.facts["log_size"]:
                 warnings.warn(f"{self.folder / METRICS} has lost earlier records; going on", RunWarning, stacklevel=3)
 
-    def _images_seen(self) -> str:
-        """What tells these data from others."""
-        return f"{self.images.pixels.shape} {self.images.pixels.dtype} {fingerprint(self.recipe.data)}".strip()
+    def _images_seen(self) -> list[str]:
+        """What tells these data from others: surely, and perhaps (files that were only copied differ in it too)."""
+        return [f"{self.images.pixels.shape} {self.images.pixels.dtype}", fingerprint(self.recipe.data)]
+
+    def _check_same_images(self, there: list[str]) -> None:
+        here = self._images_seen()
+        if here[0] != there[0]:
+            remedy = "bring the old data back, or --restart"
+            raise InputError("data", "must be that with which the run began", f"{here[0]}, it was {there[0]}", remedy)
+        if here[1] != there[1]:
+            warnings.warn(f"{self.recipe.data} has been written since the run began", RunWarning, stacklevel=4)
 
 
 def _network(recipe: Recipe, sample: Tensor) -> Network:

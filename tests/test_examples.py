@@ -1,0 +1,23 @@
+"""Examples run as their users would run them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from stairwise.experiments.training import page_of
+from stairwise.monitor.log import read_log
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_plain_torch(tmp_path):
+    """One added line: records with spectra, time that adds up the learning rate, a first step seen."""
+    command = [sys.executable, EXAMPLES / "plain_torch.py", "--steps", "600", "--out", tmp_path]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    records, bad = read_log(tmp_path / "metrics.jsonl")
+    assert bad == 0
+    assert [r["step"] for r in records] == list(range(5, 601, 5))
+    assert abs(records[-1]["t"] - 600 * 0.003) < 1e-6
+    assert records[0]["covariance"][0] < 1e-4
+    assert records[-1]["covariance"][0] > 1
+    assert page_of(tmp_path).lead.startswith("1 of 8 dimensions learned.")
