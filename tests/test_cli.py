@@ -77,7 +77,7 @@ def test_reproduce_and_read_back(tmp_path):
 def test_data_list_and_check(tmp_path):
     assert "photos" in stairwise("data", "list", cwd=tmp_path).stdout
     listed = json.loads(stairwise("data", "list", "--json", cwd=tmp_path).stdout)
-    assert {entry["name"] for entry in listed} == {"photos", "digits", "cifar10", "stl10"}
+    assert {entry["name"] for entry in listed} == {"photos", "digits", "cifar10", "stl10", "stl10-full"}
     (tmp_path / "data" / "cifar10").mkdir(parents=True)
     (tmp_path / "data" / "cifar10" / "test_batch.bin").write_bytes(b"damaged")
     done = stairwise("data", "check", cwd=tmp_path)

@@ -379,6 +379,27 @@ def test_stl10_runs_down_the_columns(tmp_path, monkeypatch):
     assert labels.tolist() == [0, 9, 0, 9]
 
 
+def test_stl10_with_unlabelled_images(tmp_path, monkeypatch):
+    """Training set, unlabelled, test set; what has no label has 255."""
+    sizes = {"train_X.bin": 2, "test_X.bin": 3, "unlabeled_X.bin": 4}
+    files = {name: Whole(n * stl10.PIXELS, "") for name, n in sizes.items()}
+    monkeypatch.setattr(stl10, "FILES", files | {"train_y.bin": Whole(2, ""), "test_y.bin": Whole(3, "")})
+    monkeypatch.setattr(stl10, "TRAIN", 2)
+    folder = tmp_path / "stl10"
+    folder.mkdir()
+    for value, (name, n) in enumerate(sizes.items()):
+        (folder / name).write_bytes(bytes([value]) * (n * stl10.PIXELS))
+    (folder / "train_y.bin").write_bytes(bytes([1, 2]))
+    (folder / "test_y.bin").write_bytes(bytes([3, 4, 5]))
+    images = load("stl10-full", tmp_path)
+    assert images.pixels[:, 0, 0, 0].tolist() == [0, 0, 2, 2, 2, 2, 1, 1, 1]
+    assert images.labels.tolist() == [0, 1, 255, 255, 255, 255, 2, 3, 4]
+    assert images.training == 2
+    (folder / "unlabeled_X.bin").unlink()
+    with pytest.raises(InputError, match="must be fetched first"):
+        load("stl10-full", tmp_path)
+
+
 def test_library(tmp_path, tiny_cifar):
     before = {state.name: state for state in library.states(root=tmp_path)}
     assert before.keys() == DATASETS.keys()
