@@ -7,9 +7,7 @@ import math
 import shutil
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -30,7 +28,7 @@ from stairwise.files import save_json
 from stairwise.losses import OF_CORRELATION
 from stairwise.losses.ranks import rank, world
 from stairwise.monitor.log import MetricsLog
-from stairwise.monitor.spectrum import SpectrumMonitor, decompose
+from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.nets.encoder import Network, build_encoder, build_network
 from stairwise.nets.initial import find_alpha, scale_parameters
 from stairwise.provenance import provenance
@@ -40,6 +38,7 @@ from stairwise.train.objective import AbstractObjective, Embedded, build_objecti
 from stairwise.train.optimizer import FlatOptimizer
 from stairwise.train.process import StopRequest, agreed, choose_device, locked, process_group
 from stairwise.train.recipe import Recipe, load_recipe
+from stairwise.train.recorder import Recorder, tensorboard_in
 from stairwise.train.run import CHECKPOINTS, METRICS, RECIPE, Run
 from stairwise.train.schedule import Schedule
 
@@ -109,31 +108,6 @@ def rebuild(recipe: Recipe, state: checkpoint.Checkpoint) -> Network:
     return network.eval()
 
 
-class _Numbers:
-    """Numbers kept on the device, so that reading them can wait: sums since the last record, the first bad step."""
-
-    NAMES = ("loss", "steps", "gradient", "step", "bad_step")
-
-    def __init__(self, device: torch.device) -> None:
-        self.values = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
-
-    def add(self, loss: Tensor, gradient: Tensor) -> None:
-        v = self.values
-        v[0] += loss
-        v[1] += 1
-        v[2].copy_(gradient)
-        v[3] += 1
-        bad = ~(torch.isfinite(loss) & torch.isfinite(gradient)) & (v[4] == 0)
-        v[4].copy_(torch.where(bad, v[3], v[4]))
-
-    def read(self) -> dict[str, float]:
-        """Waits for the device."""
-        return dict(zip(self.NAMES, self.values.tolist(), strict=True))
-
-    def clear(self) -> None:
-        self.values[:2] = 0
-
-
 class Trainer:
     """The state of a run, and what can be done with it."""
 
@@ -174,18 +148,16 @@ class Trainer:
         per_epoch = self.training // self.batch
         self.steps = recipe.steps or max(1, round(recipe.epochs * per_epoch))
         self.schedule = Schedule(recipe.schedule, self.steps, round(recipe.warmup_epochs * per_epoch), recipe.final_lr)
-        standardizes = recipe.loss == "barlow_twins" and recipe.loss_options.get("batch_norm", True)
-        self.monitor, self.numbers = SpectrumMonitor(normalized=bool(standardizes)), _Numbers(device)
         window = recipe.window or max(4 * recipe.d, 512)
         self.window = min(math.ceil(window / self.batch), self.steps)
         records = max(1, min(recipe.records, self.steps // self.window))
         self.record_steps = _spaced([round(i * self.steps / records) for i in range(1, records + 1)], self.window)
         self.probe_steps = {round((i + 1) * self.steps / recipe.probe_times) for i in range(recipe.probe_times)}
         self.step_number, self.t, self.seconds = 0, 0.0, 0.0
-        self.log: MetricsLog | None = None
-        self.background = ThreadPoolExecutor(1)
-        self.writing: deque[Future[None]] = deque()
-        self.board: Any = _board(folder, self.found) if tensorboard and rank() == 0 else None
+        standardizes = recipe.loss == "barlow_twins" and recipe.loss_options.get("batch_norm", True)
+        begun = self.found.facts["step"] if self.found else 0
+        board = tensorboard_in(folder, begun) if tensorboard and rank() == 0 else None
+        self.recorder = Recorder(device, bool(standardizes), recipe.hidden_spectrum, board)
         self.fixed = self._fixed_pairs() if recipe.fixed_views else None
         graph = recipe.graph and device.type == "cuda" and world() == 1 and capturable(recipe.loss)
         self.take = GraphedStep(self.step, self.generator) if graph else self.step
@@ -208,9 +180,7 @@ class Trainer:
             self.optimizer.gradient.div_(world())
         gradient = self.optimizer.step()
         self.objective.after_step()
-        self.numbers.add(out.loss.detach(), gradient)
-        if measure:
-            self.monitor.update(out.z_a, out.z_b, *((out.h_a, out.h_b) if self.recipe.hidden_spectrum else ()))
+        self.recorder.observe(out, gradient, measure)
 
     def _views(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         def draw(view: View) -> Tensor:
@@ -270,10 +240,7 @@ class Trainer:
 
     def close(self) -> None:
         """Let go of threads and files."""
-        self.background.shutdown()
-        for open_ in (self.log, self.board):
-            if open_ is not None:
-                open_.close()
+        self.recorder.close()
 
     def _agree(self, stop: StopRequest, due: bool) -> int:
         """What to do now, the same on all processes: GO_ON, SAVE or STOP (after saving)."""
@@ -289,43 +256,21 @@ class Trainer:
         return lr
 
     def _record(self, spectrum: bool, probe: bool, rate: float) -> str:
-        """Measure now; decompose and write in the background, in order."""
-        numbers = self.numbers.read()  # waits for the device
+        """Measure, and say how it goes."""
+        numbers = self.recorder.numbers()
         self._check_finite(numbers)
-        record: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "step": self.step_number,
             "t": self.t,
             "epoch": self.step_number * self.batch / self.training,
-            "loss": numbers["loss"] / max(1, numbers["steps"]),
+            "loss": numbers["loss"],
             "gradient": numbers["gradient"],
             "lr": self.recipe.lr * self.schedule.factor(self.step_number - 1),
         }
-        sums = None
-        if spectrum:
-            self.monitor.reduce()
-            sums = self.monitor.snapshot()
-            self.monitor.reset()
-            self.numbers.clear()
         if probe:
-            record |= self._probe()
-        record |= {"seconds": self.seconds, "views_per_second": rate}
-        self._settle(finished_only=True)
-        self.writing.append(self.background.submit(self._write, record, sums))
-        return f"loss {record['loss']:.4g}, {rate:,.0f} views/s"
-
-    def _write(self, record: dict[str, Any], sums: dict[str, Any] | None) -> None:
-        if self.log is None:  # not the first process
-            return
-        if sums is not None:
-            spectra = {k: v for k, v in vars(decompose(sums, self.monitor.normalized)).items() if v is not None}
-            record |= spectra
-        self.log.write(record)
-        _board_write(self.board, record)
-
-    def _settle(self, finished_only: bool = False) -> None:
-        """Let errors of background writing surface; wait for it before its results are counted on."""
-        while self.writing and not (finished_only and not self.writing[0].done()):
-            self.writing.popleft().result()
+            facts |= self._probe()
+        self.recorder.record(facts | {"seconds": self.seconds, "views_per_second": rate}, spectrum)
+        return f"loss {numbers['loss']:.4g}, {rate:,.0f} views/s"
 
     def _check_finite(self, numbers: dict[str, float]) -> None:
         if not numbers["bad_step"]:
@@ -390,15 +335,14 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint, unless training has diverged."""
-        self._check_finite(self.numbers.read())
-        self._settle()
+        self._check_finite(self.recorder.numbers())
+        self.recorder.settle()
         path = self.folder / CHECKPOINTS
         if rank() == 0:
-            assert self.log is not None
-            self.log.sync()
+            assert self.recorder.log is not None
+            self.recorder.log.sync()
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
-            tensors |= {"momentum": self.optimizer.momentum_buffer, "numbers": self.numbers.values}
-            tensors |= {f"monitor.{k}": v for k, v in self.monitor.state().items()}
+            tensors |= {"momentum": self.optimizer.momentum_buffer} | self.recorder.state()
             tensors["rng.cpu"] = torch.get_rng_state()
             if self.device.type == "cuda":
                 tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -407,7 +351,7 @@ class Trainer:
                 "t": self.t,
                 "alpha": self.alpha,
                 "seconds": self.seconds,
-                "log_size": self.log.size,
+                "log_size": self.recorder.log.size,
                 "images": self._images_seen(),
                 "view_shape": [self.images.pixels.shape[3], self.size, self.size],
             }
@@ -426,21 +370,20 @@ class Trainer:
                 cuda = self.device.type == "cuda"
                 device = torch.cuda.get_device_name(self.device) if cuda else None
                 save_json(self.folder / RECIPE, facts | provenance(device, ("torch", "numpy", "safetensors")))
-                self.log = MetricsLog(self.folder / METRICS)
+                self.recorder.log = MetricsLog(self.folder / METRICS)
             return
         self._check_same_images(found.facts["images"])
         self.objective.load_state_dict(found.part("objective"))
         self.optimizer.momentum_buffer.copy_(found.tensors["momentum"])
-        self.numbers.values.copy_(found.tensors["numbers"])
-        self.monitor.load(found.part("monitor"), self.device)
+        self.recorder.load(found.tensors["numbers"], found.part("monitor"))
         torch.set_rng_state(found.tensors["rng.cpu"])
         if self.device.type == "cuda" and "rng.cuda" in found.tensors:
             torch.cuda.set_rng_state(found.tensors["rng.cuda"], self.device)
         self.step_number, self.t = found.facts["step"], found.facts["t"]
         self.seconds, self.alpha = found.facts["seconds"], found.facts["alpha"]
         if rank() == 0 and self.step_number < self.steps:
-            self.log = MetricsLog(self.folder / METRICS, found.facts["log_size"])
-            if self.log.size < found.facts["log_size"]:
+            self.recorder.log = MetricsLog(self.folder / METRICS, found.facts["log_size"])
+            if self.recorder.log.size < found.facts["log_size"]:
                 warnings.warn(f"{self.folder / METRICS} has lost earlier records; going on", RunWarning, stacklevel=3)
 
     def _images_seen(self) -> list[str]:
@@ -508,21 +451,3 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     for name in (METRICS, RECIPE):
         (folder / name).unlink(missing_ok=True)
-
-
-def _board(folder: Path, found: checkpoint.Checkpoint | None) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise InputError("tensorboard", "must be installed", None, "pip install tensorboard") from error
-    return SummaryWriter(folder / "tensorboard", purge_step=found.facts["step"] + 1 if found else None)
-
-
-def _board_write(board: Any, record: dict[str, Any]) -> None:
-    if board is None:
-        return
-    for name, value in record.items():
-        if isinstance(value, int | float):
-            board.add_scalar(name, value, record["step"])
-    for j, value in enumerate(record.get("eigenvalues", [])[:16]):
-        board.add_scalar(f"eigenvalues/{j + 1}", value, record["step"])
