@@ -1,9 +1,5 @@
 """Losses against independent statements of their formulas, finite differences, symmetries and modewise rates."""
 
-import os
-import socket
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -18,6 +14,7 @@ from stairwise import losses
 from stairwise.checks import InputError, TheoryWarning
 from stairwise.losses.preconditioning import cubic_rounds, inverse_root
 from stairwise.theory import landscapes
+from tests.two_processes import cases, joint, run_two
 
 
 def views(n=24, d=5, seed=0):
@@ -395,24 +392,9 @@ def test_small_batch_warns_in_spectral_losses():
 
 def test_two_processes_equal_one(tmp_path):
     """Loss, gradient, and preconditioned gradient: averaged over processes they are the joint batch's."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     script = Path(__file__).parent / "two_processes.py"
-    env = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    workers = [
-        subprocess.Popen([sys.executable, script, tmp_path / f"{r}.npz"], env={**env, "RANK": str(r)}) for r in range(2)
-    ]
-    assert [w.wait(120) for w in workers] == [0, 0]
+    assert run_two(script, tmp_path) == [0, 0]
     parts = [np.load(tmp_path / f"{r}.npz") for r in range(2)]
-    from tests.two_processes import cases, joint
-
     for name, loss in cases().items():
         value, gradient = joint(loss)
         for part in parts:

@@ -12,18 +12,18 @@ from stairwise.files import load_arrays
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 LOSSES = {"barlow_twins": "C", "simclr": "Cov z", "vicreg": "Cov z"}
-CLEAN = {"barlow_twins": 19, "simclr": 7, "vicreg": 7}  # as the page says
+CLEAN = {"barlow_twins": 18, "simclr": 7, "vicreg": 6}  # as the page says
 
 
 def clean_steps(spectra):
-    """Modes that rise from below a twentieth to half of their plateau while the next one is below a tenth of theirs."""
+    """Modes that rise from below a hundredth to half of their plateau while the next one is below a tenth of theirs."""
     count = 0
     for j in range(spectra.shape[1] - 1):
         plateau = np.median(spectra[:, j][spectra[:, j] > 0.2 * spectra[:, j].max()])
         if plateau < 0.1 * np.median(spectra[-20:, 0]):
             break
         at = int(np.argmax(spectra[:, j] > plateau / 2))
-        if spectra[: at + 1, j].min() < 0.05 * plateau and spectra[at, j + 1] < 0.1 * spectra[at, j]:
+        if spectra[: at + 1, j].min() < 0.01 * plateau and spectra[at, j + 1] < 0.1 * spectra[at, j]:
             count += 1
     return count
 

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from stairwise.train.objective import Bootstrap, build_objective, capturable
 from stairwise.train.process import StopRequest, choose_device, locked
 from stairwise.train.recipe import Recipe, load_recipe, recipe_names
 from stairwise.train.run import Run
+from tests.two_processes import run_two
 
 CPU = torch.device("cpu")
 TINY = Recipe(
@@ -608,27 +608,11 @@ def test_two_processes_train_like_one(tmp_path):
     recipe = replace(TINY, encoder="mlp", encoder_options={"inputs": 64, "widths": [32]}, head_norm=False, views="none")
     one = sw.train(recipe, tmp_path / "one")
     (tmp_path / "recipe.json").write_text(json.dumps(recipe.plain()))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     code = (
         "import json, sys, stairwise as sw; "
         "sw.train(sw.Recipe().with_settings(json.load(open(sys.argv[1]))), sys.argv[2], device='cpu')"
     )
-    env = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, tmp_path / "recipe.json", tmp_path / "two"], env={**env, "RANK": str(r)}
-        )
-        for r in range(2)
-    ]
-    assert [w.wait(120) for w in workers] == [0, 0]
+    assert run_two("-c", code, tmp_path / "recipe.json", tmp_path / "two") == [0, 0]
     two = Run(tmp_path / "two")
     assert two.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
     assert two.series("eigenvalues") == pytest.approx(one.series("eigenvalues"), rel=1e-3, abs=1e-6)

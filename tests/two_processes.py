@@ -1,5 +1,8 @@
 """One of two processes: losses and gradients of its half of a batch, for test_losses.py."""
 
+import os
+import socket
+import subprocess
 import sys
 
 import numpy as np
@@ -9,6 +12,24 @@ import torch.distributed as dist
 import stairwise as sw
 from stairwise.losses import MODULES
 from stairwise.losses.ranks import rank, world
+
+
+def run_two(*command):
+    """Run a Python command as two processes of one group; exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    workers = [
+        subprocess.Popen([sys.executable, *command], env={**os.environ, **group, "RANK": str(r)}) for r in range(2)
+    ]
+    return [worker.wait(120) for worker in workers]
 
 
 def cases():
@@ -41,5 +62,5 @@ if __name__ == "__main__":
     for name, loss in cases().items():
         value, gradient = joint(loss, slice(rank() * half, (rank() + 1) * half))
         found |= {f"{name}.loss": value, f"{name}.gradient": gradient}
-    np.savez(sys.argv[1], **found)
+    np.savez(f"{sys.argv[1]}/{rank()}.npz", **found)
     dist.destroy_process_group()
