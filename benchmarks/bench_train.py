@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from stairwise.data.augment import PIPELINES, augment, to_layout
-from stairwise.train.graph import GraphedStep
+from stairwise.train.graph import Recorded
 from stairwise.train.loop import Trainer
 from stairwise.train.process import StopRequest
 from stairwise.train.recipe import Recipe
@@ -76,19 +76,18 @@ def model_rate(recipe, device, steps):
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, Path(folder), device)
         trainer.objective.train()
-        batch = trainer.feed.take(torch.arange(recipe.batch))
-        trainer.fixed = trainer._views(batch)
+        x_a, x_b = trainer.pairs.at_start(torch.arange(recipe.batch))
         trainer.optimizer.lr.fill_(1e-4)
         if device.type == "cuda":
-            trainer.take = GraphedStep(trainer.step, trainer.generator)
+            trainer.take = Recorded(trainer.step)
         for _ in range(8):
-            trainer.take(batch, False)
+            trainer.take(x_a, x_b, measure=False)
         rates = []
         for _ in range(5):
             sync(device)
             started = perf_counter()
             for _ in range(max(1, steps // 5)):
-                trainer.take(batch, False)
+                trainer.take(x_a, x_b, measure=False)
             sync(device)
             rates.append(2 * recipe.batch * max(1, steps // 5) / (perf_counter() - started))
     return float(np.median(rates))
@@ -143,10 +142,8 @@ def ordinary_rate(recipe, device, pixels, steps):
             if i == 4 * os.cpu_count():  # what was fetched ahead is used up
                 sync(device)
                 started = perf_counter()
-            trainer.fixed = tuple(
-                x.to(device, non_blocking=True, memory_format=torch.channels_last) for x in (x_a, x_b)
-            )
-            trainer.step(x_a, False)
+            sent = [x.to(device, non_blocking=True, memory_format=torch.channels_last) for x in (x_a, x_b)]
+            trainer.step(*sent, measure=False)
             done += started > 0
             if done == steps:
                 break

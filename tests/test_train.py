@@ -188,7 +188,7 @@ def test_fixed_views_are_full_batch_descent(tmp_path):
         hidden_spectrum=False,
     )
     trainer = Trainer(recipe, tmp_path, CPU)
-    x_a, x_b = (x.flatten(1).double().numpy() for x in trainer.fixed)
+    x_a, x_b = (x.flatten(1).double().numpy() for x in trainer.fixed_pairs())
     W0 = trainer.network.projector[0].weight.detach().double().numpy().copy()
     run = sw.train(recipe, tmp_path)
     expected = sw.gradient_descent(W0, sw.Correlation.from_pairs(x_a, x_b), 1e-4, 400).eigenvalues

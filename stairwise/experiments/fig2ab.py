@@ -68,8 +68,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, Path(folder), torch.device("cpu"))
         try:
-            assert trainer.fixed is not None
-            x = torch.cat(trainer.fixed)
+            x = torch.cat(trainer.fixed_pairs())
             kernel, outputs = tangent_kernel(trainer.network, x), initial_outputs(trainer.network, x)
             trainer.resume()
             trainer.run(

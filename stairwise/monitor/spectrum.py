@@ -152,7 +152,14 @@ class SpectrumMonitor:
 
     def snapshot(self) -> dict[str, Floats]:
         """Copies of the sums on the host (waits for the device), for `decompose` at leisure, in another thread say."""
-        return {name: value.cpu().numpy().copy() for name, value in self._total().items()}
+        copies = {}
+        for name, value in self._total().items():
+            # page-locked memory: many times faster than an ordinary copy, and all are under way together
+            copies[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            copies[name].copy_(value, non_blocking=True)
+        if any(value.is_cuda for value in self._total().values()):
+            torch.cuda.current_stream().synchronize()
+        return {name: value.numpy() for name, value in copies.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Tensors from which `load` continues."""

@@ -1,72 +1,96 @@
-"""A step recorded as a CUDA graph: one launch instead of thousands, which decides the speed of small batches."""
+"""Work recorded as a CUDA graph, one launch instead of thousands, which decides the speed of small batches; streams."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stairwise.checks import InputError
 
-__all__ = ["GraphedStep", "beside"]
+__all__ = ["Recorded", "ahead", "beside"]
 
-WARM = 3  # steps that are taken one by one, on a side stream, before recording
+WARM = 3  # calls that are made one by one, on a side stream, before recording
+Pair = tuple[Tensor, Tensor]
 
 
-def beside(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+def beside(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> Pair:
     """Both results, computed side by side on two streams; inside a recording."""
     here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
     aside.wait_stream(here)
     with torch.cuda.stream(aside):
-        b = second()
-    a = first()
+        a = first()
+    b = second()  # launched after the first, so that random numbers are drawn in this order
     here.wait_stream(aside)
     return a, b
 
 
-class GraphedStep:
-    """Calls step(batch, measure), and replays its recording once it has been taken a few times.
+def ahead(pairs: Iterator[Pair]) -> Iterator[Pair]:
+    """The same pairs, each computed on a stream of its own while the one before it is in use."""
+    side = torch.cuda.Stream()
 
-    The warm-up steps are steps of the run like any other. Two recordings are kept, with and without measuring.
+    def launch() -> Pair | None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            return next(pairs, None)
+
+    coming = launch()
+    while coming is not None:
+        torch.cuda.current_stream().wait_stream(side)
+        here = coming[0].clone(), coming[1].clone()  # a recording writes the next pair into the same memory
+        coming = launch()
+        yield here
+
+
+class Recorded:
+    """Calls work(*tensors, **options), and replays its recording once it has been called a few times.
+
+    The first calls are calls like any other. There is one recording for each choice of options, of tensors whose
+    shapes stay the same; what work returns is overwritten by the next replay.
     """
 
-    def __init__(self, step: Callable[[Tensor, bool], None], generator: torch.Generator) -> None:
-        self.step, self.generator = step, generator
-        self.recordings: dict[bool, torch.cuda.CUDAGraph] = {}
-        self.taken = {True: 0, False: 0}
-        self.buffer: Tensor | None = None
+    def __init__(self, work: Callable[..., Any], generator: torch.Generator | None = None) -> None:
+        self.work, self.generator = work, generator
+        self.recordings: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self.calls: dict[tuple[Any, ...], int] = {}
+        self.inputs: tuple[Tensor, ...] = ()
         self.side = torch.cuda.Stream()
 
-    def __call__(self, batch: Tensor, measure: bool) -> None:
-        if self.buffer is None:
-            self.buffer = torch.empty_like(batch)
-        self.buffer.copy_(batch)
-        if measure in self.recordings:
-            self.recordings[measure].replay()
-        elif self.taken[measure] < WARM:
-            self._take_aside(self.buffer, measure)
-        else:
-            self._record(self.buffer, measure)
-            self.recordings[measure].replay()
+    def __call__(self, *tensors: Tensor, **options: Any) -> Any:
+        if not self.inputs:
+            self.inputs = tuple(torch.empty_like(x) for x in tensors)
+        for mine, x in zip(self.inputs, tensors, strict=True):
+            mine.copy_(x)
+        key = tuple(sorted(options.items()))
+        self.calls[key] = self.calls.get(key, 0) + 1
+        if self.calls[key] <= WARM:
+            return self._call_aside(options)
+        if key not in self.recordings:
+            self.recordings[key] = self._record(options)
+        graph, out = self.recordings[key]
+        graph.replay()
+        return out
 
-    def _take_aside(self, batch: Tensor, measure: bool) -> None:
-        self.taken[measure] += 1
+    def _call_aside(self, options: dict[str, Any]) -> Any:
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            self.step(batch, measure)
+            out = self.work(*self.inputs, **options)
         torch.cuda.current_stream().wait_stream(self.side)
+        return out
 
-    def _record(self, batch: Tensor, measure: bool) -> None:
+    def _record(self, options: dict[str, Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.generator)
-        pool = next(iter(self.recordings.values())).pool() if self.recordings else None
+        if self.generator is not None:
+            graph.register_generator_state(self.generator)
+        pool = next(iter(self.recordings.values()))[0].pool() if self.recordings else None
         try:
             # thread_local: threads that feed images may pin memory meanwhile
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                self.step(batch, measure)
+                out = self.work(*self.inputs, **options)
         except RuntimeError as error:
             # random numbers cannot be trusted after a failed recording, so there is no going on in this process
             reason = str(error).splitlines()[0]
             raise InputError(
                 "graph", "must be false for a network whose step looks at values on the host", reason, "set graph=false"
             ) from error
-        self.recordings[measure] = graph
+        return graph, out

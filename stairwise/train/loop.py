@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
@@ -19,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stairwise.checks import InputError, RunWarning
-from stairwise.data.augment import PIPELINES, View, augment
-from stairwise.data.feed import START, VIEWS, AbstractFeed, batch_rows, build_feed, channel_statistics, mixed
+from stairwise.data.augment import PIPELINES
+from stairwise.data.feed import AbstractFeed, batch_rows, build_feed, channel_statistics
 from stairwise.data.images import Images, fingerprint, load
 from stairwise.evaluate.classifiers import PROBES
 from stairwise.evaluate.representations import probe_rows, represent
@@ -33,9 +34,10 @@ from stairwise.nets.encoder import Network, build_encoder, build_network
 from stairwise.nets.initial import find_alpha, scale_parameters
 from stairwise.provenance import provenance
 from stairwise.train import checkpoint
-from stairwise.train.graph import GraphedStep, beside
+from stairwise.train.graph import Recorded
 from stairwise.train.objective import AbstractObjective, Embedded, build_objective, capturable
 from stairwise.train.optimizer import FlatOptimizer
+from stairwise.train.pairs import Pairs
 from stairwise.train.process import StopRequest, agreed, choose_device, locked, process_group
 from stairwise.train.recipe import Recipe, load_recipe
 from stairwise.train.recorder import Recorder, tensorboard_in
@@ -135,7 +137,10 @@ class Trainer:
         network = _network(recipe, torch.zeros(2, pixels.shape[3], self.size, self.size)).to(device)
         if recipe.channels_last:
             network = network.to(memory_format=torch.channels_last)
-        self.generator = torch.Generator(device)
+        graph = recipe.graph and device.type == "cuda" and world() == 1
+        self.pairs = Pairs(
+            self.feed, recipe.views, self.size, self.mean, self.std, recipe.seed, half=self.bf16, graph=graph
+        )
         self.alpha = self.found.facts["alpha"] if self.found else self._scale(network)
         self.objective: AbstractObjective = build_objective(
             network, recipe.d, recipe.loss, recipe.loss_options, recipe.precondition, recipe.together
@@ -158,9 +163,7 @@ class Trainer:
         begun = self.found.facts["step"] if self.found else 0
         board = tensorboard_in(folder, begun) if tensorboard and rank() == 0 else None
         self.recorder = Recorder(device, bool(standardizes), recipe.hidden_spectrum, board)
-        self.fixed = self._fixed_pairs() if recipe.fixed_views else None
-        graph = recipe.graph and device.type == "cuda" and world() == 1 and capturable(recipe.loss)
-        self.take = GraphedStep(self.step, self.generator) if graph else self.step
+        self.take = Recorded(self.step) if graph and capturable(recipe.loss) else self.step
 
     # one step of learning
 
@@ -168,9 +171,8 @@ class Trainer:
     def network(self) -> Network:
         return self.objective.network
 
-    def step(self, batch: Tensor, measure: bool) -> None:
-        """Views, embeddings, loss, gradient, update; nothing here waits for the device."""
-        x_a, x_b = self.fixed or self._views(batch)
+    def step(self, x_a: Tensor, x_b: Tensor, measure: bool) -> None:
+        """Embeddings of two views, loss, gradient, update; nothing here waits for the device."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
             out: Embedded = self.objective(x_a, x_b)
@@ -182,21 +184,17 @@ class Trainer:
         self.objective.after_step()
         self.recorder.observe(out, gradient, measure)
 
-    def _views(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        def draw(view: View) -> Tensor:
-            x = augment(batch, view, self.size, self.generator, self.mean, self.std)
-            return x if self.bf16 else x.float()
-
-        a, b = PIPELINES[self.recipe.views]
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return beside(lambda: draw(a), lambda: draw(b))  # many small kernels: two at a time
-        return draw(a), draw(b)
-
-    def _fixed_pairs(self) -> tuple[Tensor, Tensor]:
-        """All pairs, drawn once; every process keeps its share."""
-        self.generator.manual_seed(mixed(START, self.recipe.seed))
-        x_a, x_b = self._views(self.feed.take(torch.arange(self.training)))
+    def fixed_pairs(self) -> tuple[Tensor, Tensor]:
+        """The pairs on which a recipe with `fixed_views` trains; every process keeps its share."""
+        x_a, x_b = self.pairs.at_start(torch.arange(self.training))
         return x_a.chunk(world())[rank()], x_b.chunk(world())[rank()]
+
+    def _pairs_from_here(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Two views for every step that is left."""
+        if self.recipe.fixed_views:
+            return repeat(self.fixed_pairs())
+        rows = batch_rows(self.training, self.batch, self.recipe.seed, self.step_number, rank(), world())
+        return self.pairs.stream(rows, self.step_number)
 
     # the run
 
@@ -205,18 +203,15 @@ class Trainer:
         if self.step_number >= self.steps:
             return
         self.objective.train()
-        rows = batch_rows(self.training, self.batch, self.recipe.seed, self.step_number, rank(), world())
-        batches: Iterator[Tensor] = self.feed.stream(rows)
+        pairs = self._pairs_from_here()
         saved = time.perf_counter()
         began, first, earlier = saved, self.step_number, self.seconds
         coming = iter(sorted(s for s in self.record_steps if s > self.step_number))
         record = next(coming)
-        empty = self.feed.take(torch.arange(2))
         while self.step_number < self.steps:
-            batch = empty if self.fixed else next(batches)
+            x_a, x_b = next(pairs)
             self.t += self._set_rates()
-            self.generator.manual_seed(mixed(VIEWS, self.recipe.seed, self.step_number, rank()))
-            self.take(batch, self.step_number + 1 > record - self.window)
+            self.take(x_a, x_b, measure=self.step_number + 1 > record - self.window)
             self.step_number += 1
             self.seconds = earlier + time.perf_counter() - began
             probe = self.recipe.probes and self.step_number in self.probe_steps
@@ -324,8 +319,7 @@ class Trainer:
         monitor = SpectrumMonitor()
         rows = torch.arange(self.training)[: max(512, 4 * self.recipe.d)]
         for i, some in enumerate(part for part in rows.split(256) if len(part) > 1):
-            self.generator.manual_seed(mixed(START, self.recipe.seed, i))
-            x_a, x_b = self._views(self.feed.take(some))
+            x_a, x_b = self.pairs.at_start(some, i)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
                 monitor.update(network(x_a)[1], network(x_b)[1])
         for name, b in network.named_buffers():
