@@ -1,17 +1,12 @@
 """Steps found and foretold, on simulated staircases and on stored ones of real networks."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import stairwise as sw
 from stairwise.checks import InputError
-from stairwise.files import load_arrays
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
 from tests.staircases import SPECTRA, STARTS, isolated, simulate
-
-STORED = Path(__file__).parents[1] / "docs" / "results" / "staircases.npz"
 
 
 @pytest.fixture(scope="module")
@@ -80,24 +75,6 @@ def test_forecasts_when_a_mode_has_reached_a_hundredth(staircases):
     assert len(errors) > 200
     assert np.median(errors) <= 0.10
     assert 0.70 <= np.mean(inside) <= 0.90
-
-
-@pytest.mark.parametrize(("loss", "bound"), [("barlow_twins", 0.25), ("vicreg", 0.35)])
-def test_forecasts_of_real_networks(loss, bound):
-    """ResNet-18 on CIFAR-10: median error relative to the remaining time, from a hundredth of the plateau."""
-    stored = load_arrays(STORED)
-    t, lam = (stored[f"{loss}.{k}"].astype(float) for k in ("times", "spectra"))
-    steps = sw.detect_steps(t, lam)
-    errors = []
-    for step, mode, level in zip(steps.times, steps.modes, steps.levels, strict=True):
-        low = np.flatnonzero((lam[:, mode] < 0.01 * level) & (t < step))
-        if len(low) and low[-1] >= 10 and t[low[-1] + 1] < step:
-            end = low[-1] + 2
-            ahead = sw.forecast_steps(t[:end], lam[:end])
-            guess = ahead.times[ahead.modes == mode]
-            errors.append(abs(guess[0] - step) / (step - t[end - 1]) if len(guess) else np.inf)
-    assert len(errors) >= 4
-    assert np.median(errors) <= bound
 
 
 def test_acceleration_is_learned_from_earlier_steps():
