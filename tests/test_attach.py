@@ -63,7 +63,7 @@ def test_one_line_gives_the_spectra(where, joined, tmp_path):
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
     assert [r["step"] for r in records] == [10, 20]
-    assert records[1]["t"] == pytest.approx(20 * 0.05)
+    assert records[1]["t"] == pytest.approx(19 * 0.05)  # the updates before the 20th embeddings
     for record, part in zip(watch.records, (spy[:10], spy[10:]), strict=True):
         eigenvalues, covariance = expected(part)
         assert record["eigenvalues"] == pytest.approx(eigenvalues, rel=1e-6)
@@ -107,6 +107,8 @@ def test_windows_and_other_loggers():
     with sw.SpectrumMonitor(window=64).attach(loss=criterion, every=4, log=logger) as watch:
         ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=12)
     assert [row["step"] for row in logger.rows] == [4, 8, 12]
+    assert logger.rows[0]["covariance/1"] == watch.records[0]["covariance"][0]
+    assert 1 <= logger.rows[0]["effective_rank"] <= 4
     assert all(64 <= r["samples"] < 128 + 64 for r in watch.records)
 
 
@@ -121,10 +123,72 @@ def test_embeddings_that_are_not_finite():
             watch.background.submit(lambda: None).result()  # let it catch up
         watch.close()
 
-    with pytest.warns(UserWarning, match="not finite between steps 3 and 4"):
+    with pytest.warns(UserWarning, match="1 batches up to step 4 are left out, the first ever was that of step 3"):
         loop()
-    assert [r.get("finite", True) for r in watch.records] == [True, False, True]
-    assert np.isfinite(watch.records[2]["eigenvalues"]).all()
+    assert [r["samples"] for r in watch.records] == [16, 8, 16]
+    assert all(np.isfinite(r["eigenvalues"]).all() for r in watch.records)
+
+
+def test_nothing_but_bad_batches():
+    criterion, z = sw.losses.VICReg(), torch.full((8, 3), float("nan"), requires_grad=True)
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
+    for _ in range(2):
+        criterion(z, z)
+    with pytest.warns(UserWarning, match="2 batches"):
+        watch.close()
+    assert "eigenvalues" not in watch.records[0]
+
+
+def test_several_loggers_and_boards(tmp_path):
+    class Board:
+        def __init__(self):
+            self.rows = []
+
+        def add_scalar(self, name, value, step):
+            self.rows.append((name, value, step))
+
+    model, criterion, board = Model(), sw.losses.VICReg(), Board()
+    with sw.SpectrumMonitor().attach(loss=criterion, every=4, log=[tmp_path, board]) as watch:
+        ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=8)
+    assert ("eigenvalues/1", float(watch.records[1]["eigenvalues"][0]), 8) in board.rows
+    assert len(read_log(tmp_path / "metrics.jsonl")[0]) == 2
+
+
+def test_time_counts_updates():
+    """With gradients accumulated over three batches there are three times as many steps as updates."""
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, every=3) as watch:
+        for i in range(9):
+            x = torch.randn(16, 10)
+            criterion(model(x), model(x)).backward()
+            if i % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [r["t"] for r in watch.records] == [0.0, 0.5, 1.0]
+
+
+def test_going_on_from_a_checkpoint(tmp_path):
+    def run(folder, pieces):
+        model, criterion = Model(), sw.losses.VICReg()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        data, state = torch.Generator().manual_seed(1), None
+        for steps in pieces:
+            watch = sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, every=4, log=folder)
+            if state is not None:
+                watch.load(state)
+            for _ in range(steps):
+                x = torch.randn(32, 10, generator=data)
+                loss = criterion(model(x), model(x + 0.1))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            state = watch.state()
+            watch.run.write({"step": 99, "t": 0.0})  # lost with the crash that follows
+            watch.close()
+        return [{k: v for k, v in r.items() if k != "seconds"} for r in read_log(folder / "metrics.jsonl")[0]][:-1]
+
+    assert run(tmp_path / "whole", [14]) == run(tmp_path / "parts", [6, 8])
 
 
 def test_bad_attachments():

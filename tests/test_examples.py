@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from stairwise.experiments.training import page_of
 from stairwise.monitor.log import read_log
 
@@ -17,7 +19,21 @@ def test_plain_torch(tmp_path):
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
     assert [r["step"] for r in records] == list(range(5, 601, 5))
-    assert abs(records[-1]["t"] - 600 * 0.003) < 1e-6
+    assert abs(records[-1]["t"] - 599 * 0.003) < 1e-6
     assert records[0]["covariance"][0] < 1e-4
     assert records[-1]["covariance"][0] > 1
     assert page_of(tmp_path).lead.startswith("1 of 8 dimensions learned.")
+
+
+def test_lightning(tmp_path):
+    """One added line in a LightningModule's script."""
+    pytest.importorskip("lightning")
+    command = [sys.executable, EXAMPLES / "lightning_module.py", "--steps", "700", "--out", tmp_path]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    records, bad = read_log(tmp_path / "metrics.jsonl")
+    assert bad == 0
+    assert [r["step"] for r in records] == list(range(5, 701, 5))
+    assert abs(records[-1]["t"] - 699 * 0.003) < 1e-6
+    assert records[0]["eigenvalues"][0] < 0.05
+    assert records[-1]["eigenvalues"][0] > 0.8
+    assert len(records[0]["hidden"]) == 256

@@ -11,12 +11,13 @@ from stairwise.checks import InputError, one_of
 from stairwise.files import atomic
 from stairwise.losses import OF_CORRELATION
 from stairwise.monitor.log import read_log
+from stairwise.monitor.sinks import METRICS
 from stairwise.report.page import Page, Table
 from stairwise.report.run_page import run_page
 from stairwise.train.loop import Progress, train
 from stairwise.train.process import launched_rank
 from stairwise.train.recipe import load_recipe
-from stairwise.train.run import METRICS, RECIPE, Run
+from stairwise.train.run import RECIPE, Run
 
 __all__ = ["Summary", "course_of", "page_of", "summarize", "train_and_draw"]
 

@@ -3,22 +3,23 @@
     sw.SpectrumMonitor().attach(loss=criterion, backbone=model.backbone, optimizer=optimizer, log="run")
 
 The loss module is called with both views of z, so a hook on it sees them as they are; where the loss is a function,
-hook the projector. Records go to RUN/metrics.jsonl (and to any object with `.log(dict)`) in the form that
-`stairwise.train` writes, decomposed in the background.
+hook the projector. Records go to RUN/metrics.jsonl in the form that `stairwise.train` writes, and to loggers; spectra
+are decomposed in the background.
 """
 
+import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, positive_int
-from stairwise.monitor.log import MetricsLog
+from stairwise.losses.ranks import rank
+from stairwise.monitor.sinks import RunFolder, loggers, send
 from stairwise.monitor.spectrum import SpectrumMonitor, decompose
 
 __all__ = ["Attachment"]
@@ -48,15 +49,21 @@ class Attachment:
         self.monitor, self.optimizer, self.joined = monitor, optimizer, joined
         self.every = positive_int(every, "every")
         self.records: list[dict[str, Any]] = []
-        self.step, self.t = 0, 0.0
-        self.log, self.sink = _sinks(log)
+        self.step, self.t, self.seconds = 0, 0.0, 0.0
+        self.began = time.perf_counter()
+        self.folder, self.loggers = loggers(log) if rank() == 0 else (None, [])
+        self.run: RunFolder | None = None
         self.background = ThreadPoolExecutor(1)
-        self.writing: list[Future[str]] = []
+        self.writing: deque[Future[dict[str, Any]]] = deque()
+        self.skipped = 0
         self.seen_z: list[Tensor] = []
         self.seen_h: list[Tensor] = []
         for module in (loss, projector, backbone):
             _warn_if_compiled(module)
-        self.hooks = []
+        self.hooks: list[Any] = []
+        self.counts_updates = hasattr(optimizer, "register_step_post_hook")
+        if self.counts_updates:
+            self.hooks.append(optimizer.register_step_post_hook(self._after_update))
         if backbone is not None:
             self.hooks.append(backbone.register_forward_hook(self._collect(self.seen_h)))
         if loss is not None:
@@ -70,8 +77,25 @@ class Attachment:
             hook.remove()
         self.background.shutdown()
         self._settle()
-        if self.log is not None:
-            self.log.close()
+        if self.run is not None:
+            self.run.log.close()
+
+    def state(self) -> dict[str, Any]:
+        """What `load` continues from, for your checkpoint: numbers and tensors."""
+        self._settle()
+        numbers = {"step": self.step, "t": self.t, "seconds": self._elapsed(), "log_size": 0}
+        if self.run is not None:
+            numbers["log_size"] = self.run.log.size
+        return numbers | {f"monitor.{name}": value.clone() for name, value in self.monitor.state().items()}
+
+    def load(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
+        """Continue from `state`, before the first step; later lines of the run folder's metrics are dropped."""
+        self.step, self.t, self.seconds = int(state["step"]), float(state["t"]), float(state["seconds"])
+        self.began = time.perf_counter()
+        tensors = {k.removeprefix("monitor."): v for k, v in state.items() if k.startswith("monitor.")}
+        self.monitor.load(tensors, torch.device(device))
+        if self.folder is not None:
+            self.run = RunFolder(self.folder, int(state["log_size"]))
 
     def __enter__(self) -> "Attachment":
         return self
@@ -117,54 +141,59 @@ class Attachment:
         seen.clear()
         return a, b
 
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        self.t += float(optimizer.param_groups[0]["lr"])
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self.began
+
     def _take(self, z_a: Tensor, z_b: Tensor) -> None:
         hidden = self._pair(self.seen_h)
         self.monitor.update(z_a, z_b, *(hidden or ()))
         self.step += 1
-        self.t += self.optimizer.param_groups[0]["lr"] if self.optimizer is not None else 1.0
+        if self.optimizer is None:
+            self.t += 1.0
+        elif not self.counts_updates:
+            self.t += float(self.optimizer.param_groups[0]["lr"])
         if self.step % self.every == 0:
-            sums, record = self.monitor.snapshot(), {"step": self.step, "t": float(self.t)}
-            if self.monitor.window is None and self.monitor.half_life is None:
-                self.monitor.reset()
-            self._settle(finished_only=True)
-            self.writing.append(self.background.submit(self._write, record, sums))
+            self._record()
 
-    def _write(self, record: dict[str, Any], sums: dict[str, Any]) -> str:
-        """Decompose and write, in the background; returns what the user should be warned of."""
-        warning = ""
-        if not all(np.isfinite(value).all() for value in sums.values()):
-            first, last = record["step"] - self.every + 1, record["step"]
-            warning = f"embeddings were not finite between steps {first} and {last}; earlier records are kept"
-            record["finite"] = False
+    def _record(self) -> None:
+        sums = self.monitor.snapshot(joint=True)
+        record = {"step": self.step, "t": self.t, "seconds": self._elapsed()}
+        if self.monitor.window is None and self.monitor.half_life is None:
             self.monitor.reset()
+        self._settle(finished_only=True)
+        if rank() == 0:
+            self.writing.append(self.background.submit(self._decompose, record, sums))
+
+    def _decompose(self, record: dict[str, Any], sums: dict[str, Any]) -> dict[str, Any]:
+        """In the background."""
+        if float(sums["n"].item()) >= 2:
+            found = vars(decompose(sums, self.monitor.normalized))
+            record |= {name: value for name, value in found.items() if value is not None}
         else:
-            record |= {k: v for k, v in vars(decompose(sums, self.monitor.normalized)).items() if v is not None}
-        self.records.append(record)
-        if self.log is not None:
-            self.log.write(dict(record))
-        if self.sink is not None:
-            self.sink.log({k: v for k, v in record.items() if np.ndim(v) == 0})
-        return warning
+            record |= {"skipped": int(sums["flaws"][1]), "first_skipped": int(sums["flaws"][2])}
+        return record
 
     def _settle(self, finished_only: bool = False) -> None:
-        """Let errors and warnings of the background surface."""
-        waiting = []
-        for job in self.writing:
-            if finished_only and not job.done():
-                waiting.append(job)
-            elif warning := job.result():
-                warnings.warn(warning, stacklevel=2)
-        self.writing = waiting
-
-
-def _sinks(log: Any) -> tuple[MetricsLog | None, Any]:
-    if log is None:
-        return None, None
-    if isinstance(log, str | Path):
-        return MetricsLog(Path(log) / "metrics.jsonl"), None
-    if not callable(getattr(log, "log", None)):
-        raise InputError("log", "must be a folder or have a method .log(dict)", type(log).__name__)
-    return None, log
+        """Write the records that the background has finished, in order; let errors and warnings surface."""
+        while self.writing and not (finished_only and not self.writing[0].done()):
+            record = self.writing.popleft().result()
+            self.records.append(record)
+            if self.folder is not None and self.run is None:
+                self.run = RunFolder(self.folder)
+            if self.run is not None:
+                self.run.write(record)
+            send(record, self.loggers)
+            if record["skipped"] > self.skipped:
+                more, first = record["skipped"] - self.skipped, record["first_skipped"]
+                self.skipped = record["skipped"]
+                warnings.warn(
+                    f"embeddings were not finite: {more} batches up to step {record['step']} are left out, the first "
+                    f"ever was that of step {first}; what was recorded before is kept",
+                    stacklevel=4,
+                )
 
 
 def _warn_if_compiled(module: nn.Module | None) -> None:

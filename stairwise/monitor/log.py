@@ -20,16 +20,12 @@ class MetricsLog:
         self.stream = path.open("ab")
         self.stream.truncate(min(size, self.stream.tell()))
         self.stream.seek(0, 2)
-
-    @property
-    def size(self) -> int:
-        """Bytes written."""
-        return self.stream.tell()
+        self.size = self.stream.tell()  # bytes written
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record."""
         line = json.dumps(plain(_rounded(record)), allow_nan=False) + "\n"
-        self.stream.write(line.encode())
+        self.size += self.stream.write(line.encode())
         self.stream.flush()
 
     def sync(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.linalg
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ __all__ = ["Spectrum", "SpectrumMonitor", "decompose"]
 
 Floats = NDArray[np.float64]
 
+SAMPLE = 256  # pairs of the last batch that are kept to be looked at
+
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
@@ -31,7 +34,10 @@ class Spectrum:
         eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); can be negative.
         covariance: of the centred covariance of both views together, unbiased, (d,).
         normalized: of C after each dimension of each view is standardized (Barlow Twins' batch norm), (d,), if asked.
-        hidden: the same of the representations, (features,), where they were given.
+        hidden: of the centred covariance of the representations, (features,), where they were given.
+        leading: both views of some pairs of the last batch in their two leading modes, (2, pairs, 2).
+        skipped: batches left out so far because they were not finite.
+        first_skipped: number of the first of them, counted from 1; 0: none.
     """
 
     samples: int
@@ -39,6 +45,9 @@ class Spectrum:
     covariance: Floats
     normalized: Floats | None = None
     hidden: Floats | None = None
+    leading: Floats | None = None
+    skipped: int = 0
+    first_skipped: int = 0
 
 
 class SpectrumMonitor:
@@ -65,32 +74,35 @@ class SpectrumMonitor:
         self.sums: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # the window's older half
         self.seen = 0
+        self.flaws: Tensor | None = None  # batches seen, skipped, number of the first one skipped
+        self.sample: Tensor | None = None  # the first pairs of the last batch
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
         """Add a batch, (N, d) each."""
         if z_a.ndim != 2 or z_a.shape != z_b.shape:
             raise InputError("z_a and z_b", "must be 2-D of one shape", f"{tuple(z_a.shape)}, {tuple(z_b.shape)}")
-        d = next((s["a"].shape[0] for s in (self.sums, self.before) if s), z_a.shape[1])
+        d = next((s["a"].shape[1] for s in (self.sums, self.before) if s), z_a.shape[1])
         if d != z_a.shape[1]:
             raise InputError("z_a", f"must keep its {d} dimensions", z_a.shape[1], "reset() the monitor first")
         if (h_a is None) != (h_b is None):
             raise InputError("h_a and h_b", "must be given together")
+        keep = 1.0 if self.half_life is None else 0.5 ** (len(z_a) / self.half_life)
         with torch.no_grad():
-            if self.half_life is not None:
-                for value in self.sums.values():
-                    value.mul_(0.5 ** (len(z_a) / self.half_life))
             a, b = z_a.double(), z_b.double()
-            self._add("ab", a.T @ b)
-            self._add("aa", a.T @ a)
-            self._add("bb", b.T @ b)
-            self._add("a", a.sum(dim=0))
-            self._add("b", b.sum(dim=0))
-            self._add("n", torch.full((), float(len(a)), dtype=torch.float64, device=a.device))
-            if h_a is not None and h_b is not None:
-                h = torch.cat([h_a, h_b]).double()
-                self._add("m", torch.full((), float(len(h)), dtype=torch.float64, device=h.device))
-                self._add("hh", h.T @ h)
-                self._add("h", h.sum(dim=0))
+            h = None if h_a is None or h_b is None else torch.cat([h_a, h_b]).double()
+            a, b, h, share = self._finite_only(a, b, h)
+            self._add("ab", a.T, b, keep)
+            self._add("aa", a.T, a, keep)
+            self._add("bb", b.T, b, keep)
+            self._add("a", share, a, keep)
+            self._add("b", share, b, keep)
+            self._add("n", share, share.T, keep)
+            if h is not None:
+                both = torch.cat([share, share], dim=1)
+                self._add("hh", h.T, h, keep)
+                self._add("h", both, h, keep)
+                self._add("m", both, both.T, keep)
+            self.sample = torch.stack([z_a[:SAMPLE], z_b[:SAMPLE]]).detach().float()
         self.seen += len(z_a)
         if self.window is not None and self.seen >= self.window:
             self.before, self.sums, self.seen = self.sums, {}, 0
@@ -133,12 +145,10 @@ class SpectrumMonitor:
     def merge(self, other: "SpectrumMonitor") -> None:
         """Add what another monitor has accumulated, of other pairs."""
         for name, value in other._total().items():
-            self._add(name, value.to(self.sums[name].device if name in self.sums else value.device).clone())
-
-    def reduce(self) -> None:
-        """Sum over the processes of a process group, in place; reset afterwards, or pairs count again and again."""
-        for value in self.sums.values():
-            value.copy_(total(value))
+            if name in self.sums:
+                self.sums[name] += value.to(self.sums[name].device)
+            else:
+                self.sums[name] = value.clone()
 
     def reset(self) -> None:
         """Forget everything, in place: buffers stay where a captured graph expects them."""
@@ -150,27 +160,36 @@ class SpectrumMonitor:
         """Decompose what has been accumulated (waits for the device)."""
         return decompose(self.snapshot(), self.normalized)
 
-    def snapshot(self) -> dict[str, Floats]:
-        """Copies of the sums on the host (waits for the device), for `decompose` at leisure, in another thread say."""
+    def snapshot(self, joint: bool = False) -> dict[str, Floats]:
+        """Copies of the sums on the host (waits for the device), for `decompose` at leisure, in another thread say.
+
+        joint: summed over the processes of a process group, all of which must call this.
+        """
+        values = dict(self._total())
+        if joint:
+            values = {name: total(value) for name, value in values.items()}
+        values |= {name: v for name, v in (("flaws", self.flaws), ("sample", self.sample)) if v is not None}
         copies = {}
-        for name, value in self._total().items():
+        for name, value in values.items():
             # page-locked memory: many times faster than an ordinary copy, and all are under way together
             copies[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
             copies[name].copy_(value, non_blocking=True)
-        if any(value.is_cuda for value in self._total().values()):
+        if any(value.is_cuda for value in values.values()):
             torch.cuda.current_stream().synchronize()
         return {name: value.numpy() for name, value in copies.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Tensors from which `load` continues."""
-        return dict(self.sums) | {f"before.{name}": value for name, value in self.before.items()}
+        flaws = {} if self.flaws is None else {"flaws": self.flaws}
+        return dict(self.sums) | {f"before.{name}": value for name, value in self.before.items()} | flaws
 
     def load(self, state: dict[str, Tensor], device: torch.device) -> None:
         """Continue from `state`."""
         placed = {name: value.to(device) for name, value in state.items()}
+        self.flaws = placed.pop("flaws", None)
         self.sums = {name: value for name, value in placed.items() if not name.startswith("before.")}
         self.before = {name.removeprefix("before."): v for name, v in placed.items() if name.startswith("before.")}
-        self.seen = int(self.sums["n"]) if self.sums else 0
+        self.seen = int(self.sums["n"].item()) if self.sums else 0
 
     def _total(self) -> dict[str, Tensor]:
         """Sums over the window."""
@@ -178,30 +197,59 @@ class SpectrumMonitor:
             return self.sums
         return {name: value + self.sums[name] if name in self.sums else value for name, value in self.before.items()}
 
-    def _add(self, name: str, value: Tensor) -> None:
-        if name in self.sums:
-            self.sums[name] += value
-        else:
-            self.sums[name] = value
+    def _add(self, name: str, left: Tensor, right: Tensor, keep: float) -> None:
+        """sums[name] = keep · sums[name] + left · right, in place."""
+        if name not in self.sums:
+            self.sums[name] = left.new_zeros(left.shape[0], right.shape[1])
+        self.sums[name].addmm_(left, right, beta=keep)
+
+    def _finite_only(self, a: Tensor, b: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """The batch and a row of ones; all zeros instead if anything in it is not finite. Nothing waits."""
+        finite = torch.isfinite(a.sum() + b.sum() + (0.0 if h is None else h.sum()))
+        if self.flaws is None:
+            self.flaws = a.new_zeros(3)
+        seen, skipped, first = self.flaws
+        seen += 1
+        skipped += ~finite
+        first.copy_(torch.where(~finite & (first == 0), seen, first))
+        a, b, share = (torch.where(finite, x, 0.0) for x in (a, b, a.new_ones(1, len(a))))
+        return a, b, None if h is None else torch.where(finite, h, 0.0), share
 
 
 def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
     """Spectra of accumulated sums."""
-    n = float(sums["n"]) if sums else 0.0
+    n = float(sums["n"].item()) if "n" in sums else 0.0
     if n < 2:
         raise InputError("monitor", "must have seen at least two pairs", int(n), "update() it first")
+    first = sums["a"][0], sums["b"][0]
+    _, skipped, first_skipped = sums.get("flaws", np.zeros(3))
     return Spectrum(
-        int(n),
+        round(n),
         _descending(sums["ab"] / n),
-        _descending(_covariance(sums["aa"] + sums["bb"], sums["a"] + sums["b"], 2 * n)),
+        _descending(_covariance(sums["aa"] + sums["bb"], sum(first), 2 * n)),
         _descending(_standardized(sums, n)) if normalized else None,
-        _descending(_covariance(sums["hh"], sums["h"], float(sums["m"]))) if "hh" in sums else None,
+        _descending(_covariance(sums["hh"], sums["h"][0], float(sums["m"].item()))) if "hh" in sums else None,
+        _leading(sums["sample"]) if "sample" in sums else None,
+        int(skipped),
+        int(first_skipped),
     )
+
+
+def _leading(sample: Floats) -> Floats | None:
+    """Pairs (2, K, d) in the two leading modes of their covariance, (2, K, 2); the larger tail points to the right."""
+    views, pairs, d = sample.shape
+    flat = np.asarray(sample, dtype=np.float64).reshape(-1, d)
+    if not np.isfinite(flat).all() or min(pairs, d) < 2:
+        return None
+    U, scale, _ = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
+    found = U[:, :2] * scale[:2]
+    found = found * np.where((found**3).sum(axis=0) < 0, -1.0, 1.0)
+    return np.asarray(found.reshape(views, pairs, 2))
 
 
 def _standardized(sums: dict[str, Floats], n: float) -> Floats:
     """The correlation of standardized views; 0 for dimensions without variance."""
-    mean_a, mean_b = sums["a"] / n, sums["b"] / n
+    mean_a, mean_b = sums["a"][0] / n, sums["b"][0] / n
     var_a, var_b = np.diag(sums["aa"]) / n - mean_a**2, np.diag(sums["bb"]) / n - mean_b**2
     with np.errstate(divide="ignore", invalid="ignore"):
         normed = (sums["ab"] / n - np.outer(mean_a, mean_b)) / np.sqrt(np.outer(var_a, var_b))
@@ -215,4 +263,9 @@ def _covariance(second: Floats, first: Floats, n: float) -> Floats:
 
 def _descending(matrix: Floats) -> Floats:
     """Eigenvalues of the symmetric part."""
-    return np.asarray(np.linalg.eigvalsh((matrix + matrix.T) / 2)[::-1], dtype=np.float64)
+    symmetric = (matrix + matrix.T) / 2
+    try:
+        values = np.linalg.eigvalsh(symmetric)
+    except np.linalg.LinAlgError:  # did not converge: another algorithm
+        values = scipy.linalg.eigh(symmetric, eigvals_only=True, driver="ev")
+    return np.asarray(values[::-1], dtype=np.float64)

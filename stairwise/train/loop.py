@@ -28,7 +28,7 @@ from stairwise.evaluate.representations import probe_rows, represent
 from stairwise.files import save_json
 from stairwise.losses import OF_CORRELATION
 from stairwise.losses.ranks import rank, world
-from stairwise.monitor.log import MetricsLog
+from stairwise.monitor.sinks import METRICS, PICTURE, RunFolder
 from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.nets.encoder import Network, build_encoder, build_network
 from stairwise.nets.initial import find_alpha, scale_parameters
@@ -41,7 +41,7 @@ from stairwise.train.pairs import Pairs
 from stairwise.train.process import StopRequest, agreed, choose_device, locked, process_group
 from stairwise.train.recipe import Recipe, load_recipe
 from stairwise.train.recorder import Recorder, tensorboard_in
-from stairwise.train.run import CHECKPOINTS, METRICS, RECIPE, Run
+from stairwise.train.run import CHECKPOINTS, RECIPE, Run
 from stairwise.train.schedule import Schedule
 
 __all__ = ["Diverged", "Stopped", "Trainer", "rebuild", "train"]
@@ -334,7 +334,7 @@ class Trainer:
         path = self.folder / CHECKPOINTS
         if rank() == 0:
             assert self.recorder.log is not None
-            self.recorder.log.sync()
+            self.recorder.log.log.sync()
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
             tensors |= {"momentum": self.optimizer.momentum_buffer} | self.recorder.state()
             tensors["rng.cpu"] = torch.get_rng_state()
@@ -345,7 +345,7 @@ class Trainer:
                 "t": self.t,
                 "alpha": self.alpha,
                 "seconds": self.seconds,
-                "log_size": self.recorder.log.size,
+                "log_size": self.recorder.log.log.size,
                 "images": self._images_seen(),
                 "view_shape": [self.images.pixels.shape[3], self.size, self.size],
             }
@@ -364,7 +364,7 @@ class Trainer:
                 cuda = self.device.type == "cuda"
                 device = torch.cuda.get_device_name(self.device) if cuda else None
                 save_json(self.folder / RECIPE, facts | provenance(device, ("torch", "numpy", "safetensors")))
-                self.recorder.log = MetricsLog(self.folder / METRICS)
+                self.recorder.log = RunFolder(self.folder)
             return
         self._check_same_images(found.facts["images"])
         self.objective.load_state_dict(found.part("objective"))
@@ -376,8 +376,8 @@ class Trainer:
         self.step_number, self.t = found.facts["step"], found.facts["t"]
         self.seconds, self.alpha = found.facts["seconds"], found.facts["alpha"]
         if rank() == 0 and self.step_number < self.steps:
-            self.recorder.log = MetricsLog(self.folder / METRICS, found.facts["log_size"])
-            if self.recorder.log.size < found.facts["log_size"]:
+            self.recorder.log = RunFolder(self.folder, found.facts["log_size"])
+            if self.recorder.log.log.size < found.facts["log_size"]:
                 warnings.warn(f"{self.folder / METRICS} has lost earlier records; going on", RunWarning, stacklevel=3)
 
     def _images_seen(self) -> list[str]:
@@ -443,5 +443,5 @@ def _check_same(stored: dict[str, Any], asked: dict[str, Any], path: Path) -> No
 
 def _discard(folder: Path) -> None:
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    for name in (METRICS, RECIPE):
+    for name in (METRICS, PICTURE, RECIPE):
         (folder / name).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stairwise.checks import InputError
-from stairwise.monitor.log import MetricsLog
+from stairwise.monitor.sinks import RunFolder, loggers, send
 from stairwise.monitor.spectrum import SpectrumMonitor, decompose
 from stairwise.train.objective import Embedded
 
@@ -26,9 +26,10 @@ class Recorder:
 
     def __init__(self, device: torch.device, normalized: bool, hidden: bool, board: Any = None) -> None:
         self.device, self.hidden, self.board = device, hidden, board
+        self.loggers = loggers(board)[1]
         self.values = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
         self.monitor = SpectrumMonitor(normalized=normalized)
-        self.log: MetricsLog | None = None  # of the first process only
+        self.log: RunFolder | None = None  # of the first process only
         self.background = ThreadPoolExecutor(1)
         self.writing: deque[Future[None]] = deque()
 
@@ -53,8 +54,7 @@ class Recorder:
         """Write a line of facts, with the spectra of what has been observed since the last one if asked."""
         sums = None
         if spectrum:
-            self.monitor.reduce()
-            sums = self.monitor.snapshot()
+            sums = self.monitor.snapshot(joint=True)
             self.monitor.reset()
             self.values[:2] = 0
         self.settle(finished_only=True)
@@ -67,12 +67,7 @@ class Recorder:
             found = vars(decompose(sums, self.monitor.normalized))
             facts |= {name: value for name, value in found.items() if value is not None}
         self.log.write(facts)
-        if self.board is not None:
-            for name, value in facts.items():
-                if isinstance(value, int | float):
-                    self.board.add_scalar(name, value, facts["step"])
-            for j, value in enumerate(facts.get("eigenvalues", [])[:16]):
-                self.board.add_scalar(f"eigenvalues/{j + 1}", value, facts["step"])
+        send(facts, self.loggers)
 
     def settle(self, finished_only: bool = False) -> None:
         """Let errors of background writing surface; wait for it before its results are counted on."""
@@ -91,9 +86,10 @@ class Recorder:
     def close(self) -> None:
         """Let go of threads and files."""
         self.background.shutdown()
-        for open_ in (self.log, self.board):
-            if open_ is not None:
-                open_.close()
+        if self.log is not None:
+            self.log.log.close()
+        if self.board is not None:
+            self.board.close()
 
 
 def tensorboard_in(folder: Path, step: int) -> Any:

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from stairwise.checks import InputError
 from stairwise.monitor.log import read_log
+from stairwise.monitor.sinks import METRICS
 from stairwise.nets.encoder import Network
 from stairwise.train import checkpoint
 from stairwise.train.recipe import Recipe
 
-__all__ = ["CHECKPOINTS", "METRICS", "RECIPE", "Run"]
+__all__ = ["CHECKPOINTS", "RECIPE", "Run"]
 
-RECIPE, METRICS, CHECKPOINTS = "recipe.json", "metrics.jsonl", "checkpoints"
+RECIPE, CHECKPOINTS = "recipe.json", "checkpoints"
 Floats = NDArray[np.float64]
 
 

@@ -1,0 +1,127 @@
+"""What does watching cost? Monitored against unmonitored steps, in turns, in one run.
+
+    python benchmarks/bench_monitor.py [--device cuda] [--steps 150] [--rounds 6]
+
+On a GPU: ResNet-50, 96 px, batch 256, d = 512 and h = 2048, bf16 autocast. On a CPU: ResNet-18, 32 px, batch 64, d =
+128 and h = 512. The monitor is updated in every step and decomposes every 50.
+
+  hooks    a loop of others: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
+  graph    ours: the step as one CUDA graph, measured in every step (GPU only)
+
+Medians over rounds; last line: JSON with the share of the step time.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+import stairwise as sw
+from stairwise.nets.encoder import build_encoder, build_network
+from stairwise.train.graph import Recorded
+from stairwise.train.loop import Trainer
+from stairwise.train.recipe import Recipe
+
+EVERY = 50
+
+
+def sync(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds_per_step(step, steps, device):
+    sync(device)
+    started = perf_counter()
+    for _ in range(steps):
+        step()
+    sync(device)
+    return (perf_counter() - started) / steps
+
+
+def in_turns(plain, watched, steps, rounds, device):
+    """Median seconds per step of each, and the relative cost of watching: median over rounds of neighbours."""
+    for step in (plain, watched):
+        seconds_per_step(step, min(steps, EVERY), device)
+    times = np.array([[seconds_per_step(step, steps, device) for step in (plain, watched)] for _ in range(rounds)])
+    return (*np.median(times, axis=0), float(np.median(times[:, 1] / times[:, 0])) - 1)
+
+
+class Loop:
+    """A loop of others; `watched` adds the one line."""
+
+    def __init__(self, device, watched, folder):
+        torch.manual_seed(0)
+        large = device.type == "cuda"
+        name, size, batch, d = ("resnet50", 96, 256, 512) if large else ("resnet18", 32, 64, 128)
+        encoder = build_encoder(name, {} if large else {"stem": "small"})
+        network = build_network(encoder, torch.zeros(2, 3, size, size), [2048 if large else 512], d)
+        self.network = network.to(device, memory_format=torch.channels_last).train()
+        self.x = torch.rand(2, batch, 3, size, size, device=device)
+        self.criterion, self.device = sw.losses.BarlowTwins(), device
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-4, momentum=0.9)
+        if watched:
+            self.watch = sw.SpectrumMonitor().attach(
+                loss=self.criterion, backbone=self.network.backbone, optimizer=self.optimizer, log=folder, every=EVERY
+            )
+
+    def step(self):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            z_a, z_b = (self.network(x.contiguous(memory_format=torch.channels_last))[1] for x in self.x)
+            loss = self.criterion(z_a, z_b)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def recorded(device, folder, measure):
+    """Our step as a CUDA graph; measured in every step, decomposed every 50 as in training."""
+    pixels = Path(folder) / "images.npy"
+    np.save(pixels, np.random.default_rng(0).integers(0, 255, (512, 96, 96, 3), dtype=np.uint8))
+    recipe = Recipe(
+        data=f"array:{pixels}", views="barlow", encoder="resnet50", hidden=[2048], d=512, batch=256, lr=1e-4
+    )
+    trainer = Trainer(recipe, Path(folder), device)
+    trainer.resume()
+    trainer.objective.train()
+    trainer.optimizer.lr.fill_(1e-4)
+    x_a, x_b = trainer.pairs.at_start(torch.arange(256))
+    take, done = Recorded(trainer.step), [0]
+
+    def step():
+        take(x_a, x_b, measure=measure)
+        done[0] += 1
+        if measure and done[0] % EVERY == 0:
+            trainer.recorder.record({"step": done[0], "t": 0.0}, True)
+
+    return step
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=6)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    found = {}
+    with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
+        pairs = {"hooks": [Loop(device, watched, a).step for watched in (False, True)]}
+        if device.type == "cuda":
+            pairs["graph"] = [recorded(device, folder, measure) for folder, measure in ((a, False), (b, True))]
+        for name, (plain, watched) in pairs.items():
+            alone, with_it, cost = in_turns(plain, watched, options.steps, options.rounds, device)
+            print(
+                f"{name:<8} {1e3 * alone:8.2f} ms a step, watched {1e3 * with_it:8.2f} ms: {100 * cost:+.2f} %",
+                flush=True,
+            )
+            found[f"{name}_cost"] = round(cost, 5)
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The monitor as a callback for Lightning; one line in a script that trains with it.
+
+    trainer = L.Trainer(callbacks=[SpectrumCallback(loss="criterion", backbone="backbone")])
+
+It works in the Trainer of `lightning` and in that of `pytorch_lightning`, whichever is installed.
+"""
+
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from stairwise.checks import InputError
+from stairwise.monitor.attach import Attachment
+from stairwise.monitor.spectrum import SpectrumMonitor
+
+__all__ = ["SpectrumCallback"]
+
+try:
+    from lightning.pytorch import Callback
+except ImportError:
+    try:
+        from pytorch_lightning import Callback
+    except ImportError:
+        Callback = None
+
+
+class SpectrumCallback(Callback or object):  # type: ignore[misc]
+    """Watches a LightningModule learn its dimensions; see `SpectrumMonitor.attach` for the arguments.
+
+    Arguments:
+        loss, projector, backbone: names of the module's parts, such as "criterion" or "model.backbone".
+        every: steps between records.
+        folder: for metrics.jsonl; default: the logger's folder, or the trainer's.
+        joined: both views go through projector and backbone as one batch.
+        monitor: one of your own, with a window say.
+
+    Numbers also go to the trainer's loggers, under spectrum/. The callback's state travels in Lightning's checkpoints.
+    """
+
+    def __init__(
+        self,
+        loss: str | None = None,
+        projector: str | None = None,
+        backbone: str | None = None,
+        *,
+        every: int = 50,
+        folder: str | Path | None = None,
+        joined: bool = False,
+        monitor: SpectrumMonitor | None = None,
+    ) -> None:
+        if Callback is None:
+            raise InputError("lightning", "must be installed", None, "pip install lightning")
+        self.names = {"loss": loss, "projector": projector, "backbone": backbone}
+        self.options = {"every": every, "joined": joined}
+        self.folder, self.monitor = folder, monitor or SpectrumMonitor()
+        self.watch: Attachment | None = None
+        self.stored: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach: optimizers are there, and a checkpoint has been read."""
+        parts = {role: _part(pl_module, name, role) for role, name in self.names.items() if name is not None}
+        optimizer = trainer.optimizers[0] if trainer.optimizers else None
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        log = [folder, *(_Relay(logger, trainer) for logger in trainer.loggers)]
+        self.watch = self.monitor.attach(**parts, optimizer=optimizer, log=log, **self.options)  # type: ignore[arg-type]
+        if self.stored is not None:
+            self.watch.load(self.stored, pl_module.device)
+            self.stored = None
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Finish writing."""
+        self._close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Keep what was measured."""
+        self._close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For Lightning's checkpoints."""
+        return self.watch.state() if self.watch is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From Lightning's checkpoints."""
+        self.stored = state_dict or None
+
+    def _close(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
+
+
+class _Relay:
+    """A Lightning logger as an object with `.log(dict)`."""
+
+    def __init__(self, logger: Any, trainer: Any) -> None:
+        self.logger, self.trainer = logger, trainer
+
+    def log(self, numbers: dict[str, float]) -> None:
+        named = {f"spectrum/{name}": value for name, value in numbers.items() if name != "step"}
+        self.logger.log_metrics(named, step=int(numbers["step"]))
+
+
+def _part(module: nn.Module, name: str, role: str) -> nn.Module:
+    try:
+        found = attrgetter(name)(module)
+    except AttributeError:
+        known = [n for n, _ in module.named_children()]
+        raise InputError(role, f"must name a part of {type(module).__name__}", name, f"it has {known}") from None
+    if not isinstance(found, nn.Module):
+        raise InputError(role, "must name a module", f"{name}, a {type(found).__name__}", "hook the projector instead")
+    return found
