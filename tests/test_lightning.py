@@ -50,20 +50,13 @@ def module(package):
 def fit(package, folder, steps, callbacks=(), checkpoint=None, **options):
     data = torch.utils.data.TensorDataset(*torch.randn(2, 64, 10, generator=torch.Generator().manual_seed(1)))
     loader = torch.utils.data.DataLoader(data, 16)
-    trainer = package.Trainer(
-        max_steps=steps,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        callbacks=list(callbacks),
-        **options,
-    )
+    quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning advises about workers
+        warnings.simplefilter("ignore")  # Lightning advises about workers and unused GPUs
         model = module(package)
+        trainer = package.Trainer(
+            max_steps=steps, accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks), **(quiet | options)
+        )
         trainer.fit(model, loader, loader, ckpt_path=checkpoint)
     return trainer, model
 
@@ -84,14 +77,7 @@ def test_records_of_both_packages(package, tmp_path):
 
 def test_numbers_go_to_lightnings_loggers(package, tmp_path):
     logger = importlib.import_module(f"{package.__name__}.loggers").CSVLogger(tmp_path)
-    options = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = package.Trainer(
-        max_steps=8, logger=logger, callbacks=[lightning.SpectrumCallback(projector="projector", every=4)], **options
-    )
-    data = torch.utils.data.TensorDataset(*torch.randn(2, 64, 10))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(module(package), torch.utils.data.DataLoader(data, 16))
+    fit(package, tmp_path, 8, [lightning.SpectrumCallback(projector="projector", every=4)], logger=logger)
     logger.save()
     text = next(tmp_path.rglob("metrics.csv")).read_text()
     assert "spectrum/covariance/1" in text

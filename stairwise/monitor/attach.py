@@ -169,7 +169,7 @@ class Attachment:
 
     def _decompose(self, record: dict[str, Any], sums: dict[str, Any]) -> dict[str, Any]:
         """In the background."""
-        if float(sums["n"].item()) >= 2:
+        if float(sums["zz"][-1, -1]) >= 2:
             found = vars(decompose(sums, self.monitor.normalized))
             record |= {name: value for name, value in found.items() if value is not None}
         else:

@@ -23,6 +23,7 @@ __all__ = ["Spectrum", "SpectrumMonitor", "decompose"]
 Floats = NDArray[np.float64]
 
 SAMPLE = 256  # pairs of the last batch that are kept to be looked at
+ONES = 8  # one column would do; eight keep rows aligned, which matrix products on GPUs like
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,27 +82,20 @@ class SpectrumMonitor:
         """Add a batch, (N, d) each."""
         if z_a.ndim != 2 or z_a.shape != z_b.shape:
             raise InputError("z_a and z_b", "must be 2-D of one shape", f"{tuple(z_a.shape)}, {tuple(z_b.shape)}")
-        d = next((s["a"].shape[1] for s in (self.sums, self.before) if s), z_a.shape[1])
+        d = next(((len(s["zz"]) - ONES) // 2 for s in (self.sums, self.before) if s), z_a.shape[1])
         if d != z_a.shape[1]:
             raise InputError("z_a", f"must keep its {d} dimensions", z_a.shape[1], "reset() the monitor first")
         if (h_a is None) != (h_b is None):
             raise InputError("h_a and h_b", "must be given together")
         keep = 1.0 if self.half_life is None else 0.5 ** (len(z_a) / self.half_life)
         with torch.no_grad():
-            a, b = z_a.double(), z_b.double()
-            h = None if h_a is None or h_b is None else torch.cat([h_a, h_b]).double()
-            a, b, h, share = self._finite_only(a, b, h)
-            self._add("ab", a.T, b, keep)
-            self._add("aa", a.T, a, keep)
-            self._add("bb", b.T, b, keep)
-            self._add("a", share, a, keep)
-            self._add("b", share, b, keep)
-            self._add("n", share, share.T, keep)
+            z = _with_ones(torch.cat([z_a, z_b], dim=1))
+            h = None if h_a is None or h_b is None else _with_ones(torch.cat([h_a, h_b]))
+            finite = torch.isfinite(z.sum() if h is None else z.sum() + h.sum())
+            self._count(finite)
+            self._add("zz", torch.where(finite, z, 0.0), keep)
             if h is not None:
-                both = torch.cat([share, share], dim=1)
-                self._add("hh", h.T, h, keep)
-                self._add("h", both, h, keep)
-                self._add("m", both, both.T, keep)
+                self._add("hh", torch.where(finite, h, 0.0), keep)
             self.sample = torch.stack([z_a[:SAMPLE], z_b[:SAMPLE]]).detach().float()
         self.seen += len(z_a)
         if self.window is not None and self.seen >= self.window:
@@ -189,7 +183,7 @@ class SpectrumMonitor:
         self.flaws = placed.pop("flaws", None)
         self.sums = {name: value for name, value in placed.items() if not name.startswith("before.")}
         self.before = {name.removeprefix("before."): v for name, v in placed.items() if name.startswith("before.")}
-        self.seen = int(self.sums["n"].item()) if self.sums else 0
+        self.seen = int(self.sums["zz"][-1, -1]) if self.sums else 0
 
     def _total(self) -> dict[str, Tensor]:
         """Sums over the window."""
@@ -197,42 +191,52 @@ class SpectrumMonitor:
             return self.sums
         return {name: value + self.sums[name] if name in self.sums else value for name, value in self.before.items()}
 
-    def _add(self, name: str, left: Tensor, right: Tensor, keep: float) -> None:
-        """sums[name] = keep · sums[name] + left · right, in place."""
+    def _add(self, name: str, x: Tensor, keep: float) -> None:
+        """sums[name] = keep · sums[name] + xᵀx, in place."""
         if name not in self.sums:
-            self.sums[name] = left.new_zeros(left.shape[0], right.shape[1])
-        self.sums[name].addmm_(left, right, beta=keep)
+            self.sums[name] = x.new_zeros(x.shape[1], x.shape[1])
+        self.sums[name].addmm_(x.T, x, beta=keep)
 
-    def _finite_only(self, a: Tensor, b: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """The batch and a row of ones; all zeros instead if anything in it is not finite. Nothing waits."""
-        finite = torch.isfinite(a.sum() + b.sum() + (0.0 if h is None else h.sum()))
+    def _count(self, finite: Tensor) -> None:
+        """Keep count of batches, and of those that are left out; nothing waits."""
         if self.flaws is None:
-            self.flaws = a.new_zeros(3)
+            self.flaws = torch.zeros(3, dtype=torch.float64, device=finite.device)
         seen, skipped, first = self.flaws
+        bad = ~finite
         seen += 1
-        skipped += ~finite
-        first.copy_(torch.where(~finite & (first == 0), seen, first))
-        a, b, share = (torch.where(finite, x, 0.0) for x in (a, b, a.new_ones(1, len(a))))
-        return a, b, None if h is None else torch.where(finite, h, 0.0), share
+        skipped += bad
+        first.copy_(torch.where(bad & (first == 0), seen, first))
+
+
+def _with_ones(x: Tensor) -> Tensor:
+    """Columns of ones beside x: all its first and second moments, and their number, are one product then."""
+    return nn.functional.pad(x.double(), (0, ONES), value=1.0)
 
 
 def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
     """Spectra of accumulated sums."""
-    n = float(sums["n"].item()) if "n" in sums else 0.0
+    n = float(sums["zz"][-1, -1]) if "zz" in sums else 0.0
     if n < 2:
         raise InputError("monitor", "must have seen at least two pairs", int(n), "update() it first")
-    first = sums["a"][0], sums["b"][0]
+    d = (len(sums["zz"]) - ONES) // 2
+    a, b = slice(0, d), slice(d, 2 * d)
+    z, mean = sums["zz"] / n, sums["zz"][-1] / n
     _, skipped, first_skipped = sums.get("flaws", np.zeros(3))
     return Spectrum(
         round(n),
-        _descending(sums["ab"] / n),
-        _descending(_covariance(sums["aa"] + sums["bb"], sum(first), 2 * n)),
-        _descending(_standardized(sums, n)) if normalized else None,
-        _descending(_covariance(sums["hh"], sums["h"][0], float(sums["m"].item()))) if "hh" in sums else None,
+        _descending(z[a, b]),
+        _descending(_covariance((z[a, a] + z[b, b]) / 2, (mean[a] + mean[b]) / 2, 2 * n)),
+        _descending(_standardized(z, mean, d)) if normalized else None,
+        _hidden(sums["hh"]) if "hh" in sums else None,
         _leading(sums["sample"]) if "sample" in sums else None,
         int(skipped),
         int(first_skipped),
     )
+
+
+def _hidden(sums: Floats) -> Floats:
+    m = float(sums[-1, -1])
+    return _descending(_covariance(sums[:-ONES, :-ONES] / m, sums[-1, :-ONES] / m, m))
 
 
 def _leading(sample: Floats) -> Floats | None:
@@ -247,17 +251,18 @@ def _leading(sample: Floats) -> Floats | None:
     return np.asarray(found.reshape(views, pairs, 2))
 
 
-def _standardized(sums: dict[str, Floats], n: float) -> Floats:
+def _standardized(z: Floats, mean: Floats, d: int) -> Floats:
     """The correlation of standardized views; 0 for dimensions without variance."""
-    mean_a, mean_b = sums["a"][0] / n, sums["b"][0] / n
-    var_a, var_b = np.diag(sums["aa"]) / n - mean_a**2, np.diag(sums["bb"]) / n - mean_b**2
+    variance = np.diag(z)[: 2 * d] - mean[: 2 * d] ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        normed = (sums["ab"] / n - np.outer(mean_a, mean_b)) / np.sqrt(np.outer(var_a, var_b))
+        spread = np.sqrt(variance)
+        normed = (z[:d, d : 2 * d] - np.outer(mean[:d], mean[d : 2 * d])) / np.outer(spread[:d], spread[d:])
     return np.nan_to_num(normed, posinf=0, neginf=0)
 
 
-def _covariance(second: Floats, first: Floats, n: float) -> Floats:
-    out: Floats = (second - np.outer(first, first) / n) / (n - 1)
+def _covariance(second: Floats, mean: Floats, n: float) -> Floats:
+    """Unbiased, from the means of squares and of values over n samples."""
+    out: Floats = (second - np.outer(mean, mean)) * (n / (n - 1))
     return out
 
 
