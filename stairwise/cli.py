@@ -361,6 +361,93 @@ def report(
         print(f"{page.lead}\nreport  {target}")
 
 
+@app.command()
+def watch(
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run: of `stairwise train`, or one that a monitor writes to.")
+    ],
+    port: Annotated[int, typer.Option(help="On this machine; 0 chooses a free one.")] = 8642,
+    spectrum: Annotated[
+        str, typer.Option(help="eigenvalues (of C) or covariance; default: what the loss suggests.")
+    ] = "",
+) -> None:
+    """A live page of a run while it trains: its staircase, and which step comes next. Ctrl-C ends it.
+
+    Only this machine can see it. From another one: `ssh -L 8642:localhost:8642 HOST`
+
+    Example: `stairwise watch runs/photos-bt`
+    """
+    from stairwise.experiments.training import watch as serve
+
+    server = serve(run, port, spectrum)
+    print(f"watching {run} at {server.address} (Ctrl-C ends it)", flush=True)
+    try:
+        server.serve_forever()
+    except Interrupted:
+        print("stopped watching; the run goes on")
+    finally:
+        server.server_close()
+
+
+@app.command()
+def spectrum(
+    model: Annotated[str, typer.Option(help="package.module:factory of your network; images → z, or (h, z).")],
+    checkpoints: Annotated[str, typer.Option(help="Pattern of files, quoted: 'ckpt/*.pt'; safetensors or torch.")],
+    data: Annotated[str, typer.Option(help="cifar10, stl10, photos, images:FOLDER or array:FILE.npy.")],
+    options: Annotated[
+        list[str] | None, typer.Option("--options", help="KEY=VALUE for the factory, repeatable.")
+    ] = None,
+    z: Annotated[str, typer.Option(help="Part whose output is z, if not the network's own.")] = "",
+    h: Annotated[str, typer.Option(help="Part whose output is h.")] = "",
+    views: Annotated[str, typer.Option(help="How pairs are drawn; see docs/training.md.")] = "simclr",
+    size: Annotated[int, typer.Option(help="Side of the views in pixels; 0: that of the images.")] = 0,
+    mean: Annotated[str, typer.Option(help="Of the channels, as in your training: 0.485,0.456,0.406.")] = "",
+    std: Annotated[str, typer.Option(help="Likewise.")] = "",
+    n: Annotated[int, typer.Option(help="Pairs; 0: four times d, at least 1024.")] = 0,
+    lr: Annotated[float, typer.Option(help="Makes time t = lr × step.")] = 1.0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("spectrum"),
+    json_: Json = False,
+) -> None:
+    """The staircase of a training that is over, from its checkpoints: spectra, steps, ranks, what came next.
+
+    Writes metrics.jsonl and report.html. Nothing is trained, and no code in a checkpoint is run.
+
+    Example: `stairwise spectrum --model mynet:build --checkpoints 'ckpt/*.pt' --data cifar10`
+    """
+    from stairwise.experiments.checkpoints import Source, measure_checkpoints
+    from stairwise.experiments.training import page_of
+    from stairwise.train.recipe import parsed
+
+    chosen = {key: parsed(value) for key, value in map(_setting, options or [])}
+    source = Source(
+        model, checkpoints, data, chosen, z, h, views, size, _numbers(mean, "--mean"), _numbers(std, "--std"), n, lr
+    )
+    with _bar(MofNCompleteColumn()) as progress:
+        task = progress.add_task("checkpoints", total=None)
+        measure_checkpoints(
+            source,
+            folder,
+            device,
+            lambda i, total, name: progress.update(task, completed=i, total=total, description=name),
+        )
+    page = page_of(folder)
+    page.write(folder / "report.html")
+    if json_:
+        _print_json({"report": folder / "report.html", "says": page.lead})
+        return
+    for table in page.tables:
+        _print_plain_table(table)
+    print(f"{page.lead}\nreport  {folder / 'report.html'}")
+
+
+def _numbers(text: str, name: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise InputError(name, "must be numbers with commas between them", repr(text)) from None
+
+
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:

@@ -43,7 +43,7 @@ def test_self_contained_and_escaped(page):
 
 
 def test_curves_are_embedded(page):
-    data = re.search(r"const charts = (.*);\n", page.read_text()).group(1)
+    data = re.search(r"let charts = (.*);\n", page.read_text()).group(1)
     assert "</script>" not in data
     (chart,) = json.loads(data)
     assert chart["marks"] == [0.5]

@@ -64,8 +64,10 @@ def test_page_says_what_was_measured(run):
         "Eigenvalues of C",
         "Eigenvalues of the representations",
         "Dimensions in use",
+        "Eigenvalues now, grown to the right of the dotted line",
     ]
-    taken, coming = page.tables
+    now, taken, coming = page.tables
+    assert now.rows[0][1] == "3 of 3"  # the third is within a factor of ten
     assert [row[0] for row in taken.rows] == ["1", "2"]
     assert float(taken.rows[0][1]) == pytest.approx(np.log(1e6) / 16, rel=0.02)
     assert float(coming.rows[0][1]) == pytest.approx(np.log(1e6) / 2.0, rel=0.1)

@@ -152,3 +152,6 @@ def test_grown_threshold():
     assert 1e-3 < threshold < 0.5
     assert grown(np.exp(0.3 * rng.standard_normal(30))) == (30, 0.0)
     assert grown([2.0, 2.0]) == (2, 0.0)
+    assert grown([0.0, -1e-9]) == (0, 0.0)
+    waiting = np.r_[1.0, 0.9, 0.8, 10.0 ** -np.linspace(4, 9, 29)]  # of very different sizes
+    assert grown(waiting)[0] == 3

@@ -1,25 +1,28 @@
 """`stairwise train`: train by a recipe, draw the staircase, say what was learned."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stairwise.checks import InputError, one_of
 from stairwise.files import atomic
 from stairwise.losses import OF_CORRELATION
 from stairwise.monitor.log import read_log
-from stairwise.monitor.sinks import METRICS
+from stairwise.monitor.sinks import METRICS, PICTURE
 from stairwise.report.page import Page, Table
 from stairwise.report.run_page import run_page
+from stairwise.report.watch import Watch
 from stairwise.train.loop import Progress, train
 from stairwise.train.process import launched_rank
 from stairwise.train.recipe import load_recipe
 from stairwise.train.run import RECIPE, Run
 
-__all__ = ["Summary", "course_of", "page_of", "summarize", "train_and_draw"]
+__all__ = ["Summary", "course_of", "page_of", "summarize", "train_and_draw", "watch"]
 
 
 def train_and_draw(
@@ -77,14 +80,44 @@ def page_of(folder: Path, spectrum: str = "") -> Page:
     records, bad = read_log(folder / METRICS)
     if not records:
         raise InputError("run", f"must be a folder with a {METRICS} that holds records", folder)
-    facts = {"records": f"{len(records)}" + (f" ({bad} damaged lines left out)" if bad else "")}
+    facts = {"records": f"{len(records)} records" + (f" ({bad} damaged lines left out)" if bad else "")}
+    planned = None
     if (folder / RECIPE).is_file():
         run = Run(folder)
         spectrum = spectrum or _spectrum_of(run)
         settings = ", ".join(f"{k} = {v}" for k, v in run.facts["recipe"].items() if k != "label")
         facts |= {"recipe": settings, "α": f"{run.facts['alpha']:.4g}"}
         facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
-    return run_page(folder.name, records, spectrum or "covariance", facts)
+        planned = run.planned()
+    return run_page(folder.resolve().name, records, spectrum or "covariance", facts, planned, _views(folder / PICTURE))
+
+
+def _views(path: Path) -> NDArray[np.float64] | None:
+    """Embeddings in their two leading modes, if a whole file of them is there."""
+    try:
+        found = np.array(json.loads(path.read_text(encoding="utf-8"))["views"], dtype=np.float64)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if found.ndim == 3 and found.shape[::2] == (2, 2) else None
+
+
+def watch(folder: Path, port: int = 0, spectrum: str = "") -> Watch:
+    """A server of the live page of a run, not yet serving; `address` is where it will be."""
+    if not folder.is_dir():
+        raise InputError("run", "must be a folder", folder, "start the run first, or check its name")
+
+    def stamp() -> str:
+        """Changes when a file of the run does."""
+        found = []
+        for name in (METRICS, PICTURE, RECIPE):
+            try:
+                state = (folder / name).stat()
+                found.append(f"{state.st_mtime_ns:x}-{state.st_size:x}")
+            except OSError:
+                found.append("")
+        return ".".join(found)
+
+    return Watch(stamp, lambda: page_of(folder, spectrum), port)
 
 
 def _spectrum_of(run: Run) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from stairwise.monitor.clock import Clock, duration
 from stairwise.monitor.forecast import Forecast, forecast_steps
 from stairwise.monitor.steps import records
 from stairwise.theory.spectra import effective_rank
@@ -13,12 +14,13 @@ COLLAPSED = 1e-6  # of what it was
 RARE = 0.1  # share of dimensions that is little
 
 
-def advise(t: ArrayLike, lam: ArrayLike) -> list[str]:
+def advise(t: ArrayLike, lam: ArrayLike, clock: Clock | None = None) -> list[str]:
     """Sentences about a run from its spectra over time, most important first.
 
     Arguments:
         t: times of the records, (T,).
         lam: eigenvalues of C or of the covariance, descending, (T, d).
+        clock: says how many steps and hours that will be.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
@@ -33,7 +35,7 @@ def advise(t: ArrayLike, lam: ArrayLike) -> list[str]:
     peak, last = spectra[:, 0].max(), spectra[-1, 0]
     if last <= COLLAPSED * peak or peak <= 0:
         return ["Collapsed: all embeddings are (nearly) the same point. Lower the learning rate or check the loss."]
-    return [_learned(ahead, spectra[-1]), *_outlook(ahead)]
+    return [_learned(ahead, spectra[-1]), *_outlook(ahead, clock)]
 
 
 def _learned(ahead: Forecast, spectrum: np.ndarray) -> str:
@@ -44,7 +46,7 @@ def _learned(ahead: Forecast, spectrum: np.ndarray) -> str:
     return f"{done} of {d} dimensions learned."
 
 
-def _outlook(ahead: Forecast) -> list[str]:
+def _outlook(ahead: Forecast, clock: Clock | None) -> list[str]:
     done, d = len(ahead.done) + ahead.arriving, ahead.dimensions
     if len(ahead.modes) == 0:
         if done == 0:
@@ -61,11 +63,21 @@ def _outlook(ahead: Forecast) -> list[str]:
     low, time, high = (float(v[first]) for v in (ahead.low, ahead.times, ahead.high))
     said = [
         f"This plateau is normal: dimension {ahead.modes[first] + 1} is growing and is expected at t = {time:.3g} "
-        f"({100 * ahead.coverage:.0f} %: {low:.3g} to {high:.3g})."
+        f"({100 * ahead.coverage:.0f} %: {low:.3g} to {high:.3g}){when(clock, time)}."
     ]
     end = ahead.when(1.0)
     if np.isfinite(end):
-        said.append(f"All {d} dimensions are expected by t = {end:.3g}.")
+        said.append(f"All {d} dimensions are expected by t = {end:.3g}{when(clock, end)}.")
     else:
         said.append(f"{len(ahead.modes)} are growing; {d - done - len(ahead.modes)} do not grow yet.")
     return said
+
+
+def when(clock: Clock | None, t: float) -> str:
+    """The same moment in steps and hours."""
+    if clock is None:
+        return ""
+    step, left = float(clock.steps(t)), float(clock.seconds_left(t))
+    if not np.isfinite(step):
+        return ", after the end of this run"
+    return f", step {step:,.0f}" + (f", in {duration(left)}" if np.isfinite(left) else "")

@@ -1,8 +1,10 @@
 """Encoders by name or by import path, and what is trained: an encoder followed by a head."""
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,6 +96,9 @@ def _parameters(factory: Callable[..., Any]) -> list[str]:
 
 def _imported(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:  # as python -m has it: modules of the user's own project
+        sys.path.append(here)
     try:
         found = import_module(module)
     except ImportError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,10 @@ MOST_POINTS = 600  # a curve; more cannot be told apart on a screen
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A curve; `mode` (j, d) gives it the colour of mode j of d, otherwise it is drawn in the text colour."""
+    """A curve; `mode` (j, d) gives it the colour of mode j of d, otherwise it is drawn in the text colour.
+
+    `kind` is "line", "points" or "bars".
+    """
 
     name: str
     x: NDArray
@@ -29,11 +33,13 @@ class Line:
     mode: tuple[int, int] | None = None
     dashed: bool = False
     legend: bool = True
+    kind: str = "line"
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """An interactive chart; `marks` are vertical lines; `log` offers a logarithmic axis as well."""
+    """An interactive chart; `marks` are vertical lines, `spans` shaded stretches of the horizontal axis; `log` offers
+    logarithmic and symmetric logarithmic axes as well."""
 
     title: str
     x_label: str
@@ -41,6 +47,7 @@ class Panel:
     lines: Sequence[Line]
     marks: Sequence[float] = ()
     log: bool = False
+    spans: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -72,29 +79,46 @@ class Page:
     facts: dict[str, str] = field(default_factory=dict)
 
     def write(self, target: Path) -> None:
-        """Render to one file."""
+        """Render to one file that needs nothing else."""
         from plotly.offline import get_plotlyjs
 
-        charts = [_chart(panel) for panel in self.panels]
+        plotly = f"<script>{get_plotlyjs()}</script>" if self.panels else ""
+        save_text(target, self.render(plotly, live=False))
+
+    def render(self, plotly: str, live: bool) -> str:
+        """The page's text; `plotly` is the element that loads the library; a live page asks for data.json again."""
+        parts = self.parts()
         template = Template(files("stairwise.report").joinpath("page.html").read_text(encoding="utf-8"))
-        text = template.substitute(
-            title=html.escape(self.title),
-            lead=html.escape(self.lead),
-            charts="\n".join(_frame(i, panel) for i, panel in enumerate(self.panels)),
-            hint='<p class="hint">Drag to zoom, double-click to zoom out.</p>' if charts else "",
-            tables="\n".join(_table(table) for table in self.tables),
+        return template.substitute(
+            {name: value for name, value in parts.items() if isinstance(value, str)},
+            hint='<p class="hint">Drag to zoom, double-click to zoom out.</p>' if self.panels else "",
             pictures="\n".join(_picture(picture) for picture in self.pictures),
-            facts="\n".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in self.facts.items()),
             # "</" would end the script
-            data=json.dumps(plain(charts), allow_nan=False).replace("</", "<\\/"),
-            plotly=get_plotlyjs() if charts else "",
+            data=json.dumps(parts["data"], allow_nan=False).replace("</", "<\\/"),
+            plotly=plotly,
+            live=json.dumps(live),
         )
-        save_text(target, text)
+
+    def parts(self) -> dict[str, Any]:
+        """What changes while a run goes on: HTML of title, lead, charts, tables and facts, and the charts' data."""
+        facts = "\n".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in self.facts.items())
+        return {
+            "title": html.escape(self.title),
+            "lead": html.escape(self.lead),
+            "charts": "\n".join(_frame(i, panel) for i, panel in enumerate(self.panels)),
+            "tables": "\n".join(_table(table) for table in self.tables),
+            "facts": facts,
+            "data": plain([_chart(panel) for panel in self.panels]),
+        }
 
 
 def _frame(i: int, panel: Panel) -> str:
     title = html.escape(panel.title)
-    toggle = f'<button type="button" data-log="{i}" aria-pressed="false">log scale</button>' if panel.log else ""
+    kinds = ("linear", "log", "symlog") if panel.log else ()
+    buttons = "".join(f'<button type="button" data-chart="{i}" data-scale="{k}">{k}</button>' for k in kinds)
+    toggle = (
+        f'<div class="scales" role="group" aria-label="scale of the vertical axis">{buttons}</div>' if kinds else ""
+    )
     chart = f'<div id="chart{i}" role="img" aria-label="{title}"></div>'
     return f'<section class="chart"><h2>{title}</h2>{toggle}{chart}</section>'
 
@@ -104,6 +128,7 @@ def _chart(panel: Panel) -> dict:
         "x": panel.x_label,
         "y": panel.y_label,
         "marks": [float(m) for m in panel.marks if np.isfinite(m)],
+        "spans": [[float(a), float(b)] for a, b in panel.spans if np.isfinite([a, b]).all()],
         "lines": [_line(line) for line in panel.lines],
     }
 
@@ -118,6 +143,7 @@ def _line(line: Line) -> dict:
         "y": [float(f"{v:.6g}") for v in y[keep]],
         "dash": "dash" if line.dashed else "solid",
         "legend": line.legend,
+        "kind": line.kind,
         **colors,
     }
 

@@ -11,6 +11,7 @@ from stairwise.checks import InputError
 __all__ = ["alpha_req", "effective_rank", "grown", "participation_ratio"]
 
 Floats = NDArray[np.float64]
+WAITING = 1e-4  # of the largest eigenvalue
 
 
 def effective_rank(eigenvalues: ArrayLike) -> Floats:
@@ -56,17 +57,20 @@ def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
     r"""Number of grown eigenvalues and the threshold between them and the rest: the paper's dashed lines (Figs. 3, 4).
 
     The threshold is the cut of log λ that leaves the least variance within its two sides (Otsu); geometric middle of
-    the two values next to it. Everything counts as grown where the cut explains less than half of the variance or
-    where the two sides are less than a factor of 10 apart.
+    the two values next to it. What lies below a ten-thousandth of the largest counts as equal, or the noise of modes
+    that wait would decide. Everything counts as grown where the cut explains less than half of the variance or where
+    the two sides are less than a factor of 10 apart; nothing does where no eigenvalue is positive.
 
     >>> count, threshold = grown([1.0, 0.9, 0.8, 1e-4, 1e-5])
     >>> count, 1e-3 < threshold < 0.8
     (3, True)
     """
     lam = np.sort(_nonnegative(eigenvalues))[::-1]
-    if lam.ndim != 1 or lam[0] <= 0:
-        raise InputError("eigenvalues", "must be one spectrum with a positive value", f"shape {lam.shape}")
-    y = np.log(np.maximum(lam, 1e-16 * lam[0]))
+    if lam.ndim != 1:
+        raise InputError("eigenvalues", "must be one spectrum", f"shape {lam.shape}")
+    if lam[0] <= 0:
+        return 0, 0.0
+    y = np.log(np.maximum(lam, WAITING * lam[0]))
     total = len(y) * y.var()
     if len(y) < 2 or total == 0:
         return len(y), 0.0

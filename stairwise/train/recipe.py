@@ -15,7 +15,7 @@ from stairwise.nets.initial import SCOPES
 from stairwise.train.optimizer import OPTIMIZERS
 from stairwise.train.schedule import SCHEDULES
 
-__all__ = ["Recipe", "load_recipe", "recipe_names"]
+__all__ = ["Recipe", "load_recipe", "parsed", "recipe_names"]
 
 HERE = Path(__file__).parent / "recipes"
 PRECISIONS = ("bf16", "float32")
@@ -151,7 +151,7 @@ class Recipe:
             one_of(name, "key", tables if dot else known)
             if dot:
                 table = values.get(name, dict(getattr(self, name)))
-                values[name] = {**table, inner: _guess(value)}
+                values[name] = {**table, inner: parsed(value)}
             else:
                 values[name] = _convert(name, value, known[name].type)
         return dataclasses.replace(self, **values)
@@ -185,7 +185,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
             parts = value if isinstance(value, list) else [v for v in str(value).split(",") if v]
             return [get_args(kind)[0](v) for v in parts]
         if origin is dict:
-            table = _guess(value)
+            table = parsed(value)
             if not isinstance(table, dict):
                 raise ValueError
             return table
@@ -199,7 +199,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         raise InputError(name, f"must be of type {getattr(kind, '__name__', kind)}", repr(value), remedy) from None
 
 
-def _guess(value: Any) -> Any:
+def parsed(value: Any) -> Any:
     """Text on the command line as the TOML value it would be."""
     if not isinstance(value, str):
         return value

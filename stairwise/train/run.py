@@ -15,6 +15,7 @@ from stairwise.monitor.sinks import METRICS
 from stairwise.nets.encoder import Network
 from stairwise.train import checkpoint
 from stairwise.train.recipe import Recipe
+from stairwise.train.schedule import Schedule
 
 __all__ = ["CHECKPOINTS", "RECIPE", "Run"]
 
@@ -73,6 +74,13 @@ class Run:
         """Times and accuracies of a probe."""
         found = [(r["t"], r[name]) for r in self.records if name in r]
         return np.array([t for t, _ in found]), np.array([a for _, a in found])
+
+    def planned(self) -> Floats:
+        """t = Σ lr after every step of the schedule, (steps,)."""
+        recipe, steps = self.recipe, int(self.facts["steps"])
+        warmup = round(recipe.warmup_epochs * (int(self.facts["training_images"]) // int(self.facts["batch"])))
+        schedule = Schedule(recipe.schedule, steps, warmup, recipe.final_lr)
+        return np.asarray(recipe.lr * np.cumsum([schedule.factor(i) for i in range(steps)]))
 
     def network(self) -> Network:
         """The network of the newest checkpoint, in evaluation mode on the CPU."""

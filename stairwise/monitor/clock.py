@@ -1,0 +1,68 @@
+"""When is t? Training time in steps and in seconds, for forecasts that people can plan with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import vector
+
+__all__ = ["Clock", "duration"]
+
+Floats = NDArray[np.float64]
+RECENT = 0.25  # share of the records from which the present pace is read
+
+
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """Steps and seconds of training time.
+
+    Attributes:
+        t, step: of the records, (T,); both increase.
+        seconds: of the records, (T,), or None if nobody looked.
+        planned: t after each step of the schedule, (steps,), or None: the present pace goes on for ever.
+
+    >>> clock = Clock(np.array([0.0, 1.0, 2.0]), np.array([0.0, 10.0, 20.0]), np.array([0.0, 5.0, 10.0]))
+    >>> float(clock.steps(3.0)), float(clock.seconds_left(3.0))
+    (30.0, 5.0)
+    """
+
+    t: Floats
+    step: Floats
+    seconds: Floats | None = None
+    planned: Floats | None = None
+
+    def steps(self, t: ArrayLike) -> Floats:
+        """Steps at training times t; infinite after the end of the schedule."""
+        moments = np.asarray(t, dtype=np.float64)
+        known = np.interp(moments, self.t, self.step)
+        if self.planned is not None:
+            plan = vector(self.planned, "planned")
+            later = np.interp(moments, plan, np.arange(1.0, len(plan) + 1), right=np.inf)
+        else:
+            later = self.step[-1] + (moments - self.t[-1]) / self._pace(self.t, self.step)
+        return np.asarray(np.where(moments > self.t[-1], later, known))
+
+    def seconds_left(self, t: ArrayLike) -> Floats:
+        """Seconds from the last record until training times t, at the present speed; NaN if nobody looked."""
+        ahead = np.maximum(self.steps(t) - self.step[-1], 0.0)
+        if self.seconds is None:
+            return np.full(np.shape(ahead), np.nan)
+        return np.asarray(ahead * self._pace(self.seconds, self.step))
+
+    def _pace(self, quantity: Floats, step: Floats) -> float:
+        """Of a quantity per step, lately."""
+        first = min(len(step) - 2, int((1 - RECENT) * len(step)))
+        return float((quantity[-1] - quantity[first]) / max(step[-1] - step[first], 1e-300))
+
+
+def duration(seconds: float) -> str:
+    """In words.
+
+    >>> [duration(s) for s in (3.2, 200, 5000, 200_000)]
+    ['3 s', '3 min', '1.4 h', '2.3 days']
+    """
+    for unit, size, upto in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < upto:
+            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.1f} days"
