@@ -2,8 +2,8 @@
 
     python benchmarks/bench_monitor.py [--device cuda] [--steps 150] [--rounds 6]
 
-On a GPU: ResNet-50, 96 px, batch 256, d = 512 and h = 2048, bf16 autocast. On a CPU: ResNet-18, 32 px, batch 64, d =
-128 and h = 512. The monitor is updated in every step and decomposes every 50.
+On a GPU: ResNet-50, 96 px, batch 256, d = 512 and h = 2048, bf16 autocast. On a CPU: ResNet-18 of half
+the width, 32 px, batch 64, d = 128 and h = 256. The monitor is updated in every step and decomposes every 50.
 
   hooks    a loop of others: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
   graph    ours: the step as one CUDA graph, measured in every step (GPU only)
@@ -58,7 +58,7 @@ class Loop:
         torch.manual_seed(0)
         large = device.type == "cuda"
         name, size, batch, d = ("resnet50", 96, 256, 512) if large else ("resnet18", 32, 64, 128)
-        encoder = build_encoder(name, {} if large else {"stem": "small"})
+        encoder = build_encoder(name, {} if large else {"stem": "small", "width": 32})
         network = build_network(encoder, torch.zeros(2, 3, size, size), [2048 if large else 512], d)
         self.network = network.to(device, memory_format=torch.channels_last).train()
         self.x = torch.rand(2, batch, 3, size, size, device=device)

@@ -86,6 +86,14 @@ def test_training_is_not_changed():
     assert len(watch.records) == 4
 
 
+def test_few_pairs_are_collected_until_they_are_enough():
+    criterion, z = sw.losses.VICReg(), torch.randn(8, 10, requires_grad=True)
+    with sw.SpectrumMonitor().attach(loss=criterion, every=2) as watch:
+        for _ in range(13):
+            criterion(z, z)
+    assert [(r["step"], r["samples"]) for r in watch.records] == [(6, 48), (12, 48)]
+
+
 def test_after_closing_nothing_is_recorded():
     model, criterion = Model(), sw.losses.VICReg()
     with sw.SpectrumMonitor().attach(loss=criterion, every=5) as watch:

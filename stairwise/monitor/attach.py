@@ -24,6 +24,8 @@ from stairwise.monitor.spectrum import SpectrumMonitor, decompose
 
 __all__ = ["Attachment"]
 
+FEWEST = 4  # times d: pairs behind a spectrum
+
 
 class Attachment:
     """Hooks on modules of a training loop, and what they have recorded; made by `SpectrumMonitor.attach`.
@@ -155,8 +157,13 @@ class Attachment:
             self.t += 1.0
         elif not self.counts_updates:
             self.t += float(self.optimizer.param_groups[0]["lr"])
-        if self.step % self.every == 0:
+        if self.step % self.every == 0 and self._enough(z_a.shape[1]):
             self._record()
+
+    def _enough(self, d: int) -> bool:
+        """Spectra of fewer pairs than a few times d are mostly noise: collect until the next record then."""
+        ours = self.monitor.window is None and self.monitor.half_life is None
+        return not ours or self.monitor.seen >= FEWEST * d
 
     def _record(self) -> None:
         sums = self.monitor.snapshot(joint=True)

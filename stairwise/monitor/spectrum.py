@@ -119,8 +119,10 @@ class SpectrumMonitor:
             projector: module whose output is z, called once a view, or once with both views stacked (`joined`).
             backbone: module whose output is h, called like the projector.
             optimizer: the learning rates of its first group add up to the time t; without it t counts steps.
-            log: folder for metrics.jsonl, or any object with `.log(dict)`.
-            every: steps between records. A monitor without window begins anew after each.
+            log: folder for metrics.jsonl; an object with `.log(dict)`, such as a wandb run, or with
+                `.add_scalar(name, value, step)`, such as TensorBoard's writer; or a list of these.
+            every: steps between records, more where so many hold fewer than 4 d pairs. A monitor without window or
+                half-life begins anew after each.
             joined: both views go through projector and backbone as one batch, the first view first.
         """
         from stairwise.monitor.attach import Attachment
