@@ -8,7 +8,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError
 
-__all__ = ["alpha_req", "effective_rank", "grown", "participation_ratio"]
+__all__ = [
+    "alpha_req",
+    "chance_alignment",
+    "effective_rank",
+    "grown",
+    "participation_ratio",
+    "subspace_alignment",
+]
 
 Floats = NDArray[np.float64]
 WAITING = 1e-4  # of the largest eigenvalue
@@ -80,6 +87,42 @@ def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
     if within[k - 1] > total / 2 or apart < np.log(10):
         return len(y), 0.0
     return k, float(np.exp((y[k - 1] + y[k]) / 2))
+
+
+def subspace_alignment(F: ArrayLike, G: ArrayLike) -> float:
+    r"""a = ‖P Pʹᵀ‖_F² / d of two embeddings of the same points, (N, d) each: the share of one span in another (App. E).
+
+    P are orthonormal bases of the columns' spans. 1: the same span; d/N: chance. With unequal numbers of columns it is
+    the share of the smaller span.
+
+    >>> F = np.eye(5)[:, :2]
+    >>> round(subspace_alignment(F, F @ [[2.0, 1.0], [0.0, 1.0]]), 12), subspace_alignment(F, np.eye(5)[:, 1:3])
+    (1.0, 0.5)
+    """
+    P, Q = (_basis(x, name) for x, name in ((F, "F"), (G, "G")))
+    if len(P) != len(Q):
+        raise InputError("F and G", "must have the same points as rows", f"{len(P)} and {len(Q)}")
+    return float(np.linalg.norm(P.T @ Q) ** 2 / min(P.shape[1], Q.shape[1]))
+
+
+def chance_alignment(points: int, d: int, draws: int = 100, seed: int = 0) -> tuple[float, float]:
+    """Mean and standard deviation of the alignment of random spans; the mean tends to d/points."""
+    rng = np.random.default_rng(seed)
+    fixed = np.eye(points)[:, :d]
+    found = [subspace_alignment(fixed, rng.standard_normal((points, d))) for _ in range(draws)]
+    return float(np.mean(found)), float(np.std(found))
+
+
+def _basis(x: ArrayLike, name: str) -> Floats:
+    columns = np.asarray(x, dtype=np.float64)
+    if columns.ndim != 2 or not 0 < columns.shape[1] <= len(columns) or not np.isfinite(columns).all():
+        rule = "must be finite, (points, d), with at most as many dimensions as points"
+        raise InputError(name, rule, f"shape {columns.shape}")
+    U, scale, _ = np.linalg.svd(columns, full_matrices=False)
+    kept = scale > scale[0] * 1e-10
+    if not kept.any() or scale[0] == 0:
+        raise InputError(name, "must not be all zero", None, "the embedding has collapsed")
+    return np.asarray(U[:, kept])
 
 
 def _nonnegative(eigenvalues: ArrayLike) -> Floats:

@@ -1,0 +1,160 @@
+"""One forward and one backward pass to the outputs of layers: what all per-sample gradients are made of.
+
+Layers with a rule (`factors.RULES`) give factored gradients. A trial on a few samples compares them with autograd;
+parameters for which they are not the whole story (used twice, tied, used by functions, samples not first) and
+parameters of all other modules get their per-sample gradients from vmap(grad), so the result is always complete.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, grad, vmap
+
+from stairwise.checks import InputError
+from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors
+
+__all__ = ["Capture", "Scalar"]
+
+Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
+TRIAL = 3  # samples
+AGREE = 1e-3  # of the largest gradient; a rule that does not apply is off by all of it
+
+
+class Capture:
+    """Per-sample gradients of a network, by parameter.
+
+    Attributes:
+        by_rule: names of parameters whose gradients come from rules; the others' come from vmap(grad).
+        sample_bytes: memory for the factors of one sample, about.
+    """
+
+    def __init__(self, model: nn.Module, scalar: Scalar, trial: Tensor) -> None:
+        self.model, self.scalar = model, scalar
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise InputError("model", "must have trainable parameters", 0, "set requires_grad on some")
+        _check_mode(model)
+        self.modules = {
+            name: module
+            for name, module in model.named_modules()
+            if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
+        }
+        self.sample_bytes = 0.0
+        self.by_rule = self._tried(trial[:TRIAL])
+
+    def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
+        """Gradients of all samples, by name of parameter."""
+        found: dict[str, AbstractFactor] = {}
+        if self.by_rule:
+            scalars, calls = self._forward(x)
+            b = torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
+            for (name, given, _), g in zip(calls, b, strict=True):
+                if g is None:
+                    continue
+                for own, factor in factors(self.modules[name], given, g.detach()).items():
+                    full = f"{name}.{own}" if name else own
+                    if full in self.by_rule:
+                        found[full] = factor
+        others = [name for name in self.parameters if name not in self.by_rule]
+        return found | (self._by_vmap(x, others) if others else {})
+
+    def _forward(self, x: Tensor) -> tuple[Tensor, list[tuple[str, Tensor, GradientEdge]]]:
+        """Scalars (N,) and, for each call of a module with a rule: its name, its input, and where its output is."""
+        calls: list[tuple[str, Tensor, GradientEdge]] = []
+
+        def hook(name: str) -> Callable[..., None]:
+            def record(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+                if output.requires_grad and inputs:
+                    # the edge stays right when an in-place activation overwrites the output
+                    calls.append((name, inputs[0].detach(), get_gradient_edge(output)))
+
+            return record
+
+        hooks = [module.register_forward_hook(hook(name)) for name, module in self.modules.items()]
+        try:
+            with torch.enable_grad():
+                scalars = self._scalars(self.model(x), len(x))
+        finally:
+            for one in hooks:
+                one.remove()
+        return scalars, calls
+
+    def _scalars(self, output: Any, n: int) -> Tensor:
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
+            found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise InputError("the model's output", "must be 2-D, (samples, d)", found, "wrap the model")
+        scalars = self.scalar(output)
+        if scalars.shape != (n,):
+            raise InputError("output", "must give one number a sample", f"shape {tuple(scalars.shape)}")
+        if not bool(torch.isfinite(scalars).all()):
+            raise InputError("the model's output", "must be finite", None, "check the weights and the inputs")
+        return scalars
+
+    def _tried(self, x: Tensor) -> set[str]:
+        """Parameters whose gradients the rules give rightly: sample 0 has all of autograd's, the others nothing."""
+        scalars, calls = self._forward(x)
+        used = list(self.parameters.values())
+        edges = [edge for _, _, edge in calls]
+        out = torch.autograd.grad(scalars[0], [*edges, *used], allow_unused=True)
+        b, whole = out[: len(edges)], dict(zip(self.parameters, out[len(edges) :], strict=True))
+        by_rule: dict[str, Tensor] = {}
+        for (name, given, _), g in zip(calls, b, strict=True):
+            self.sample_bytes += given.numel() * given.element_size() / len(x)
+            if g is None:
+                continue
+            self.sample_bytes += g.numel() * g.element_size() / len(x)
+            if len(given) != len(x) or len(g) != len(x):
+                continue
+            for own, factor in factors(self.modules[name], given, g).items():
+                full = f"{name}.{own}" if name else own
+                if full in self.parameters:  # a second name of a shared module is not
+                    by_rule[full] = factor.gradients()
+        zero = {name for name, g in whole.items() if g is None}
+        return {name for name, g in by_rule.items() if name not in zero and _agree(g, whole[name].to_dense().flatten())}
+
+    def _by_vmap(self, x: Tensor, names: list[str]) -> dict[str, AbstractFactor]:
+        chosen = {name: self.parameters[name].detach() for name in names}
+
+        def one(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
+            return self.scalar(functional_call(self.model, parameters, (sample.unsqueeze(0),)))[0]
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # some functions are batched by a loop
+            try:
+                found = vmap(grad(one), in_dims=(None, 0))(chosen, x)
+            except RuntimeError:  # something in the model cannot be batched: one by one
+                each = [grad(one)(chosen, sample) for sample in x]
+                found = {name: torch.stack([g[name] for g in each]) for name in names}
+        return {name: Direct(g.detach().flatten(1)) for name, g in found.items()}
+
+
+def _agree(found: Tensor, whole: Tensor) -> bool:
+    scale = whole.abs().max() + 1e-30
+    return bool((found[0] - whole).abs().max() <= AGREE * scale and found[1:].abs().sum() <= AGREE * scale)
+
+
+def _check_mode(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if not module.training:
+            continue
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                "model",
+                "must be in evaluation mode: in training mode batch norm mixes samples, which then have no gradient "
+                "of their own",
+                name,
+                "model.eval()",
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise InputError(
+                "model", "must be in evaluation mode: dropout draws other weights each time", name, "model.eval()"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise InputError(
+                "model", "must not have batch norm without running statistics", name, "track_running_stats=True"
+            )

@@ -1,0 +1,180 @@
+r"""The empirical neural tangent kernel K(x, x') = ∇θ s(x) · ∇θ s(x') of a network, s a scalar of its outputs.
+
+Its modes say what the network can learn next and how fast; `ntk.predict` turns it into the embeddings that
+self-supervised training is predicted to end with.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stairwise.checks import InputError, one_of
+from stairwise.losses.ranks import rank, world
+from stairwise.ntk.capture import Capture, Scalar
+from stairwise.ntk.factors import AbstractFactor, Contraction
+
+__all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
+
+PRECISIONS = ("float32", "tf32", "float16", "float64")
+PEAK = 4.0  # memory at the height of the two passes, in units of the factors
+
+
+def empirical_ntk(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor | None = None,
+    *,
+    output: str | Scalar = "mean",
+    precision: str = "float32",
+    memory: float | None = None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Tensor:
+    r"""K (N, M) between samples x and y, or (N, N) among x.
+
+    Arguments:
+        model: (N, …) → (N, d), in evaluation mode; gradients are with respect to its trainable parameters.
+        x, y: samples along the first axis, on the model's device.
+        output: "mean": s = √d · mean of the outputs, one backward pass, which in the limit of infinite width equals
+            "trace": (1/d) Σ_k ∇f_k·∇f_k', d passes; or a function (N, d) → (N,).
+        precision: "float32"; "tf32": fast matrix products of a GPU throughout; "float16": passes in float32, inner
+            products of scaled float16 gradients; "float64".
+        memory: bytes to work in; default: half of what is free on the GPU, 2 GB on a CPU.
+        progress: called with tiles done and in all.
+
+    Under torchrun the tiles are shared among the processes, and each gets the whole kernel.
+
+    Example:
+        >>> net = nn.Linear(3, 2, bias=False)
+        >>> x = torch.randn(5, 3)
+        >>> torch.allclose(empirical_ntk(net, x), x @ x.T, atol=1e-6)  # whatever its weights
+        True
+    """
+    one_of(precision, "precision", PRECISIONS)
+    for name, samples in (("x", x), ("y", y)):
+        if samples is not None and (samples.ndim < 1 or len(samples) == 0):
+            raise InputError(name, "must hold samples", tuple(samples.shape))
+    if isinstance(output, str):
+        one_of(output, "output", ("mean", "trace"))
+    if precision == "float64":
+        model, x, y = _doubled(model), _as_double(x), None if y is None else _as_double(y)
+    with _precision(precision):
+        if output == "trace":
+            d = _dimension(model, x)
+            K = _ntk(model, x, y, _coordinate(0), precision, memory)
+            for k in range(1, d):
+                progress(k, d)
+                K += _ntk(model, x, y, _coordinate(k), precision, memory)
+            return K / d
+        scalar = _mean if isinstance(output, str) else output
+        return _ntk(model, x, y, scalar, precision, memory, progress)
+
+
+def ntk_error(model: nn.Module, x: Tensor, kernel: Tensor, samples: int = 16, output: str | Scalar = "mean") -> float:
+    """Largest |ΔK_ij| / √(K_ii K_jj) of a kernel among a few of its samples, against float64."""
+    chosen = torch.linspace(0, len(x) - 1, min(samples, len(x)), device=x.device).long()
+    exact = empirical_ntk(model, x[chosen], output=output, precision="float64")
+    size = exact.diagonal().clamp_min(1e-300).sqrt()
+    part = kernel[chosen][:, chosen].to(exact)
+    return float(((part - exact) / torch.outer(size, size)).abs().max())
+
+
+def _ntk(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor | None,
+    scalar: Scalar,
+    precision: str,
+    memory: float | None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Tensor:
+    capture = Capture(model, scalar, x)
+    budget = memory or (torch.cuda.mem_get_info(x.device)[0] / 2 if x.is_cuda else 2e9)
+    chunk = _chunk(capture, budget, len(x))
+    how = Contraction(precision == "float16", max(budget / 8, 1e6))
+    rows = x.split(chunk)
+    columns = rows if y is None else y.split(chunk)
+    kind = torch.float64 if precision == "float64" else torch.float32
+    K = torch.zeros(len(x), len(x if y is None else y), dtype=kind, device=x.device)
+    total = len(rows) * (len(rows) + 1) // 2 if y is None else len(rows) * len(columns)
+    done = 0
+    for i, row in enumerate(rows):
+        mine: dict[str, AbstractFactor] = {}
+        for j in range(i, len(rows)) if y is None else range(len(columns)):
+            done += 1
+            if done % world() != rank():
+                continue
+            mine = mine or capture.factors(row)
+            itself = y is None and i == j
+            theirs = None if itself else capture.factors(columns[j])
+            block = _total(mine, theirs, how)
+            if itself:
+                block = (block + block.T) / 2  # rounding
+            K[i * chunk : i * chunk + len(row), j * chunk : j * chunk + len(columns[j])] = block
+            if y is None and not itself:
+                K[j * chunk : j * chunk + len(columns[j]), i * chunk : i * chunk + len(row)] = block.T
+            progress(done, total)
+    if world() > 1:
+        dist.all_reduce(K)
+    return K
+
+
+def _total(mine: dict[str, AbstractFactor], theirs: dict[str, AbstractFactor] | None, how: Contraction) -> Tensor:
+    """Sum over parameters; a parameter that no sample uses on one side adds nothing."""
+    names = [name for name in mine if theirs is None or name in theirs]
+    grams = (mine[name].gram(None if theirs is None else theirs[name], how) for name in names)
+    total = next(grams)
+    for gram in grams:
+        total += gram
+    return total
+
+
+def _chunk(capture: Capture, budget: float, n: int) -> int:
+    """Samples a tile: two sets of factors, and one at its height, within three quarters of the budget."""
+    others = sum(4.0 * p.numel() for name, p in capture.parameters.items() if name not in capture.by_rule)
+    need = capture.sample_bytes * (1 + PEAK) + 2 * others
+    chunk = int(0.75 * budget / max(need, 1.0))
+    if chunk < 1:
+        needed = f"{(need / 0.75) / 1e9:.3g} GB for one sample at a time"
+        raise InputError("memory", f"must be at least {needed}", f"{budget / 1e9:.3g} GB")
+    pieces = -(-n // chunk)
+    return -(-n // pieces)
+
+
+def _mean(outputs: Tensor) -> Tensor:
+    return outputs.sum(dim=1) / outputs.shape[1] ** 0.5
+
+
+def _coordinate(k: int) -> Scalar:
+    return lambda outputs: outputs[:, k]
+
+
+def _dimension(model: nn.Module, x: Tensor) -> int:
+    with torch.no_grad():
+        out = model(x[:1])
+    if not isinstance(out, Tensor) or out.ndim != 2:
+        raise InputError("the model's output", "must be 2-D, (samples, d)", type(out).__name__, "wrap the model")
+    return out.shape[1]
+
+
+def _doubled(model: nn.Module) -> nn.Module:
+    return deepcopy(model).double()
+
+
+def _as_double(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+@contextmanager
+def _precision(name: str) -> Iterator[None]:
+    """Float32 products are exact to rounding unless TF32 was asked for, whatever the user's settings."""
+    fast = name == "tf32"
+    matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv

@@ -1,0 +1,283 @@
+r"""Per-sample gradients in factored form, and their inner products, layer by layer.
+
+The gradient of a linear map's weight for sample i is G_i = Σ_t b_it a_itᵀ: a its inputs (patches, for convolutions), b
+the gradient with respect to its outputs, t positions. Inner products of two samples come either from G itself
+(explicit: 2 NTpq + N²pq products) or from the factors (ghost: Σ_tt' (a_it·a_jt')(b_it·b_jt'), N²T²(p + q) products);
+`Outer.gram` takes the cheaper.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["RULES", "AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "factors"]
+
+BLOCKS = 8  # rows of a symmetric product are taken in so many blocks, which saves nearly half of it
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """How inner products are computed.
+
+    Attributes:
+        half: in float16, after every sample has been scaled to its own range; sums stay in float32.
+        slice_bytes: explicit gradients are formed in slices of at most so many bytes.
+    """
+
+    half: bool = False
+    slice_bytes: float = 1e9
+
+    def products(self, x: Tensor, y: Tensor | None) -> Tensor:
+        """x yᵀ of two matrices of flat gradients, or x xᵀ."""
+        if not self.half:
+            return _symmetric(x, torch.mm) if y is None else x @ y.T
+        scale_x, x = _to_half(x)
+        if y is None:
+            return _symmetric(x, _half_product) * scale_x * scale_x.T
+        scale_y, y = _to_half(y)
+        return _half_product(x, y.T) * scale_x * scale_y.T
+
+
+def _to_half(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows scaled so that their largest element is 1, and the scales, (n, 1)."""
+    scale = x.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+    return scale, (x / scale).half()
+
+
+def _half_product(x: Tensor, y: Tensor) -> Tensor:
+    if x.is_cuda:
+        return torch.mm(x, y, out_dtype=torch.float32)
+    return x.float() @ y.float()
+
+
+def _symmetric(x: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """x xᵀ from its lower half."""
+    n = len(x)
+    out = torch.empty(n, n, dtype=torch.float32 if x.dtype == torch.float16 else x.dtype, device=x.device)
+    edges = [round(i * n / BLOCKS) for i in range(BLOCKS + 1)]
+    for low, high in pairwise(edges):
+        if high > low:
+            out[low:high, :high] = product(x[low:high], x[:high].T)
+            out[:low, low:high] = out[low:high, :low].T
+    return out
+
+
+class AbstractFactor(ABC):
+    """Gradients of N samples with respect to one parameter."""
+
+    @abstractmethod
+    def gram(self, other: "AbstractFactor | None", how: Contraction) -> Tensor:
+        """Inner products with the gradients of M other samples, (N, M); None: among themselves."""
+
+    @abstractmethod
+    def gradients(self) -> Tensor:
+        """The gradients, flat, in the order of the parameter's elements, (N, size)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Direct(AbstractFactor):
+    """Gradients as they are, (N, size)."""
+
+    values: Tensor
+
+    def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
+        assert other is None or isinstance(other, Direct)
+        return how.products(self.values, None if other is None else other.values)
+
+    def gradients(self) -> Tensor:
+        return self.values
+
+
+@dataclass(frozen=True, eq=False)
+class Outer(AbstractFactor):
+    """G_i = Σ_t b_it a_itᵀ, for each of g groups.
+
+    Attributes:
+        x: the layer's input, of which `patches` makes a (N, g, p, T) when it is needed.
+        b: gradient at the layer's output, (N, g, q, T).
+    """
+
+    module: nn.Module
+    x: Tensor
+    b: Tensor
+
+    @property
+    def a(self) -> Tensor:
+        return patches(self.module, self.x)
+
+    def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
+        assert other is None or isinstance(other, Outer)
+        a, b = self.a, self.b
+        a2, b2 = (a, b) if other is None else (other.a, other.b)
+        n, groups, p, positions = a.shape
+        m, q = len(a2), b.shape[2]
+        if positions == 1:
+            return _paired(a[..., 0], a2[..., 0], b[..., 0], b2[..., 0])
+        half = 1 if other is not None else 0.5
+        # float16 products are an order of magnitude faster than those of the factors, which stay in float32
+        explicit = groups * ((n + m) * positions * p * q + half * n * m * p * q / (10 if how.half else 1))
+        ghost = groups * n * m * positions * positions * (p + q)
+        if ghost < explicit:
+            return _ghost(a, b, a2, b2, how)
+        return self._explicit(a, b, None if other is None else (a2, b2), how)
+
+    def _explicit(self, a: Tensor, b: Tensor, other: tuple[Tensor, Tensor] | None, how: Contraction) -> Tensor:
+        n, groups, p, _ = a.shape
+        m = n if other is None else len(other[0])
+        out = a.new_zeros((n, m), dtype=torch.float32 if how.half else a.dtype)
+        row_bytes = (n + (0 if other is None else m)) * groups * p * a.element_size()
+        width = max(1, int(how.slice_bytes / row_bytes))
+        for start in range(0, b.shape[2], width):
+            mine = _outer(a, b[:, :, start : start + width])
+            out += how.products(
+                mine, None if other is None else _outer(other[0], other[1][:, :, start : start + width])
+            )
+        return out
+
+    def gradients(self) -> Tensor:
+        return _outer(self.a, self.b)
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup(AbstractFactor):
+    """Rows of a table: b (N, L, features) for the rows `index` (N, L); those of −1 count for nothing."""
+
+    index: Tensor
+    b: Tensor
+    size: int
+
+    def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
+        assert other is None or isinstance(other, Lookup)
+        them = other or self
+        same = (self.index[:, :, None, None] == them.index) & (self.index >= 0)[:, :, None, None]
+        inner = torch.einsum("nlf,mkf->nlmk", self.b, them.b)
+        return torch.where(same, inner, 0.0).sum(dim=(1, 3))
+
+    def gradients(self) -> Tensor:
+        n, _, features = self.b.shape
+        out = self.b.new_zeros(n, self.size + 1, features)
+        rows = torch.arange(n, device=self.b.device)[:, None].expand_as(self.index)
+        out.index_put_((rows, self.index % (self.size + 1)), self.b, accumulate=True)  # −1 is the spare last row
+        return out[:, :-1].flatten(1)
+
+
+def _paired(a: Tensor, a2: Tensor, b: Tensor, b2: Tensor) -> Tensor:
+    """One position: (a_i·a_j)(b_i·b_j), summed over groups; (N, g, p)."""
+    return ((a.transpose(0, 1) @ a2.permute(1, 2, 0)) * (b.transpose(0, 1) @ b2.permute(1, 2, 0))).sum(dim=0)
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return (b @ a.transpose(2, 3)).flatten(1)
+
+
+def _ghost(a: Tensor, b: Tensor, a2: Tensor, b2: Tensor, how: Contraction) -> Tensor:
+    n, groups, _, positions = a.shape
+    m = len(a2)
+    rows = max(1, int(how.slice_bytes / (2 * m * positions**2 * a.element_size())))
+    out = a.new_zeros(n, m)
+    for g in range(groups):
+        flat_a, flat_b = (x[:, g].transpose(1, 2).reshape(m * positions, -1) for x in (a2, b2))
+        for start in range(0, n, rows):
+            mine = [x[start : start + rows, g].transpose(1, 2).reshape(-1, x.shape[2]) for x in (a, b)]
+            product = (mine[0] @ flat_a.T) * (mine[1] @ flat_b.T)
+            out[start : start + rows] += product.view(-1, positions, m, positions).sum(dim=(1, 3))
+    return out
+
+
+def patches(module: nn.Module, x: Tensor) -> Tensor:
+    """What a linear map's weights multiply: (N, groups, p, T)."""
+    if isinstance(module, nn.Linear):
+        return x.reshape(len(x), -1, x.shape[-1]).transpose(1, 2).unsqueeze(1)
+    assert isinstance(module, nn.Conv1d | nn.Conv2d)
+    if isinstance(module, nn.Conv1d):
+        x, kernel, stride, dilation = (
+            x.unsqueeze(2),
+            (1, *module.kernel_size),
+            (1, *module.stride),
+            (1, *module.dilation),
+        )
+    else:
+        kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
+    before = list(module._reversed_padding_repeated_twice) + [0, 0] * (2 - len(module.kernel_size))
+    if any(before):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        # torch pads images of one row in one direction only
+        x = (
+            F.pad(x.squeeze(2), before[:2], mode).unsqueeze(2)
+            if isinstance(module, nn.Conv1d)
+            else F.pad(x, before, mode)
+        )
+    if kernel == (1, 1):
+        found = x[:, :, :: stride[0], :: stride[1]].flatten(2)
+    else:
+        found = F.unfold(x, kernel, dilation, 0, stride)
+    return found.view(len(x), module.groups, -1, found.shape[-1])
+
+
+def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    groups = getattr(module, "groups", 1)
+    if isinstance(module, nn.Linear):
+        b = b.reshape(len(b), -1, b.shape[-1]).transpose(1, 2)
+    b = b.flatten(2)
+    yield "weight", Outer(module, x, b.view(len(b), groups, -1, b.shape[-1]))
+    yield "bias", Direct(b.sum(dim=2))
+
+
+def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+    assert module.running_mean is not None
+    assert module.running_var is not None
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    normed = (x - module.running_mean.view(shape)) / (module.running_var.view(shape) + module.eps).sqrt()
+    rest = tuple(range(2, x.ndim))
+    yield "weight", Direct((b * normed).sum(dim=rest) if rest else b * normed)
+    yield "bias", Direct(b.sum(dim=rest) if rest else b)
+
+
+def _layer_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    assert isinstance(module, nn.LayerNorm)
+    normed = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+    size = len(module.normalized_shape)
+    rest = tuple(range(1, x.ndim - size))
+    for name, g in (("weight", b * normed), ("bias", b)):
+        yield name, Direct((g.sum(dim=rest) if rest else g).flatten(1))
+
+
+def _group_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    assert isinstance(module, nn.GroupNorm)
+    normed = F.group_norm(x, module.num_groups, eps=module.eps)
+    rest = tuple(range(2, x.ndim))
+    for name, g in (("weight", b * normed), ("bias", b)):
+        yield name, Direct(g.sum(dim=rest) if rest else g)
+
+
+def _embedding(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    assert isinstance(module, nn.Embedding)
+    index = x.reshape(len(x), -1)
+    if module.padding_idx is not None:
+        index = torch.where(index == module.padding_idx, -1, index)
+    yield "weight", Lookup(index, b.reshape(len(b), index.shape[1], -1), module.num_embeddings)
+
+
+RULES = {
+    nn.Linear: _linear,
+    nn.Conv1d: _linear,
+    nn.Conv2d: _linear,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.BatchNorm3d: _batch_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
+}
+
+
+def factors(module: nn.Module, x: Tensor, b: Tensor) -> dict[str, AbstractFactor]:
+    """Factors of a module's own trainable parameters from one call: its input and the gradient at its output."""
+    own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
+    return {name: factor for name, factor in RULES[type(module)](module, x, b) if name in own}

@@ -1,0 +1,395 @@
+"""The empirical tangent kernel against per-sample gradients by autograd and vmap(grad), on a zoo of modules."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.experiments.fig2ab import tangent_kernel
+from stairwise.nets.encoder import build_encoder, build_network
+from stairwise.ntk.capture import Capture
+from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
+from stairwise.ntk.factors import Contraction, Lookup, Outer
+from stairwise.ntk.predict import kernel_pca, predict_embeddings
+from stairwise.theory.spectra import chance_alignment, subspace_alignment
+
+
+def mean(outputs):
+    return outputs.sum(dim=1) / outputs.shape[1] ** 0.5
+
+
+def by_autograd(model, x, scalar=mean):
+    """One backward pass a sample."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for i in range(len(x)):
+        found = torch.autograd.grad(scalar(model(x[i : i + 1]))[0], parameters, allow_unused=True)
+        rows.append(
+            torch.cat(
+                [
+                    torch.zeros_like(p).flatten() if g is None else g.to_dense().flatten()
+                    for p, g in zip(parameters, found, strict=True)
+                ]
+            )
+        )
+    G = torch.stack(rows)
+    return G @ G.T
+
+
+def by_vmap(model, x, scalar=mean):
+    chosen = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+    def one(parameters, sample):
+        return scalar(functional_call(model, parameters, (sample.unsqueeze(0),)))[0]
+
+    G = torch.cat([g.flatten(1) for g in vmap(grad(one), in_dims=(None, 0))(chosen, x).values()], dim=1)
+    return G @ G.T
+
+
+class Pool(nn.Module):
+    def forward(self, x):
+        return x.flatten(2).mean(dim=2)
+
+
+class Scale(nn.Module):
+    """A user's own module with parameters of its own."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(torch.rand(features)), nn.Parameter(torch.rand(1))
+
+    def forward(self, x):
+        return torch.tanh(x * self.gain) + self.shift
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        out = self.norm(self.conv(x))
+        out += x
+        return self.relu(out)
+
+
+class Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+
+class Tied(nn.Module):
+    """An embedding whose table is also the readout, used by a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mix = nn.Embedding(11, 5), nn.Linear(5, 5)
+
+    def forward(self, x):
+        return nn.functional.linear(self.mix(self.table(x)).mean(dim=1), self.table.weight)
+
+
+class Shared(nn.Module):
+    """Two modules with one parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.out(torch.relu(self.b(torch.relu(self.a(x)))))
+
+
+class Attention(nn.Module):
+    def __init__(self, batch_first=True):
+        super().__init__()
+        self.batch_first = batch_first
+        self.into, self.norm = nn.Linear(5, 8), nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.norm(self.into(x))
+        if not self.batch_first:
+            x = x.transpose(0, 1)
+        x = self.out(x + self.attention(x, x, x, need_weights=False)[0])
+        return x.mean(dim=1 if self.batch_first else 0)
+
+
+class OneByOne(nn.Module):
+    """Cannot be batched by vmap."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(6))
+
+    def forward(self, x):
+        return x * self.gain * (2.0 if float(x.sum()) > 0 else 1.0)
+
+
+def frozen():
+    model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def conv(*args, size=8, **options):
+    return lambda: nn.Sequential(nn.Conv2d(*args, **options), nn.ReLU(), Pool(), nn.Linear(args[1], 3))
+
+
+IMAGES, VECTORS, TOKENS, SERIES = (4, 8, 8), (6,), "tokens", (7, 5)
+ZOO = {
+    "linear": (lambda: nn.Linear(6, 3), VECTORS),
+    "perceptron": (lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3, bias=False)), VECTORS),
+    "conv": (conv(4, 6, 3), IMAGES),
+    "conv padded": (conv(4, 6, 3, padding=1), IMAGES),
+    "conv same": (conv(4, 6, 3, padding="same", dilation=2), IMAGES),
+    "conv reflecting": (conv(4, 6, 3, padding=2, padding_mode="reflect"), IMAGES),
+    "conv circular": (conv(4, 6, 3, padding=(1, 2), padding_mode="circular"), IMAGES),
+    "conv strided": (conv(4, 6, 3, stride=2, bias=False), IMAGES),
+    "conv oblong": (conv(4, 6, (3, 2), stride=(2, 1), padding=(1, 0)), IMAGES),
+    "conv dilated": (conv(4, 6, 3, dilation=2, padding=2), IMAGES),
+    "conv grouped": (conv(4, 6, 3, groups=2), IMAGES),
+    "conv depthwise": (conv(4, 8, 3, groups=4, padding=1), IMAGES),
+    "conv 1 x 1": (conv(4, 6, 1), IMAGES),
+    "conv 1 x 1 strided": (conv(4, 6, 1, stride=2), IMAGES),
+    "conv whole": (conv(4, 6, 8), IMAGES),
+    "conv 1-D": (lambda: nn.Sequential(nn.Conv1d(7, 6, 3, padding=1, stride=2), Pool(), nn.Linear(6, 2)), SERIES),
+    "conv 1-D circular": (
+        lambda: nn.Sequential(nn.Conv1d(7, 6, 3, padding=1, padding_mode="circular"), Pool()),
+        SERIES,
+    ),
+    "conv 3-D": (lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 3, 2), Pool()), IMAGES),
+    "conv transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 3, 3, stride=2), Pool()), IMAGES),
+    "batch norm": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True), Pool()), IMAGES),
+    "batch norm 1-D": (lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh()), VECTORS),
+    "layer norm": (lambda: nn.Sequential(nn.LayerNorm([7, 5]), nn.Linear(5, 4), nn.LayerNorm(4), nn.Flatten()), SERIES),
+    "group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 3, 3), Pool()), IMAGES),
+    "instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 3, 3), Pool()), IMAGES),
+    "prelu": (lambda: nn.Sequential(nn.Linear(6, 5), nn.PReLU(5)), VECTORS),
+    "sequence": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2), nn.Flatten()), SERIES),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(11, 5, padding_idx=3), nn.Flatten(), nn.Linear(35, 2)), TOKENS),
+    "embedding sparse": (lambda: nn.Sequential(nn.Embedding(11, 5, sparse=True), nn.Flatten()), TOKENS),
+    "residual": (lambda: nn.Sequential(Residual(), Residual(), Pool()), IMAGES),
+    "attention": (Attention, SERIES),
+    "attention, samples second": (lambda: Attention(batch_first=False), SERIES),
+    "user's": (lambda: nn.Sequential(nn.Linear(6, 5), Scale(5), nn.Linear(5, 2)), VECTORS),
+    "called twice": (Twice, VECTORS),
+    "tied": (Tied, TOKENS),
+    "shared": (Shared, VECTORS),
+    "frozen": (frozen, VECTORS),
+    "resnet": (lambda: build_encoder("resnet18", {"stem": "small", "width": 4}), (3, 8, 8)),
+    "resnet50": (lambda: build_encoder("resnet50", {"width": 2}), (3, 32, 32)),
+}
+
+
+def build(name, n=7):
+    torch.manual_seed(1)
+    make, shape = ZOO[name]
+    model = make().double()
+    with torch.no_grad():
+        for module in model.modules():  # statistics and scales of a trained network
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+                if module.affine:
+                    module.weight.uniform_(0.5, 2)
+    x = torch.randint(11, (n, 7)) if shape == TOKENS else torch.randn(n, *shape, dtype=torch.float64)
+    return model.eval(), x
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", ZOO)
+def test_equals_per_sample_gradients(name):
+    model, x = build(name)
+    exact = by_autograd(model, x)
+    K = empirical_ntk(model, x, precision="float64")
+    torch.testing.assert_close(K, exact, rtol=1e-10, atol=1e-10 * float(exact.max()))
+    assert torch.equal(K, K.T)
+    assert float(torch.linalg.eigvalsh(K)[0]) > -1e-10 * float(K.max())
+    if name not in ("tied", "embedding sparse"):
+        torch.testing.assert_close(K, by_vmap(model, x), rtol=1e-10, atol=1e-10 * float(exact.max()))
+
+
+@pytest.mark.parametrize("name", ["resnet", "attention", "embedding", "called twice", "conv grouped"])
+def test_does_not_depend_on_tiles(name):
+    model, x = build(name, n=11)
+    whole = empirical_ntk(model, x, precision="float64")
+    need = Capture(model, mean, x).sample_bytes
+    for samples in (1, 3, 4):
+        tiled = empirical_ntk(model, x, precision="float64", memory=samples * need * 40)
+        assert tiled == pytest.approx(whole, rel=1e-11)
+    cross = empirical_ntk(model, x[:4], x[4:], precision="float64", memory=need * 80)
+    assert cross == pytest.approx(whole[:4, 4:], rel=1e-11)
+
+
+def test_rules_are_used_where_they_hold():
+    """Otherwise everything above would be a test of vmap."""
+    model, x = build("resnet")
+    assert Capture(model, mean, x).by_rule == {name for name, _ in model.named_parameters()}
+    model, x = build("tied")
+    assert Capture(model, mean, x).by_rule == {"mix.weight", "mix.bias"}
+    model, x = build("called twice")
+    assert Capture(model, mean, x).by_rule == {"out.weight", "out.bias"}
+    model, x = build("attention, samples second")
+    assert "out.weight" not in Capture(model, mean, x).by_rule
+    model, x = build("attention")
+    assert "into.weight" in Capture(model, mean, x).by_rule
+
+
+def test_what_cannot_be_batched_is_done_one_by_one():
+    model = nn.Sequential(OneByOne(), nn.Linear(6, 2)).double()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    assert empirical_ntk(Single(model), x, precision="float64") == pytest.approx(
+        by_autograd(Single(model), x), rel=1e-10
+    )
+
+
+class Single(nn.Module):
+    """Runs its samples one at a time, so that a test on values in it sees one."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return torch.cat([self.inner(x[i : i + 1]) for i in range(len(x))])
+
+
+@pytest.mark.parametrize("positions", [1, 2, 9])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("slices", [1.0, 1e9])
+def test_explicit_and_ghost_products_agree(positions, groups, slices):
+    torch.manual_seed(0)
+    how = Contraction(slice_bytes=slices)
+    side = {1: 1, 2: 2, 9: 9}[positions]
+    layers = nn.Conv1d(2 * groups, 4 * groups, 1, groups=groups).double()
+    x, b = torch.randn(2, 6, 2 * groups, side).double(), torch.randn(2, 6, groups, 4, side).double()
+    one, two = (Outer(layers, x[k], b[k]) for k in (0, 1))
+    expected = one.gradients() @ two.gradients().T
+    assert one.gram(two, how) == pytest.approx(expected, rel=1e-10)
+    assert one._explicit(one.a, one.b, (two.a, two.b), how) == pytest.approx(expected, rel=1e-10)
+    assert one.gram(None, how) == pytest.approx(one.gradients() @ one.gradients().T, rel=1e-10)
+
+
+def test_lookup_counts_repeated_rows():
+    index = torch.tensor([[0, 0, 2], [2, -1, 0]])
+    factor = Lookup(index, torch.randn(2, 3, 4, dtype=torch.float64), 5)
+    G = factor.gradients()
+    assert factor.gram(None, Contraction()) == pytest.approx(G @ G.T, rel=1e-10)
+    assert factor.gram(factor, Contraction()) == pytest.approx(G @ G.T, rel=1e-10)
+
+
+def test_outputs():
+    torch.manual_seed(0)
+    net = build_network(
+        build_encoder("mlp", {"inputs": 12, "widths": [40]}), torch.zeros(2, 3, 2, 2), [], 5, False, True
+    )
+    x = torch.randn(9, 3, 2, 2)
+
+    class Z(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x)[1]
+
+    # an independent statement of the trace kernel of a network with one hidden layer
+    assert empirical_ntk(Z(), x, output="trace") == pytest.approx(
+        torch.tensor(tangent_kernel(net, x)).float(), rel=1e-4
+    )
+    first = empirical_ntk(Z(), x, output=lambda z: z[:, 0], precision="float64")
+    assert first == pytest.approx(by_autograd(Z().double(), x.double(), lambda z: z[:, 0]), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("precision", "error"), [("float64", 1e-12), ("float32", 1e-5), ("tf32", 1e-5), ("float16", 3e-4)]
+)
+def test_precision(precision, error):
+    model, x = build("resnet", n=12)
+    model, x = model.float(), x.float()
+    K = empirical_ntk(model, x, precision=precision)
+    assert ntk_error(model, x, K, 12) < error
+    assert precision in PRECISIONS
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_predicted_embeddings_of_a_linear_model_are_the_trained_ones():
+    """Gradient flow of the linear model ends in the span that its kernel predicts."""
+    rng = np.random.default_rng(0)
+    shared = rng.standard_normal((60, 12)) * np.linspace(1.5, 0.3, 12)
+    x_a, x_b = (shared + 0.3 * rng.standard_normal((60, 12)) for _ in "ab")
+    corr = sw.Correlation.from_pairs(x_a, x_b)
+    run = sw.gradient_flow(sw.gaussian_init(3, 12, 1e-5, seed=0), corr, np.linspace(0, 40, 50), weights=True)
+    both = np.concatenate([x_a, x_b])
+    net = nn.Linear(12, 3, bias=False).double()
+    K = empirical_ntk(net, torch.tensor(both), precision="float64")
+    F = predict_embeddings(K, 3)
+    assert subspace_alignment(F, both @ run.weights[-1].T) > 0.9999
+    n = len(x_a)
+    assert (F[:n].T @ F[n:] + F[n:].T @ F[:n]) / (2 * n) == pytest.approx(np.eye(3), abs=1e-8)
+    assert subspace_alignment(kernel_pca(K, 3), F) < 0.999
+
+
+def test_alignment():
+    rng = np.random.default_rng(0)
+    F = rng.standard_normal((200, 5))
+    assert subspace_alignment(F, F @ rng.standard_normal((5, 5))) == pytest.approx(1)
+    mean_, spread = chance_alignment(200, 5)
+    assert mean_ == pytest.approx(5 / 200, rel=0.1)
+    assert 0 < spread < mean_
+    Q = np.linalg.qr(rng.standard_normal((200, 10)))[0]
+    assert subspace_alignment(Q[:, :5], Q[:, 5:]) < 1e-20
+    assert subspace_alignment(Q[:, :5], Q[:, :8]) == pytest.approx(1)
+    for bad, says in (
+        ((F, F[:5]), "same points"),
+        ((F * np.nan, F), "finite"),
+        ((F * 0, F), "zero"),
+        ((F[:3], F), "points"),
+    ):
+        with pytest.raises(InputError, match=says):
+            subspace_alignment(*bad)
+
+
+def test_bad_input():
+    x = torch.randn(4, 6)
+    net = nn.Linear(6, 2)
+    for model, given, options, says in (
+        (nn.Sequential(net, nn.BatchNorm1d(2)), x, {}, "evaluation mode: in training mode batch norm mixes"),
+        (nn.Sequential(net, nn.Dropout(0.1)), x, {}, "dropout"),
+        (nn.Sequential(net, nn.BatchNorm1d(2, track_running_stats=False)).eval(), x, {}, "running statistics"),
+        (nn.Unflatten(1, (2, 3)), x, {}, "trainable parameters"),
+        (nn.Sequential(net, nn.Unflatten(1, (2, 1))), x, {}, "2-D"),
+        (net, x * float("nan"), {}, "finite"),
+        (net, x[:0], {}, "samples"),
+        (net, x, {"y": x[:0]}, "samples"),
+        (net, x, {"precision": "float8"}, "precision"),
+        (net, x, {"output": "sum"}, "output"),
+        (net, x, {"output": lambda z: z}, "one number a sample"),
+        (net, x, {"memory": 10.0}, "must be at least"),
+    ):
+        with pytest.raises(InputError, match=says):
+            empirical_ntk(model, given, **options)
+    frozen_net = nn.Linear(6, 2).requires_grad_(False)
+    with pytest.raises(InputError, match="trainable"):
+        empirical_ntk(frozen_net, x)
+    for K, d, says in (
+        (np.eye(5), 2, "two rows a pair"),
+        (np.ones((4, 2)), 2, "square"),
+        (np.eye(4) * np.nan, 1, "finite"),
+    ):
+        with pytest.raises(InputError, match=says):
+            predict_embeddings(K, d)
+    with pytest.raises(InputError, match="between 1 and 4"):
+        kernel_pca(np.eye(4), 5)
