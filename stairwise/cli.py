@@ -441,6 +441,46 @@ def spectrum(
     print(f"{page.lead}\nreport  {folder / 'report.html'}")
 
 
+@app.command()
+def ntk(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are also compared.")],
+    n: Annotated[int, typer.Option(help="Pairs.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Fixes images and views.")] = 0,
+    precision: Annotated[str, typer.Option(help="float32, tf32, float16 or float64.")] = "float32",
+    initial: Annotated[bool, typer.Option(help="Also predict from the kernel at initialization.")] = True,
+    keep_kernel: Annotated[bool, typer.Option("--keep-kernel", help="Keep the kernel itself, too.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json_: Json = False,
+) -> None:
+    """The tangent kernel of trained networks, and how much of their embeddings the theory predicts from it.
+
+    Writes RUN/ntk/tangent.json, tangent.npz and figure.png.
+
+    Examples: `stairwise ntk runs/photos-bt --n 200`, `stairwise ntk runs/cifar10-*-d50`
+    """
+    from stairwise.experiments.tangent import compare, study
+    from stairwise.train.run import Run
+
+    found = []
+    with _bar(TaskProgressColumn()) as progress:
+        task = progress.add_task("", total=1.0)
+
+        def tell(share: float, what: str) -> None:
+            progress.update(task, completed=share, description=what)
+
+        for folder in runs:
+            found.append(study(Run(folder), n, seed, device, precision, initial, progress=tell))
+    written = [path for one in found for path in one.write(one.run / "ntk", keep_kernel)]
+    if json_:
+        _print_json({"files": written, "scores": {one.run: one.scores for one in found}})
+        return
+    for one in found:
+        _print_plain_table(one.table())
+    if len(found) > 1:
+        _print_plain_table(compare(found))
+    print("\n".join(map(str, written)))
+
+
 def _numbers(text: str, name: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",")) if text else ()

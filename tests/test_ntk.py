@@ -225,11 +225,12 @@ def test_equals_per_sample_gradients(name):
 def test_does_not_depend_on_tiles(name):
     model, x = build(name, n=11)
     whole = empirical_ntk(model, x, precision="float64")
-    need = Capture(model, mean, x).sample_bytes
+    others = sum(8.0 * p.numel() for p in model.parameters())
+    need = Capture(model, mean, x).sample_bytes + others
     for samples in (1, 3, 4):
-        tiled = empirical_ntk(model, x, precision="float64", memory=samples * need * 40)
+        tiled = empirical_ntk(model, x, precision="float64", memory=samples * need * 4)
         assert tiled == pytest.approx(whole, rel=1e-11)
-    cross = empirical_ntk(model, x[:4], x[4:], precision="float64", memory=need * 80)
+    cross = empirical_ntk(model, x[:4], x[4:], precision="float64", memory=need * 8)
     assert cross == pytest.approx(whole[:4, 4:], rel=1e-11)
 
 
@@ -336,10 +337,10 @@ def test_predicted_embeddings_of_a_linear_model_are_the_trained_ones():
     net = nn.Linear(12, 3, bias=False).double()
     K = empirical_ntk(net, torch.tensor(both), precision="float64")
     F = predict_embeddings(K, 3)
-    assert subspace_alignment(F, both @ run.weights[-1].T) > 0.9999
+    assert subspace_alignment(F, both @ run.weights[-1].T) > 0.999
     n = len(x_a)
     assert (F[:n].T @ F[n:] + F[n:].T @ F[:n]) / (2 * n) == pytest.approx(np.eye(3), abs=1e-8)
-    assert subspace_alignment(kernel_pca(K, 3), F) < 0.999
+    assert subspace_alignment(kernel_pca(K, 3), F) < 0.9995  # nearly the same here: noise is isotropic
 
 
 def test_alignment():
@@ -360,6 +361,12 @@ def test_alignment():
     ):
         with pytest.raises(InputError, match=says):
             subspace_alignment(*bad)
+
+
+def test_channels_last_images():
+    model, x = build("resnet")
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(empirical_ntk(model, last, precision="float64"), empirical_ntk(model, x, precision="float64"))
 
 
 def test_bad_input():

@@ -20,7 +20,7 @@ from stairwise.ntk.factors import AbstractFactor, Contraction
 __all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
 
 PRECISIONS = ("float32", "tf32", "float16", "float64")
-PEAK = 4.0  # memory at the height of the two passes, in units of the factors
+PEAK = 1.5  # memory at the height of the two passes, in units of the factors: most activations are factors
 
 
 def empirical_ntk(
@@ -42,7 +42,7 @@ def empirical_ntk(
             "trace": (1/d) Σ_k ∇f_k·∇f_k', d passes; or a function (N, d) → (N,).
         precision: "float32"; "tf32": fast matrix products of a GPU throughout; "float16": passes in float32, inner
             products of scaled float16 gradients; "float64".
-        memory: bytes to work in; default: half of what is free on the GPU, 2 GB on a CPU.
+        memory: bytes to work in; default: four fifths of what is free on the GPU, 2 GB on a CPU.
         progress: called with tiles done and in all.
 
     Under torchrun the tiles are shared among the processes, and each gets the whole kernel.
@@ -59,6 +59,8 @@ def empirical_ntk(
             raise InputError(name, "must hold samples", tuple(samples.shape))
     if isinstance(output, str):
         one_of(output, "output", ("mean", "trace"))
+    if not x.is_cuda:  # torch 2.13 crashes on a CPU in the backward pass of batch norm on channels-last images
+        x, y = x.contiguous(), None if y is None else y.contiguous()
     if precision == "float64":
         model, x, y = _doubled(model), _as_double(x), None if y is None else _as_double(y)
     with _precision(precision):
@@ -92,34 +94,44 @@ def _ntk(
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Tensor:
     capture = Capture(model, scalar, x)
-    budget = memory or (torch.cuda.mem_get_info(x.device)[0] / 2 if x.is_cuda else 2e9)
+    budget = memory or (0.8 * torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else 2e9)
     chunk = _chunk(capture, budget, len(x))
     how = Contraction(precision == "float16", max(budget / 8, 1e6))
     rows = x.split(chunk)
     columns = rows if y is None else y.split(chunk)
     kind = torch.float64 if precision == "float64" else torch.float32
     K = torch.zeros(len(x), len(x if y is None else y), dtype=kind, device=x.device)
-    total = len(rows) * (len(rows) + 1) // 2 if y is None else len(rows) * len(columns)
-    done = 0
-    for i, row in enumerate(rows):
-        mine: dict[str, AbstractFactor] = {}
-        for j in range(i, len(rows)) if y is None else range(len(columns)):
-            done += 1
-            if done % world() != rank():
-                continue
-            mine = mine or capture.factors(row)
-            itself = y is None and i == j
-            theirs = None if itself else capture.factors(columns[j])
-            block = _total(mine, theirs, how)
-            if itself:
-                block = (block + block.T) / 2  # rounding
-            K[i * chunk : i * chunk + len(row), j * chunk : j * chunk + len(columns[j])] = block
-            if y is None and not itself:
-                K[j * chunk : j * chunk + len(columns[j]), i * chunk : i * chunk + len(row)] = block.T
-            progress(done, total)
+    tiles = _tiles(len(rows), None if y is None else len(columns))
+    kept: tuple[int, dict[str, AbstractFactor]] = (-1, {})
+    theirs: dict[str, AbstractFactor] | None = None
+    last = -1
+    for done, (i, j) in enumerate(tiles):
+        if done % world() != rank():
+            continue
+        if kept[0] != i:
+            # the last column of a row is the next row
+            kept = (i, theirs if y is None and theirs is not None and last == i else capture.factors(rows[i]))
+        itself = y is None and i == j
+        theirs, last = None if itself else capture.factors(columns[j]), j
+        block = _total(kept[1], theirs, how)
+        here, there = slice(i * chunk, i * chunk + len(rows[i])), slice(j * chunk, j * chunk + len(columns[j]))
+        if itself:
+            K[here, here] = (block + block.T) / 2  # rounding
+        else:
+            K[here, there] = block
+            if y is None:
+                K[there, here] = block.T
+        progress(done + 1, len(tiles))
     if world() > 1:
         dist.all_reduce(K)
     return K
+
+
+def _tiles(rows: int, columns: int | None) -> list[tuple[int, int]]:
+    """Pairs of chunks, row by row; of a symmetric kernel the upper half, with the column that follows the row last."""
+    if columns is not None:
+        return [(i, j) for i in range(rows) for j in range(columns)]
+    return [(i, j) for i in range(rows) for j in (i, *range(rows - 1, i, -1))]
 
 
 def _total(mine: dict[str, AbstractFactor], theirs: dict[str, AbstractFactor] | None, how: Contraction) -> Tensor:
@@ -133,12 +145,15 @@ def _total(mine: dict[str, AbstractFactor], theirs: dict[str, AbstractFactor] | 
 
 
 def _chunk(capture: Capture, budget: float, n: int) -> int:
-    """Samples a tile: two sets of factors, and one at its height, within three quarters of the budget."""
+    """Samples a tile, in three quarters of the budget: all, or two sets of factors of which one is being made."""
     others = sum(4.0 * p.numel() for name, p in capture.parameters.items() if name not in capture.by_rule)
-    need = capture.sample_bytes * (1 + PEAK) + 2 * others
-    chunk = int(0.75 * budget / max(need, 1.0))
+    sample = capture.sample_bytes + 2 * others
+    room = 0.75 * budget / max(sample, 1.0)
+    if n * PEAK <= room:
+        return n
+    chunk = int(room / (1 + PEAK))
     if chunk < 1:
-        needed = f"{(need / 0.75) / 1e9:.3g} GB for one sample at a time"
+        needed = f"{(1 + PEAK) * sample / 0.75 / 1e9:.3g} GB, for one sample at a time"
         raise InputError("memory", f"must be at least {needed}", f"{budget / 1e9:.3g} GB")
     pieces = -(-n // chunk)
     return -(-n // pieces)

@@ -44,7 +44,7 @@ from stairwise.train.recorder import Recorder, tensorboard_in
 from stairwise.train.run import CHECKPOINTS, RECIPE, Run
 from stairwise.train.schedule import Schedule
 
-__all__ = ["Diverged", "Stopped", "Trainer", "rebuild", "train"]
+__all__ = ["Diverged", "Stopped", "Trainer", "initial_network", "rebuild", "train"]
 
 Progress = Callable[[int, int, str], None]
 ASK_EVERY = 10  # steps between agreements of several processes
@@ -107,6 +107,17 @@ def rebuild(recipe: Recipe, state: checkpoint.Checkpoint) -> Network:
     cut = state.facts["view_shape"]
     network = _network(recipe, torch.zeros(2, *cut))
     network.load_state_dict(state.part("objective.network"))
+    return network.eval()
+
+
+def initial_network(run: Run) -> Network:
+    """The network with which a run began, in evaluation mode on the CPU: a function of its recipe and its α."""
+    state = checkpoint.newest(run.folder / CHECKPOINTS)
+    if state is None:
+        raise InputError("run", "must have a checkpoint", run.folder, "let it train for a while")
+    network = _network(run.recipe, torch.zeros(2, *state.facts["view_shape"]))
+    if run.facts["alpha"] != 1:
+        scale_parameters(network, float(run.facts["alpha"]), run.recipe.scope)
     return network.eval()
 
 

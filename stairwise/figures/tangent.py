@@ -1,0 +1,30 @@
+"""The tangent kernel of a run: its spectrum, and the share of the trained span that predictions capture."""
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from stairwise.figures.style import MEASURED, panels
+
+__all__ = ["draw_tangent"]
+
+THEORY, PCA, CHANCE = "#1b4a7a", "#c08a2d", "#9aa3b2"
+
+
+def draw_tangent(spectrum: NDArray, by_dimension: NDArray, by_pairs: NDArray, points: int) -> Figure:
+    """Spectrum of K̃; alignment over the number of modes; alignment over the number of pairs."""
+    figure, axes = panels(3, height=2.6)
+    line = {**MEASURED, "linewidth": 1.6}
+    positive = spectrum[spectrum > 0]
+    axes[0].loglog(np.arange(1, len(positive) + 1), positive, **{**line, "color": THEORY})
+    axes[0].set(xlabel="mode", ylabel="eigenvalue of K̃", title="tangent kernel")
+    modes = np.arange(1, by_dimension.shape[1] + 1)
+    for values, name, color in zip(by_dimension, ("theory", "kernel PCA"), (THEORY, PCA), strict=True):
+        axes[1].plot(modes, values, **{**line, "color": color}, label=name)
+    axes[1].plot(modes, modes / points, color=CHANCE, linestyle="--", linewidth=1, label="chance")
+    axes[1].set(xlabel="leading modes", ylabel="alignment", ylim=(0, 1), title="share of the trained span")
+    axes[1].legend(frameon=False)
+    for values, name, color in zip(by_pairs[1:], ("theory", "kernel PCA"), (THEORY, PCA), strict=True):
+        axes[2].semilogx(by_pairs[0], values, marker="o", **{**line, "color": color}, label=name)
+    axes[2].set(xlabel="pairs n", ylabel="alignment", ylim=(0, 1), title="with fewer pairs")
+    return figure
