@@ -419,7 +419,7 @@ def spectrum(
     from stairwise.experiments.training import page_of
     from stairwise.train.recipe import parsed
 
-    chosen = {key: parsed(value) for key, value in map(_setting, options or [])}
+    chosen = {key: parsed(value) for key, value in (_setting(text, "--options") for text in options or [])}
     source = Source(
         model, checkpoints, data, chosen, z, h, views, size, _numbers(mean, "--mean"), _numbers(std, "--std"), n, lr
     )
@@ -488,10 +488,10 @@ def _numbers(text: str, name: str) -> tuple[float, ...]:
         raise InputError(name, "must be numbers with commas between them", repr(text)) from None
 
 
-def _setting(text: str) -> tuple[str, str]:
+def _setting(text: str, name: str = "--set") -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise InputError("--set", "must be KEY=VALUE", repr(text))
+        raise InputError(name, "must be KEY=VALUE", repr(text))
     return key.strip(), value.strip()
 
 

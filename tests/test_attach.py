@@ -1,13 +1,20 @@
 """The monitor in loops that other people write."""
 
+import gc
+import json
+import warnings
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import stairwise as sw
-from stairwise.checks import InputError
+from stairwise.checks import InputError, RunWarning
+from stairwise.monitor import attach
 from stairwise.monitor.log import read_log
+from tests.two_processes import run_two
 
 
 class Model(nn.Module):
@@ -63,7 +70,7 @@ def test_one_line_gives_the_spectra(where, joined, tmp_path):
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
     assert [r["step"] for r in records] == [10, 20]
-    assert records[1]["t"] == pytest.approx(19 * 0.05)  # the updates before the 20th embeddings
+    assert records[1]["t"] == pytest.approx(20 * 0.05)
     for record, part in zip(watch.records, (spy[:10], spy[10:]), strict=True):
         eigenvalues, covariance = expected(part)
         assert record["eigenvalues"] == pytest.approx(eigenvalues, rel=1e-6)
@@ -131,7 +138,7 @@ def test_embeddings_that_are_not_finite():
             watch.background.submit(lambda: None).result()  # let it catch up
         watch.close()
 
-    with pytest.warns(UserWarning, match="1 batches up to step 4 are left out, the first ever was that of step 3"):
+    with pytest.warns(RunWarning, match="1 batches up to step 4 are left out, the first ever was batch 3"):
         loop()
     assert [r["samples"] for r in watch.records] == [16, 8, 16]
     assert all(np.isfinite(r["eigenvalues"]).all() for r in watch.records)
@@ -140,10 +147,14 @@ def test_embeddings_that_are_not_finite():
 def test_nothing_but_bad_batches():
     criterion, z = sw.losses.VICReg(), torch.full((8, 3), float("nan"), requires_grad=True)
     watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
-    for _ in range(2):
-        criterion(z, z)
-    with pytest.warns(UserWarning, match="2 batches"):
+
+    def loop():
+        for _ in range(2):
+            criterion(z, z)
         watch.close()
+
+    with pytest.warns(RunWarning, match="2 batches"):
+        loop()
     assert "eigenvalues" not in watch.records[0]
 
 
@@ -163,17 +174,17 @@ def test_several_loggers_and_boards(tmp_path):
 
 
 def test_time_counts_updates():
-    """With gradients accumulated over three batches there are three times as many steps as updates."""
+    """With gradients accumulated over three batches a step is an update, as in the learning rate's schedule."""
     model, criterion = Model(), sw.losses.VICReg()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    with sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, every=3) as watch:
+    with sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, every=1) as watch:
         for i in range(9):
             x = torch.randn(16, 10)
             criterion(model(x), model(x)).backward()
             if i % 3 == 2:
                 optimizer.step()
                 optimizer.zero_grad()
-    assert [r["t"] for r in watch.records] == [0.0, 0.5, 1.0]
+    assert [(r["step"], r["t"], r["samples"]) for r in watch.records] == [(1, 0.5, 48), (2, 1.0, 48), (3, 1.5, 48)]
 
 
 def test_going_on_from_a_checkpoint(tmp_path):
@@ -211,12 +222,177 @@ def test_bad_attachments():
         with pytest.raises(InputError, match=says):
             monitor.attach(**options)
     identity = nn.Identity()
-    with sw.SpectrumMonitor().attach(loss=identity), pytest.raises(InputError, match="z_a, z_b"):
+    watch = sw.SpectrumMonitor().attach(loss=identity)
+    with pytest.raises(InputError, match="z_a, z_b"):
         identity(torch.zeros(3, 2))
+    with pytest.warns(RunWarning, match="nothing was seen"):
+        watch.close()
 
 
 def test_compiled_modules_are_pointed_out():
     module = nn.Linear(2, 2)
     module._compiled_call_impl = module.forward  # as module.compile() does
-    with pytest.warns(UserWarning, match=r"before torch\.compile"):
-        sw.SpectrumMonitor().attach(projector=module).close()
+    with pytest.warns(RunWarning, match=r"before torch\.compile"):
+        sw.SpectrumMonitor().attach(projector=module)
+
+
+def test_hooks_that_come_after_compiling_say_that_they_see_nothing():
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    compiled = torch.compile(model, backend="eager")
+    x = torch.randn(32, 10)
+    criterion(compiled(x), compiled(x)).backward()
+    watch = sw.SpectrumMonitor().attach(projector=model.projector, optimizer=optimizer, every=5)
+
+    def loop():
+        for _ in range(12):
+            criterion(compiled(x), compiled(x)).backward()
+            optimizer.step()
+
+    with pytest.warns(RunWarning, match="nothing has been seen yet"):
+        loop()
+    with pytest.warns(RunWarning, match="nothing was seen"):
+        watch.close()
+
+
+def test_nobody_has_to_keep_or_close_it(tmp_path):
+    """The documented line: its return value is dropped; every record is written as soon as it is decomposed."""
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, log=tmp_path / "run", every=5)
+    assert (tmp_path / "run").is_dir()
+    gc.collect()
+    ordinary_loop(model, criterion, optimizer, steps=10)
+    (watch,) = (one for one in attach._alive if one.folder == tmp_path / "run")
+    watch.background.submit(lambda: None).result()
+    assert [r["step"] for r in read_log(tmp_path / "run" / "metrics.jsonl")[0]] == [5, 10]
+    watch.close()
+    assert watch not in attach._alive
+
+
+def test_another_runs_records_are_kept(tmp_path):
+    for _ in range(2):
+        model, criterion = Model(), sw.losses.VICReg()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with sw.SpectrumMonitor().attach(loss=criterion, log=tmp_path, every=5):
+                ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=10)
+    assert "metrics-1.jsonl" in str(said[0].message)
+    assert len(read_log(tmp_path / "metrics-1.jsonl")[0]) == len(read_log(tmp_path / "metrics.jsonl")[0]) == 2
+
+
+def test_a_logger_that_fails_does_not_stop_training(tmp_path):
+    class Broken:
+        def log(self, row):
+            raise ConnectionError("no network")
+
+    model, criterion = Model(), sw.losses.VICReg()
+    watch = sw.SpectrumMonitor().attach(loss=criterion, log=[tmp_path, Broken()], every=5)
+
+    def loop():
+        ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=20)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="no network") as said:
+        loop()
+    assert len(said) == 1
+    assert len(read_log(tmp_path / "metrics.jsonl")[0]) == 4
+
+
+def test_a_decomposition_that_fails_does_not_stop_training(monkeypatch):
+    criterion, z = sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
+    monkeypatch.setattr(attach, "decompose", lambda *_: 1 / 0)
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
+
+    def loop():
+        for _ in range(2):
+            criterion(z, z)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="no spectrum at step 2: division"):
+        loop()
+
+
+def test_watched_modules_can_be_copied_and_saved(tmp_path):
+    model, criterion = Model(), sw.losses.VICReg()
+    with sw.SpectrumMonitor().attach(projector=model.projector, every=100) as watch:
+        copy = deepcopy(model)
+        torch.save(model.projector, tmp_path / "whole.pt")
+        for _ in range(2):
+            copy(torch.randn(8, 10))  # a copy is not watched
+        assert watch.taken == 0
+        criterion(model(torch.randn(8, 10)), model(torch.randn(8, 10)))
+        assert watch.taken == 1
+
+
+def test_a_view_without_a_partner_does_not_meet_the_next_step():
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    watch = sw.SpectrumMonitor().attach(projector=model.projector, optimizer=optimizer, every=4)
+    spy = []
+
+    def loop():
+        for i in range(4):
+            if i == 0:
+                model(torch.zeros(32, 10))  # a stray call
+            ordinary_loop(model, criterion, optimizer, steps=1, spy=spy)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="once for each of two views"):
+        loop()
+    # the stray call spoils the pair of its own step only
+    assert watch.records[0]["samples"] == 4 * 32
+
+
+def test_loss_is_recorded():
+    criterion, z = sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
+    with sw.SpectrumMonitor().attach(loss=criterion, every=2) as watch:
+        values = [criterion(z, z * k).item() for k in (1.0, 2.0)]
+    assert watch.records[0]["loss"] == pytest.approx(np.mean(values))
+
+
+def test_backbones_that_are_not_called_for_both_views():
+    model, criterion = Model(), sw.losses.VICReg()
+    watch = sw.SpectrumMonitor().attach(loss=criterion, backbone=nn.Linear(2, 2), every=2)
+
+    def loop():
+        ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=2)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="its spectrum is left out"):
+        loop()
+    assert "hidden" not in watch.records[0]
+
+
+TWO = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+import stairwise as sw
+from stairwise.files import save_json
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+criterion = sw.losses.SpectralContrastive()
+z = torch.randn(4, 16, 3, generator=torch.Generator().manual_seed(0)).double()
+z[3, 0, 0] = float("nan")  # the second batch of the second process
+with sw.SpectrumMonitor().attach(loss=criterion, every=2) as watch:
+    for batch in z[2 * rank : 2 * rank + 2]:
+        criterion(batch.requires_grad_(), batch)
+if rank == 0:
+    save_json(sys.argv[1] + "/record.json", watch.records)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes(tmp_path):
+    """One record of the joint batch, and what either of them had to leave out."""
+    assert run_two("-c", TWO, tmp_path) == [0, 0]
+    (record,) = json.loads((tmp_path / "record.json").read_text())
+    z = torch.randn(4, 16, 3, generator=torch.Generator().manual_seed(0)).double()
+    alone = sw.SpectrumMonitor()
+    for batch in z[:3]:
+        alone.update(batch, batch)
+    assert record["eigenvalues"] == pytest.approx(alone.compute().eigenvalues, rel=1e-10)
+    assert (record["samples"], record["skipped"], record["first_skipped"]) == (48, 1, 2)

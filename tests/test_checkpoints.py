@@ -156,10 +156,38 @@ def test_bad_checkpoints(place, capsys):
     assert len(read_log(place / "out" / "metrics.jsonl")[0]) == 3
 
 
+def test_a_folder_a_checkpoint(place):
+    """checkpoint-500/model.pt, as some libraries lay them out."""
+    for i, state in states(3):
+        (place / f"checkpoint-{9 + i}").mkdir()
+        torch.save(state, place / f"checkpoint-{9 + i}" / "model.pt")
+    measure_checkpoints(source(str(place / "checkpoint-*" / "model.pt")), place / "out", "cpu")
+    assert [r["step"] for r in read_log(place / "out" / "metrics.jsonl")[0]] == [9, 10, 11]
+
+
+def test_checkpoints_that_are_not_finite_are_named(place):
+    for i, state in states(3):
+        torch.save({k: v * (float("nan") if i == 1 else 1.0) for k, v in state.items()}, place / f"ck-{i}.pt")
+    with pytest.warns(RunWarning, match=r"ck-1\.pt must give finite embeddings"):
+        measure_checkpoints(source(str(place / "ck-*")), place / "out", "cpu")
+    assert [r["step"] for r in read_log(place / "out" / "metrics.jsonl")[0]] == [0, 2]
+
+
+def test_nothing_is_lost_when_nothing_fits(place):
+    out = place / "out"
+    out.mkdir()
+    (out / "metrics.jsonl").write_text('{"step": 1}\n')
+    torch.save(nn.Linear(2, 2).state_dict(), place / "ck-1.pt")
+    with pytest.warns(RunWarning), pytest.raises(InputError, match="must fit"):
+        measure_checkpoints(source(str(place / "ck-*")), out, "cpu")
+    assert (out / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
 def test_bad_input(place):
     for i, state in states(2):
         torch.save(state | {}, place / f"ck-{i}.pt")
-    torch.save(nn.Linear(2, 2).state_dict(), place / "nameless.pt")
+    (place / "kept").mkdir()
+    torch.save(nn.Linear(2, 2).state_dict(), place / "kept" / "nameless.pt")
     pattern = str(place / "ck-*.pt")
     for given, says in (
         ({"checkpoints": str(place / "nothing-*")}, "must match files"),
@@ -170,6 +198,8 @@ def test_bad_input(place):
         ({"z": "neck"}, "it has"),
         ({"mean": (0.5,)}, "one a channel"),
         ({"options": {"dim": 3}}, "dim"),
+        ({"lr": 0.0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
     ):
         with pytest.raises(InputError, match=says):
             measure_checkpoints(
@@ -178,7 +208,7 @@ def test_bad_input(place):
                 "cpu",
             )
     with pytest.warns(RunWarning, match="must carry its step"), pytest.raises(InputError, match="must fit the model"):
-        measure_checkpoints(source(str(place / "nameless.pt")), place / "out", "cpu")
+        measure_checkpoints(source(str(place / "kept" / "nameless.pt")), place / "out", "cpu")
     for i, state in states(2):
         torch.save({"model": state, "epoch": 3}, place / f"same-{i}.pt")
     with pytest.raises(InputError, match="must come after step 3"):

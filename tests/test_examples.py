@@ -19,7 +19,7 @@ def test_plain_torch(tmp_path):
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
     assert [r["step"] for r in records] == list(range(5, 601, 5))
-    assert abs(records[-1]["t"] - 599 * 0.003) < 1e-6
+    assert abs(records[-1]["t"] - 600 * 0.003) < 1e-6
     assert records[0]["covariance"][0] < 1e-4
     assert records[-1]["covariance"][0] > 1
     assert page_of(tmp_path).lead.startswith("1 of 8 dimensions learned.")
@@ -33,7 +33,7 @@ def test_lightning(tmp_path):
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
     assert [r["step"] for r in records] == list(range(5, 701, 5))
-    assert abs(records[-1]["t"] - 699 * 0.003) < 1e-6
+    assert abs(records[-1]["t"] - 700 * 0.003) < 1e-6
     assert records[0]["eigenvalues"][0] < 0.05
     assert records[-1]["eigenvalues"][0] > 0.8
     assert len(records[0]["hidden"]) == 256

@@ -6,11 +6,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from stairwise.checks import InputError
 from stairwise.experiments.training import page_of
 from stairwise.monitor.advice import advise
 from stairwise.monitor.log import MetricsLog
+from stairwise.monitor.sinks import RunFolder
+from stairwise.monitor.spectrum import SpectrumMonitor
 
 T = np.linspace(0, 6, 300)
 
@@ -71,8 +74,70 @@ def test_page_says_what_was_measured(run):
     assert [row[0] for row in taken.rows] == ["1", "2"]
     assert float(taken.rows[0][1]) == pytest.approx(np.log(1e6) / 16, rel=0.02)
     assert float(coming.rows[0][1]) == pytest.approx(np.log(1e6) / 2.0, rel=0.1)
-    assert "1 damaged lines" in page.facts["records"]
+    assert page.facts["records"] == "300 records, 1 damaged lines left out"
     assert page_of(run).panels[1].title == "Eigenvalues of the covariance of z"
+
+
+DAMAGE = [
+    {"t": None}, {"t": "2"}, {"t": [1]}, {"t": 10**400}, {"t": float("nan")}, {"t": 1e9}, {"t": True},
+    {"step": "7"}, {"step": None}, {"covariance": [1.0]}, {"covariance": "high"}, {"covariance": None},
+    {"covariance": {"a": 1}}, {"covariance": [1.0, None, 0.1]}, {"covariance": []}, {"hidden": None}, {"hidden": [1.0]},
+    {"hidden": "x"}, {"loss": "low"}, {"seconds": "late"}, {"loss": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=str)
+@pytest.mark.parametrize("where", [0, 10, 299])
+def test_damaged_records_are_left_out(run, damage, where):
+    if where == 299 and damage == {"t": 1e9}:
+        pytest.skip("the last time may be any")
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[where] = json.dumps(json.loads(lines[where]) | damage)
+    path.write_text("\n".join([*lines, "[" * 100_000, "{}"]))
+    page = page_of(run)
+    assert page.lead.startswith("2 of 3 dimensions learned")
+    counted = 300 if set(damage) & {"hidden", "loss", "seconds"} else 299
+    assert page.facts["records"].startswith(f"{counted} records")
+    assert "1 damaged lines" in page.facts["records"]
+    page.write(run / "report.html")
+
+
+def test_a_damaged_recipe(run):
+    for text in ('{"recipe": 3}', "{}", '{"recipe": {"loss": "vicreg"}}', "{"):
+        (run / "recipe.json").write_text(text)
+        with pytest.raises(InputError, match=r"recipe\.json"):
+            page_of(run)
+
+
+def test_collapse_to_a_point_that_is_not_the_origin(tmp_path):
+    """All embeddings are 0.7 in every dimension: eigenvalues are rounding noise, or those of the mean."""
+    monitor, run = SpectrumMonitor(), RunFolder(tmp_path)
+    for i in range(20):
+        monitor.reset()
+        monitor.update(torch.full((64, 4), 0.7), torch.full((64, 4), 0.7))
+        found = vars(monitor.compute())
+        run.write({"step": i, "t": float(i)} | {k: v for k, v in found.items() if v is not None})
+    run.log.close()
+    for spectrum in ("eigenvalues", "covariance"):
+        assert page_of(tmp_path, spectrum).lead.startswith("Collapsed")
+
+
+@pytest.mark.parametrize("fall", [1e-3, 1e-5])
+def test_falling_after_steps_have_been_taken(fall):
+    lam = staircase([2.0, 1.0, 0.8]) * np.where(T[:, None] > 4, np.maximum(fall, np.exp(-20 * (T[:, None] - 4))), 1.0)
+    assert advise(T, lam)[0].startswith("Collapsing: 3 dimensions had been learned")
+
+
+@pytest.mark.parametrize("scale", [1e4, 1.0, 1e-3])
+def test_covariances_may_have_any_scale(scale):
+    """Before the first step nothing is foretold, afterwards the same whatever the unit."""
+    lam = staircase([2.0, 0.8, 0.25])
+    early = advise(T[:30], scale * lam[:30], level=None)
+    assert early[0].startswith("No step has been seen yet")
+    assert advise(T, scale * lam, level=None) == advise(T, lam, level=None)
+    flat = np.full((300, 3), [5.0, 4.0, 3.0])
+    assert advise(T, scale * flat, level=None)[0].startswith("No step has been seen yet")
 
 
 def test_command_line(run):

@@ -14,21 +14,27 @@ def staircases():
     return [simulate(gamma, start, seed) for gamma in SPECTRA.values() for start in STARTS for seed in range(3)]
 
 
-def test_isolated_steps_are_found_at_their_time(staircases):
-    """F1 at least 0.95 over all; nine in ten within half a rise time."""
-    found = wrong = missed = 0
-    errors = []
+def score(staircases, tolerance):
+    """F1 of isolated steps: found within a tolerance, one to one; a step found elsewhere is both missed and wrong."""
+    found = missed = wrong = 0
     for t, lam, tau, rise in staircases:
-        steps = sw.detect_steps(t, lam)
-        off = np.abs(steps.times[:, None] - tau) / rise  # (found, true)
+        off = np.abs(sw.detect_steps(t, lam).times[:, None] - tau)
+        allowed, free = tolerance(rise, t[1] - t[0]), set(range(len(off)))
         for j in np.flatnonzero(isolated(tau, rise)):
-            best = off[:, j].min(initial=np.inf)
-            found, missed = found + (best < 2), missed + (best >= 2)
-            errors.append(min(best, 2))
-        wrong += int((off.min(axis=1) > 2).sum())
-    assert 2 * found / (2 * found + wrong + missed) >= 0.95
-    assert np.median(errors) < 0.3
-    assert np.quantile(errors, 0.9) < 0.5
+            near = min(free, key=lambda k: off[k, j], default=None)
+            hit = near is not None and off[near, j] <= allowed[j]
+            found, missed = found + hit, missed + (not hit)
+            free -= {near} if hit else set()
+        crowded = ~isolated(tau, rise)  # what is found near these is neither right nor wrong
+        wrong += sum(not (off[k, crowded] <= 2 * rise[crowded]).any() for k in free)
+    return 2 * found / (2 * found + missed + wrong)
+
+
+def test_isolated_steps_are_found_at_their_time(staircases):
+    """Within half a rise time, or half the time between records where these are further apart than that."""
+    assert score(staircases, lambda rise, spacing: np.maximum(rise, spacing) / 2) >= 0.95
+    assert score(staircases, lambda rise, spacing: rise / 2) >= 0.93  # some rise between two records
+    assert score(staircases, lambda rise, spacing: 2 * rise) >= 0.97
 
 
 def test_neighbours_are_one_event():

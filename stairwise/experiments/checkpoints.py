@@ -4,7 +4,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob
 from operator import attrgetter
@@ -16,13 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from stairwise.checks import InputError, RunWarning, one_of, positive_int
+from stairwise.checks import InputError, RunWarning, number, one_of, positive_int
 from stairwise.data.augment import PIPELINES
 from stairwise.data.feed import build_feed, channel_statistics
 from stairwise.data.images import load
 from stairwise.evaluate.representations import undisturbed
 from stairwise.monitor.sinks import RunFolder
-from stairwise.monitor.spectrum import SpectrumMonitor
+from stairwise.monitor.spectrum import Spectrum, SpectrumMonitor
 from stairwise.nets.encoder import build_encoder
 from stairwise.train.pairs import Pairs
 from stairwise.train.process import choose_device
@@ -67,35 +67,44 @@ def measure_checkpoints(
 ) -> None:
     """Write metrics.jsonl: a record a checkpoint, of the same views of the same images throughout."""
     one_of(source.views, "views", tuple(PIPELINES))
+    number(source.lr, "--lr", above=0)
     matching = glob(source.checkpoints, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute patterns)
     paths = _ordered([Path(p) for p in matching], source.checkpoints)
     where = choose_device(device)
     network = build_encoder(source.model, source.options).to(where)
     views = list(_views(source, where, _dimension(network, source, where)))
-    last, run = -1, RunFolder(folder)
-    with closing(run.log):
+    last, run = -1, None
+    try:
         for i, path in enumerate(paths):
             progress(i, len(paths), path.name)
             try:
                 step = _restore(network, path)
+                found = _spectrum(network, source, views, path)
             except InputError as error:
                 warnings.warn(f"{error}; passed over", RunWarning, stacklevel=2)
                 continue
             if step <= last:
                 rule, remedy = f"must come after step {last}", "name files by their step, or leave some out"
                 raise InputError(str(path), rule, step, remedy)
-            found = {k: v for k, v in vars(_spectrum(network, source, views)).items() if v is not None}
-            run.write({"step": step, "t": source.lr * step, "checkpoint": path.name} | found)
+            run = run or RunFolder(folder)  # only now may it move aside what was there
+            measured = {k: v for k, v in vars(found).items() if v is not None}
+            run.write({"step": step, "t": source.lr * step, "checkpoint": path.name} | measured)
             last = step
+    finally:
+        if run is not None:
+            run.log.close()
     if last < 0:
         raise InputError("--checkpoints", "must fit the model", source.checkpoints, "see the notes above")
+    progress(len(paths), len(paths), "done")
 
 
-def _spectrum(network: nn.Module, source: Source, views: list[tuple[Tensor, Tensor]]) -> Any:
+def _spectrum(network: nn.Module, source: Source, views: list[tuple[Tensor, Tensor]], path: Path) -> Spectrum:
     monitor = SpectrumMonitor(normalized=True)
     with undisturbed(network), _outputs(network, source) as embed:
         for x_a, x_b in views:
             (h_a, z_a), (h_b, z_b) = embed(x_a), embed(x_b)
+            if not bool(torch.isfinite(z_a).all() and torch.isfinite(z_b).all()):
+                raise InputError(str(path), "must give finite embeddings", None, "it is of a training that diverged")
             monitor.update(z_a, z_b, h_a, h_b)
     return monitor.compute()
 
@@ -217,7 +226,7 @@ def _step(content: dict[str, Any], path: Path) -> int:
     for key in COUNTERS:
         if isinstance(content.get(key), int):
             return int(content[key])
-    numbers = re.findall(r"\d+", path.stem)
+    numbers = [n for part in (path.parent.name, path.stem) for n in re.findall(r"\d+", part)]  # checkpoint-500/model.pt
     if not numbers:
         raise InputError(str(path), "must carry its step", None, "put the step into its name: model-1000.pt")
     return int(numbers[-1])
@@ -227,4 +236,4 @@ def _ordered(paths: list[Path], pattern: str) -> list[Path]:
     """By the numbers in their names."""
     if not paths:
         raise InputError("--checkpoints", "must match files", pattern, "quote the pattern: 'ckpt/*.pt'")
-    return sorted(paths, key=lambda p: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", p.name)])
+    return sorted(paths, key=lambda p: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", str(p))])

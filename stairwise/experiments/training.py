@@ -77,18 +77,23 @@ def page_of(folder: Path, spectrum: str = "") -> Page:
     """The HTML page of a run, of ours or of a loop that a monitor was attached to."""
     if spectrum:
         one_of(spectrum, "--spectrum", ("eigenvalues", "covariance"))
+    if folder.is_file():
+        raise InputError("run", "must be a folder", folder, "name the folder that holds metrics.jsonl")
     records, bad = read_log(folder / METRICS)
     if not records:
         raise InputError("run", f"must be a folder with a {METRICS} that holds records", folder)
-    facts = {"records": f"{len(records)} records" + (f" ({bad} damaged lines left out)" if bad else "")}
+    facts = {"records": f"{bad} damaged lines left out"} if bad else {}
     planned = None
     if (folder / RECIPE).is_file():
         run = Run(folder)
-        spectrum = spectrum or _spectrum_of(run)
-        settings = ", ".join(f"{k} = {v}" for k, v in run.facts["recipe"].items() if k != "label")
-        facts |= {"recipe": settings, "α": f"{run.facts['alpha']:.4g}"}
-        facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
-        planned = run.planned()
+        try:
+            spectrum = spectrum or _spectrum_of(run)
+            settings = ", ".join(f"{k} = {v}" for k, v in run.facts["recipe"].items() if k != "label")
+            facts |= {"recipe": settings, "α": f"{run.facts['alpha']:.4g}"}
+            facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
+            planned = run.planned()
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(str(folder / RECIPE), "must be as `stairwise train` wrote it", repr(error)) from error
     return run_page(folder.resolve().name, records, spectrum or "covariance", facts, planned, _views(folder / PICTURE))
 
 
@@ -105,6 +110,8 @@ def watch(folder: Path, port: int = 0, spectrum: str = "") -> Watch:
     """A server of the live page of a run, not yet serving; `address` is where it will be."""
     if not folder.is_dir():
         raise InputError("run", "must be a folder", folder, "start the run first, or check its name")
+    if spectrum:
+        one_of(spectrum, "--spectrum", ("eigenvalues", "covariance"))
 
     def stamp() -> str:
         """Changes when a file of the run does."""

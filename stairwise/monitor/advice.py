@@ -5,22 +5,34 @@ from numpy.typing import ArrayLike
 
 from stairwise.monitor.clock import Clock, duration
 from stairwise.monitor.forecast import Forecast, forecast_steps
-from stairwise.monitor.steps import records
+from stairwise.monitor.steps import FEWEST, detect_steps, records
 from stairwise.theory.spectra import effective_rank
 
 __all__ = ["advise"]
 
-COLLAPSED = 1e-6  # of what it was
+FALLEN = 1e-2  # of what it was, after steps have been taken
+COLLAPSED = 1e-6  # of what it was, in any case
+NOTHING = 1e-8  # of the mean's square: all embeddings are one point, to rounding
 RARE = 0.1  # share of dimensions that is little
 
 
-def advise(t: ArrayLike, lam: ArrayLike, clock: Clock | None = None) -> list[str]:
+def advise(
+    t: ArrayLike,
+    lam: ArrayLike,
+    clock: Clock | None = None,
+    level: float | None = 1.0,
+    spread: float | None = None,
+    ahead: Forecast | None = None,
+) -> list[str]:
     """Sentences about a run from its spectra over time, most important first.
 
     Arguments:
         t: times of the records, (T,).
         lam: eigenvalues of C or of the covariance, descending, (T, d).
         clock: says how many steps and hours that will be.
+        level: as in `forecast_steps`.
+        spread: now, trace of the covariance over the square of the mean, where that is known.
+        ahead: the forecast, if it has been made.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
@@ -31,11 +43,29 @@ def advise(t: ArrayLike, lam: ArrayLike, clock: Clock | None = None) -> list[str
         All 3 dimensions are expected by t = 1.92.
     """
     times, spectra = records(t, lam)
-    ahead = forecast_steps(times, spectra)
-    peak, last = spectra[:, 0].max(), spectra[-1, 0]
-    if last <= COLLAPSED * peak or peak <= 0:
+    if spectra[-1, 0] <= COLLAPSED * max(spectra[:, 0].max(), 0.0) or (spread is not None and spread <= NOTHING):
         return ["Collapsed: all embeddings are (nearly) the same point. Lower the learning rate or check the loss."]
+    fallen = _fallen(times, spectra)
+    if fallen:
+        return [fallen]
+    ahead = ahead or forecast_steps(times, spectra, level=level)
     return [_learned(ahead, spectra[-1]), *_outlook(ahead, clock)]
+
+
+def _fallen(t: np.ndarray, spectra: np.ndarray) -> str:
+    """Steps had been taken, and now the largest eigenvalue is a small part of what it was."""
+    top = spectra[:, 0]
+    share = top[-1] / top.max()
+    last = int(np.flatnonzero(top >= top.max() / 2)[-1]) + 1
+    if share > FALLEN or last < FEWEST:
+        return ""
+    steps = len(detect_steps(t[:last], spectra[:last]))
+    if not steps:
+        return ""
+    return (
+        f"Collapsing: {steps} dimensions had been learned by t = {t[last - 1]:.3g}, and the largest eigenvalue is "
+        f"{share:.1g} of what it was. Lower the learning rate or check the loss; go back to a checkpoint from before."
+    )
 
 
 def _learned(ahead: Forecast, spectrum: np.ndarray) -> str:

@@ -7,31 +7,39 @@ hook the projector. Records go to RUN/metrics.jsonl in the form that `stairwise.
 are decomposed in the background.
 """
 
+import math
 import time
 import warnings
+import weakref
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stairwise.checks import InputError, positive_int
-from stairwise.losses.ranks import rank
+from stairwise.checks import InputError, RunWarning, positive_int
+from stairwise.losses.ranks import rank, total, world
 from stairwise.monitor.sinks import RunFolder, loggers, send
-from stairwise.monitor.spectrum import SpectrumMonitor, decompose
+from stairwise.monitor.spectrum import ONES, SpectrumMonitor, decompose
 
 __all__ = ["Attachment"]
 
 FEWEST = 4  # times d: pairs behind a spectrum
+WAITING = 4  # records that may wait for the background; beyond that a record waits for the next
+PATIENCE = 10  # updates without a view seen, before that is said
+
+_alive: set["Attachment"] = set()  # until they are closed: nobody has to keep a reference
 
 
 class Attachment:
     """Hooks on modules of a training loop, and what they have recorded; made by `SpectrumMonitor.attach`.
 
+    A step is an update of the optimizer where one is given, else a call of the loss (or of the projector, for each
+    view).
+
     Attributes:
-        records: one dict a record: step, t, samples, eigenvalues, covariance, hidden.
+        records: one dict a record: step, t, seconds, loss, samples, eigenvalues, covariance, hidden.
     """
 
     def __init__(
@@ -54,48 +62,69 @@ class Attachment:
         self.step, self.t, self.seconds = 0, 0.0, 0.0
         self.began = time.perf_counter()
         self.folder, self.loggers = loggers(log) if rank() == 0 else (None, [])
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
         self.run: RunFolder | None = None
         self.background = ThreadPoolExecutor(1)
         self.writing: deque[Future[dict[str, Any]]] = deque()
-        self.skipped = 0
-        self.seen_z: list[Tensor] = []
-        self.seen_h: list[Tensor] = []
+        self.skipped, self.updates, self.taken, self.said = 0, 0, 0, set[str]()
+        self.loss: Tensor | None = None  # sum and number since the last record
+        self.watches_backbone = backbone is not None
+        # views of one step; a few are enough, should nothing ever take them
+        self.seen_z: deque[Tensor] = deque(maxlen=4)
+        self.seen_h: deque[Tensor] = deque(maxlen=4)
         for module in (loss, projector, backbone):
             _warn_if_compiled(module)
-        self.hooks: list[Any] = []
         self.counts_updates = hasattr(optimizer, "register_step_post_hook")
+        self.hooks: list[Any] = []
         if self.counts_updates:
-            self.hooks.append(optimizer.register_step_post_hook(self._after_update))
+            self.hooks.append(optimizer.register_step_post_hook(_Hook(self, "_after_update")))
         if backbone is not None:
-            self.hooks.append(backbone.register_forward_hook(self._collect(self.seen_h)))
+            self.hooks.append(backbone.register_forward_hook(_Hook(self, "_after_backbone")))
         if loss is not None:
-            self.hooks.append(loss.register_forward_pre_hook(self._before_loss))
+            self.hooks.append(loss.register_forward_pre_hook(_Hook(self, "_before_loss"), with_kwargs=True))
+            self.hooks.append(loss.register_forward_hook(_Hook(self, "_after_loss")))
         if projector is not None:
-            self.hooks.append(projector.register_forward_hook(self._after_projector))
+            self.hooks.append(projector.register_forward_hook(_Hook(self, "_after_projector")))
+        _alive.add(self)
 
     def close(self) -> None:
         """Remove the hooks, finish writing."""
         for hook in self.hooks:
             hook.remove()
+        _alive.discard(self)
         self.background.shutdown()
-        self._settle()
-        if self.run is not None:
-            self.run.log.close()
+        try:
+            self._settle()
+        finally:
+            if self.run is not None:
+                self.run.log.close()
+        if self.taken == 0:
+            self._say("nothing was seen: the hooked modules were not called; attach before torch.compile")
 
     def state(self) -> dict[str, Any]:
         """What `load` continues from, for your checkpoint: numbers and tensors."""
         self._settle()
-        numbers = {"step": self.step, "t": self.t, "seconds": self._elapsed(), "log_size": 0}
+        numbers: dict[str, Any] = {
+            "step": self.step,
+            "t": self.t,
+            "seconds": self._elapsed(),
+            "skipped": self.skipped,
+            "log_size": 0,
+        }
         if self.run is not None:
             numbers["log_size"] = self.run.log.size
+        if self.loss is not None:
+            numbers["loss"] = self.loss.tolist()
         return numbers | {f"monitor.{name}": value.clone() for name, value in self.monitor.state().items()}
 
-    def load(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Continue from `state`, before the first step; later lines of the run folder's metrics are dropped."""
         self.step, self.t, self.seconds = int(state["step"]), float(state["t"]), float(state["seconds"])
-        self.began = time.perf_counter()
+        self.skipped, self.began = int(state["skipped"]), time.perf_counter()
         tensors = {k.removeprefix("monitor."): v for k, v in state.items() if k.startswith("monitor.")}
-        self.monitor.load(tensors, torch.device(device))
+        self.monitor.load(tensors)
+        self.loss = torch.tensor(state["loss"], dtype=torch.float64) if "loss" in state else None
         if self.folder is not None:
             self.run = RunFolder(self.folder, int(state["log_size"]))
 
@@ -105,21 +134,27 @@ class Attachment:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _collect(self, seen: list[Tensor]) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            if torch.is_grad_enabled() and isinstance(output, Tensor):
-                seen.append(output.detach().flatten(1))
+    # hooks
 
-        return hook
+    def _after_backbone(self, _: nn.Module, __: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and isinstance(output, Tensor) and output.ndim > 1:
+            self.seen_h.append(output.detach().flatten(1))
 
-    def _before_loss(self, _: nn.Module, views: tuple[Any, ...]) -> None:
+    def _before_loss(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():  # evaluation
             return
-        if len(views) < 2 or not all(isinstance(z, Tensor) for z in views[:2]):
+        views = (*args, *kwargs.values())[:2]
+        if len(views) < 2 or not all(isinstance(z, Tensor) for z in views):
             raise InputError(
                 "loss", "must be called with (z_a, z_b)", [type(v).__name__ for v in views], "hook projector="
             )
         self._take(views[0].detach(), views[1].detach())
+
+    def _after_loss(self, _: nn.Module, __: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and isinstance(output, Tensor) and output.numel() == 1:
+            value = torch.stack([output.detach().reshape(()).double(), output.new_ones((), dtype=torch.float64)])
+            self.loss = value if self.loss is None else self.loss.to(value.device) + value
+            self._count_call()
 
     def _after_projector(self, _: nn.Module, __: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
@@ -130,8 +165,23 @@ class Attachment:
         pair = self._pair(self.seen_z)
         if pair is not None:
             self._take(*pair)
+            self._count_call()
 
-    def _pair(self, seen: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        self.t += float(optimizer.param_groups[0]["lr"])
+        self.step += 1
+        self.updates += 1
+        if self.seen_z:  # a view without a partner must not meet one of the next step
+            self._say(
+                "the projector is not called once for each of two views a step: hook the loss, or set joined=True"
+            )
+        self.seen_z.clear()
+        self.seen_h.clear()
+        if self.updates == PATIENCE and self.taken == 0:
+            self._say("nothing has been seen yet: the hooked modules are not called; attach before torch.compile")
+        self._record_if_due()
+
+    def _pair(self, seen: deque[Tensor]) -> tuple[Tensor, Tensor] | None:
         """Both views out of what a hook has collected; leaves nothing behind."""
         if self.joined and seen:
             a, b = seen.pop().chunk(2)
@@ -139,68 +189,119 @@ class Attachment:
             return a, b
         if len(seen) < 2:
             return None
-        a, b = seen[-2:]
+        b, a = seen.pop(), seen.pop()
         seen.clear()
         return a, b
 
-    def _after_update(self, optimizer: Any, *_: Any) -> None:
-        self.t += float(optimizer.param_groups[0]["lr"])
+    def _take(self, z_a: Tensor, z_b: Tensor) -> None:
+        hidden = self._pair(self.seen_h)
+        if hidden is not None and len(hidden[0]) != len(hidden[1]):
+            hidden = None
+        if self.watches_backbone and hidden is None:
+            self._say(
+                "the backbone was not called for each of two views: its spectrum is left out; "
+                "attach before torch.compile, or set joined=True"
+            )
+        self.monitor.update(z_a, z_b, *(hidden or ()))
+        self.taken += 1
+        if self.taken == 1 and self.monitor.window is not None and self.monitor.window < FEWEST * z_a.shape[1]:
+            self._say(f"a window of {self.monitor.window} pairs is short for {z_a.shape[1]} dimensions: take 4 d")
+
+    def _count_call(self) -> None:
+        """Without an optimizer to count by, a call is a step."""
+        if not self.counts_updates:
+            self.t += 1.0 if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
+            self.step += 1
+            self._record_if_due()
+
+    # records
 
     def _elapsed(self) -> float:
         return self.seconds + time.perf_counter() - self.began
 
-    def _take(self, z_a: Tensor, z_b: Tensor) -> None:
-        hidden = self._pair(self.seen_h)
-        self.monitor.update(z_a, z_b, *(hidden or ()))
-        self.step += 1
-        if self.optimizer is None:
-            self.t += 1.0
-        elif not self.counts_updates:
-            self.t += float(self.optimizer.param_groups[0]["lr"])
-        if self.step % self.every == 0 and self._enough(z_a.shape[1]):
+    def _record_if_due(self) -> None:
+        if self.step % self.every == 0 and self.taken and self._enough() and len(self.writing) < WAITING:
             self._record()
+        self._settle(finished_only=True)
 
-    def _enough(self, d: int) -> bool:
+    def _enough(self) -> bool:
         """Spectra of fewer pairs than a few times d are mostly noise: collect until the next record then."""
+        if world() > 1:  # processes must decide alike
+            return True
+        d = (len(next(s for s in (self.monitor.sums, self.monitor.before) if s)["zz"]) - ONES) // 2
         ours = self.monitor.window is None and self.monitor.half_life is None
         return not ours or self.monitor.seen >= FEWEST * d
 
     def _record(self) -> None:
         sums = self.monitor.snapshot(joint=True)
-        record = {"step": self.step, "t": self.t, "seconds": self._elapsed()}
+        record: dict[str, Any] = {"step": self.step, "t": self.t, "seconds": self._elapsed()}
+        if self.loss is not None:
+            value, number = total(self.loss).tolist()
+            if math.isfinite(value):
+                record["loss"] = value / number
+            self.loss = None
         if self.monitor.window is None and self.monitor.half_life is None:
             self.monitor.reset()
-        self._settle(finished_only=True)
         if rank() == 0:
-            self.writing.append(self.background.submit(self._decompose, record, sums))
+            self.writing.append(self.background.submit(self._write, record, sums))
 
-    def _decompose(self, record: dict[str, Any], sums: dict[str, Any]) -> dict[str, Any]:
-        """In the background."""
-        if float(sums["zz"][-1, -1]) >= 2:
+    def _write(self, record: dict[str, Any], sums: dict[str, Any]) -> dict[str, Any]:
+        """Decompose and write, in the background."""
+        try:
+            if float(sums["zz"][-1, -1]) < 2:
+                raise InputError("the embeddings", "must be finite in at least two pairs")
             found = vars(decompose(sums, self.monitor.normalized))
             record |= {name: value for name, value in found.items() if value is not None}
-        else:
-            record |= {"skipped": int(sums["flaws"][1]), "first_skipped": int(sums["flaws"][2])}
+        except Exception as error:
+            record |= {"skipped": int(sums["flaws"][1]), "first_skipped": int(sums["flaws"][2]), "failed": str(error)}
+        if self.folder is not None and self.run is None:
+            self.run = RunFolder(self.folder)
+        if self.run is not None:
+            self.run.write(record)
         return record
 
     def _settle(self, finished_only: bool = False) -> None:
-        """Write the records that the background has finished, in order; let errors and warnings surface."""
+        """Take in what the background has finished, in order; training goes on whatever happened there."""
         while self.writing and not (finished_only and not self.writing[0].done()):
-            record = self.writing.popleft().result()
+            try:
+                record = self.writing.popleft().result()
+            except Exception as error:
+                self._say(f"a record could not be written: {error}")
+                continue
             self.records.append(record)
-            if self.folder is not None and self.run is None:
-                self.run = RunFolder(self.folder)
-            if self.run is not None:
-                self.run.write(record)
             send(record, self.loggers)
             if record["skipped"] > self.skipped:
                 more, first = record["skipped"] - self.skipped, record["first_skipped"]
                 self.skipped = record["skipped"]
                 warnings.warn(
                     f"embeddings were not finite: {more} batches up to step {record['step']} are left out, the first "
-                    f"ever was that of step {first}; what was recorded before is kept",
+                    f"ever was batch {first} since the first step; what was recorded before is kept",
+                    RunWarning,
                     stacklevel=4,
                 )
+            elif "failed" in record:
+                self._say(f"no spectrum at step {record['step']}: {record['failed']}")
+
+    def _say(self, message: str) -> None:
+        """A warning, once."""
+        if message not in self.said:
+            self.said.add(message)
+            warnings.warn(message, RunWarning, stacklevel=4)
+
+
+class _Hook:
+    """Calls a method of an attachment that is still there; copies and pickles of the hooked module watch nothing."""
+
+    def __init__(self, watch: "Attachment | None", name: str) -> None:
+        self.watch, self.name = weakref.ref(watch) if watch is not None else None, name
+
+    def __call__(self, *args: Any) -> None:
+        watch = self.watch() if self.watch is not None else None
+        if watch is not None:
+            getattr(watch, self.name)(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (None, self.name)
 
 
 def _warn_if_compiled(module: nn.Module | None) -> None:
@@ -209,5 +310,6 @@ def _warn_if_compiled(module: nn.Module | None) -> None:
         warnings.warn(
             f"{type(module).__name__} has been compiled: hooks that are attached afterwards may see nothing; "
             "attach before torch.compile",
+            RunWarning,
             stacklevel=5,
         )

@@ -59,8 +59,8 @@ class Clock:
 def duration(seconds: float) -> str:
     """In words.
 
-    >>> [duration(s) for s in (3.2, 200, 5000, 200_000)]
-    ['3 s', '3 min', '1.4 h', '2.3 days']
+    >>> [duration(s) for s in (3.2, 200, 6000, 200_000)]
+    ['3 s', '3 min', '1.7 h', '2.3 days']
     """
     for unit, size, upto in (("s", 1, 90), ("min", 60, 90 * 60), ("h", 3600, 48 * 3600)):
         if seconds < upto:

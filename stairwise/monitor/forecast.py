@@ -77,13 +77,15 @@ class Forecast:
         return float(all_times[needed - 1]) if needed <= len(all_times) else np.inf
 
 
-def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8) -> Forecast:
+def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: float | None = 1.0) -> Forecast:
     """Predict the steps of modes that are growing at the last record.
 
     Arguments:
         t: times of the records, increasing, (T,).
         lam: eigenvalues, descending at every time, (T, d).
         coverage: probability of the intervals.
+        level: where grown modes are expected to rest while no step has been taken: 1 for C in the linear theory; None
+            for spectra whose scale is not known, of which nothing is foretold before the first step.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
@@ -96,7 +98,11 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8) -> Forec
     if not 0 < number(coverage, "coverage") < 1:
         raise InputError("coverage", "must lie strictly between 0 and 1", coverage)
     done = detect_steps(moments, spectra)
-    level = float(np.median(done.levels)) if len(done) else 1.0
+    if len(done):
+        level = float(np.median(done.levels))
+    elif level is None:
+        no, d = np.zeros(0), spectra.shape[1]
+        return Forecast(np.zeros(0, np.int64), no, no, no, no, np.nan, float(moments[-1]), done, 0, d, coverage)
     prior = _acceleration(moments, spectra, done)
     left = [j for j in range(spectra.shape[1]) if j not in done.modes]
     low = [j for j in left if spectra[-1, j] < level / 2]

@@ -64,9 +64,11 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
         log = [folder, *(_Relay(logger, trainer) for logger in trainer.loggers)]
+        if self.watch is not None and self.stored is None:
+            self.stored = self.watch.state()  # fitted again: go on
         self.watch = self.monitor.attach(**parts, optimizer=optimizer, log=log, **self.options)  # type: ignore[arg-type]
         if self.stored is not None:
-            self.watch.load(self.stored, pl_module.device)
+            self.watch.load(self.stored)
             self.stored = None
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

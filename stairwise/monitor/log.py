@@ -50,7 +50,7 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
             if not isinstance(record, dict):
                 raise ValueError
             records.append(record)
-        except ValueError:
+        except (ValueError, RecursionError):
             bad += 1
     return records, bad
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, positive_int
-from stairwise.losses.ranks import total
+from stairwise.losses.ranks import total, world
 
 if TYPE_CHECKING:
     from stairwise.monitor.attach import Attachment
@@ -33,9 +34,11 @@ class Spectrum:
     Attributes:
         samples: pairs behind them.
         eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); can be negative.
-        covariance: of the centred covariance of both views together, unbiased, (d,).
+        covariance: of the centred covariance of both views together (divided by 2N − 1), (d,). Variances below about
+            1e-10 of the mean's square lose digits.
         normalized: of C after each dimension of each view is standardized (Barlow Twins' batch norm), (d,), if asked.
         hidden: of the centred covariance of the representations, (features,), where they were given.
+        mean_square: ‖mean of z‖²; far above the covariance where all embeddings are nearly one point.
         leading: both views of some pairs of the last batch in their two leading modes, (2, pairs, 2).
         skipped: batches left out so far because they were not finite.
         first_skipped: number of the first of them, counted from 1; 0: none.
@@ -46,6 +49,7 @@ class Spectrum:
     covariance: Floats
     normalized: Floats | None = None
     hidden: Floats | None = None
+    mean_square: float = 0.0
     leading: Floats | None = None
     skipped: int = 0
     first_skipped: int = 0
@@ -80,13 +84,11 @@ class SpectrumMonitor:
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
         """Add a batch, (N, d) each."""
-        if z_a.ndim != 2 or z_a.shape != z_b.shape:
-            raise InputError("z_a and z_b", "must be 2-D of one shape", f"{tuple(z_a.shape)}, {tuple(z_b.shape)}")
-        d = next(((len(s["zz"]) - ONES) // 2 for s in (self.sums, self.before) if s), z_a.shape[1])
-        if d != z_a.shape[1]:
-            raise InputError("z_a", f"must keep its {d} dimensions", z_a.shape[1], "reset() the monitor first")
+        self._check("z", z_a, z_b, "zz", 2)
         if (h_a is None) != (h_b is None):
             raise InputError("h_a and h_b", "must be given together")
+        if h_a is not None and h_b is not None:
+            self._check("h", h_a, h_b, "hh", 1)
         keep = 1.0 if self.half_life is None else 0.5 ** (len(z_a) / self.half_life)
         with torch.no_grad():
             z = _with_ones(torch.cat([z_a, z_b], dim=1))
@@ -118,7 +120,8 @@ class SpectrumMonitor:
             loss: module that is called with (z_a, z_b, …); or
             projector: module whose output is z, called once a view, or once with both views stacked (`joined`).
             backbone: module whose output is h, called like the projector.
-            optimizer: the learning rates of its first group add up to the time t; without it t counts steps.
+            optimizer: its updates are the steps, and the learning rates of its first group add up to the time t;
+                without it steps are calls of the loss, and t counts them.
             log: folder for metrics.jsonl; an object with `.log(dict)`, such as a wandb run, or with
                 `.add_scalar(name, value, step)`, such as TensorBoard's writer; or a list of these.
             every: steps between records, more where so many hold fewer than 4 d pairs. A monitor without window or
@@ -142,6 +145,9 @@ class SpectrumMonitor:
         """Add what another monitor has accumulated, of other pairs."""
         for name, value in other._total().items():
             if name in self.sums:
+                if self.sums[name].shape != value.shape:
+                    sizes = f"{len(self.sums[name]) - ONES} and {len(value) - ONES}"
+                    raise InputError("other", "must have seen embeddings of the same size", sizes)
                 self.sums[name] += value.to(self.sums[name].device)
             else:
                 self.sums[name] = value.clone()
@@ -164,14 +170,15 @@ class SpectrumMonitor:
         values = dict(self._total())
         if joint:
             values = {name: total(value) for name, value in values.items()}
-        values |= {name: v for name, v in (("flaws", self.flaws), ("sample", self.sample)) if v is not None}
+        flaws = _joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
+        values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
         copies = {}
         for name, value in values.items():
             # page-locked memory: many times faster than an ordinary copy, and all are under way together
             copies[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
             copies[name].copy_(value, non_blocking=True)
-        if any(value.is_cuda for value in values.values()):
-            torch.cuda.current_stream().synchronize()
+        for device in {value.device for value in values.values() if value.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
         return {name: value.numpy() for name, value in copies.items()}
 
     def state(self) -> dict[str, Tensor]:
@@ -179,9 +186,9 @@ class SpectrumMonitor:
         flaws = {} if self.flaws is None else {"flaws": self.flaws}
         return dict(self.sums) | {f"before.{name}": value for name, value in self.before.items()} | flaws
 
-    def load(self, state: dict[str, Tensor], device: torch.device) -> None:
-        """Continue from `state`."""
-        placed = {name: value.to(device) for name, value in state.items()}
+    def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
+        """Continue from `state`, on a device; None: on that of the next batch."""
+        placed = {name: value.to(device) if device else value.clone() for name, value in state.items()}
         self.flaws = placed.pop("flaws", None)
         self.sums = {name: value for name, value in placed.items() if not name.startswith("before.")}
         self.before = {name.removeprefix("before."): v for name, v in placed.items() if name.startswith("before.")}
@@ -193,21 +200,42 @@ class SpectrumMonitor:
             return self.sums
         return {name: value + self.sums[name] if name in self.sums else value for name, value in self.before.items()}
 
+    def _check(self, name: str, a: Tensor, b: Tensor, sums: str, views: int) -> None:
+        if a.ndim != 2 or a.shape != b.shape:
+            found = f"{tuple(a.shape)}, {tuple(b.shape)}"
+            raise InputError(f"{name}_a and {name}_b", "must be 2-D of one shape", found, "flatten them")
+        known = next((len(kept[sums]) - ONES for kept in (self.sums, self.before) if sums in kept), None)
+        if known is not None and known != views * a.shape[1]:
+            rule = f"must keep its {known // views} dimensions"
+            raise InputError(f"{name}_a", rule, a.shape[1], "use a new monitor")
+
     def _add(self, name: str, x: Tensor, keep: float) -> None:
         """sums[name] = keep · sums[name] + xᵀx, in place."""
         if name not in self.sums:
             self.sums[name] = x.new_zeros(x.shape[1], x.shape[1])
+        if self.sums[name].device != x.device:  # read back from a checkpoint
+            self.sums[name] = self.sums[name].to(x.device)
         self.sums[name].addmm_(x.T, x, beta=keep)
 
     def _count(self, finite: Tensor) -> None:
         """Keep count of batches, and of those that are left out; nothing waits."""
         if self.flaws is None:
             self.flaws = torch.zeros(3, dtype=torch.float64, device=finite.device)
+        self.flaws = self.flaws.to(finite.device)
         seen, skipped, first = self.flaws
         bad = ~finite
         seen += 1
         skipped += bad
         first.copy_(torch.where(bad & (first == 0), seen, first))
+
+
+def _joint_flaws(flaws: Tensor) -> Tensor:
+    """Batches seen and skipped by all processes, and the first that any of them skipped."""
+    if world() == 1:
+        return flaws
+    first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
+    dist.all_reduce(first, dist.ReduceOp.MIN)
+    return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
 
 
 def _with_ones(x: Tensor) -> Tensor:
@@ -229,7 +257,8 @@ def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
         _descending(z[a, b]),
         _descending(_covariance((z[a, a] + z[b, b]) / 2, (mean[a] + mean[b]) / 2, 2 * n)),
         _descending(_standardized(z, mean, d)) if normalized else None,
-        _hidden(sums["hh"]) if "hh" in sums else None,
+        _hidden(sums["hh"]) if "hh" in sums and sums["hh"][-1, -1] >= 2 else None,
+        float((((mean[a] + mean[b]) / 2) ** 2).sum()),
         _leading(sums["sample"]) if "sample" in sums else None,
         int(skipped),
         int(first_skipped),
@@ -247,7 +276,10 @@ def _leading(sample: Floats) -> Floats | None:
     flat = np.asarray(sample, dtype=np.float64).reshape(-1, d)
     if not np.isfinite(flat).all() or min(pairs, d) < 2:
         return None
-    U, scale, _ = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
+    try:
+        U, scale, _ = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
+    except np.linalg.LinAlgError:  # a picture can be missed
+        return None
     found = U[:, :2] * scale[:2]
     found = found * np.where((found**3).sum(axis=0) < 0, -1.0, 1.0)
     return np.asarray(found.reshape(views, pairs, 2))

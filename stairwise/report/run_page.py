@@ -1,5 +1,7 @@
 """The page of a run: its staircase, its steps, what comes next; live while it trains, or in one HTML file."""
 
+from bisect import bisect_left
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,14 @@ from stairwise.checks import InputError
 from stairwise.monitor.advice import advise
 from stairwise.monitor.clock import Clock, duration
 from stairwise.monitor.forecast import Forecast, forecast_steps
+from stairwise.monitor.steps import FEWEST
 from stairwise.report.page import Line, Page, Panel, Table
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
 
 __all__ = ["run_page"]
 
 Floats = NDArray[np.float64]
-AXIS = "time t = Σ learning rate"
+AXIS = "training time t"
 SHOWN = 24  # curves
 BINS = 30
 NEXT = 3  # steps to come whose intervals are shaded
@@ -37,26 +40,32 @@ def run_page(
         planned: t after every step of the run's schedule, where that is known.
         views: embeddings of both views in their two leading modes, (2, pairs, 2), where they were kept.
     """
-    measured = _increasing([r for r in records if spectrum in r])
+    measured = _sound(records, spectrum)
     if len(measured) < 2:
         raise InputError("run", "must have at least two records", len(measured), "let it train for a while")
-    t, step = _column(measured, "t"), _column(measured, "step")
+    left_out = len(records) - len(measured)
+    said = f"{len(measured)} records" + (f", {left_out} without a sound {spectrum} left out" if left_out else "")
+    facts = facts | {"records": ", ".join(filter(None, (said, facts.get("records", ""))))}
+    t, step, seconds = (_column(measured, key) for key in ("t", "step", "seconds"))
     spectra = np.array([r[spectrum] for r in measured], dtype=float)
-    clock = Clock(t, step, _column(measured, "seconds") if "seconds" in measured[0] else None, planned)
-    ahead = forecast_steps(t, spectra) if len(t) >= 8 else None
-    lead = " ".join(advise(t, spectra, clock)) if ahead else "Too few records yet to say more."
+    clock = Clock(t, step, seconds if np.isfinite(seconds).all() else None, planned)
+    level = 1.0 if spectrum == "eigenvalues" else None  # the scale of a covariance is any
+    ahead = forecast_steps(t, spectra, level=level) if len(t) >= FEWEST else None
+    advice = advise(t, spectra, clock, level, _spread(measured[-1]), ahead) if ahead else []
+    lead = " ".join(advice) or "Too few records yet to say more."
     marks = list(ahead.done.times) if ahead else []
     near = _spans(ahead, t) if ahead else []
     panels = []
-    if "loss" in measured[0]:
-        panels.append(
-            Panel("Loss", AXIS, "loss", _loss(t, _column(measured, "loss"), spectra, ahead), marks, spans=near)
-        )
+    loss = _column(measured, "loss")
+    if np.isfinite(loss).any():
+        panels.append(Panel("Loss", AXIS, "loss", _loss(t, loss, spectra, ahead), marks, log=True, spans=near))
     of = "C" if spectrum == "eigenvalues" else "the covariance of z"
     panels.append(Panel(f"Eigenvalues of {of}", AXIS, "λ", _curves(t, spectra, ahead), marks, log=True, spans=near))
-    if "hidden" in measured[0]:
-        hidden = np.array([r["hidden"] for r in measured], dtype=float)
-        panels.append(Panel("Eigenvalues of the representations", AXIS, "λ", _curves(t, hidden, None), marks, log=True))
+    deep = _sound(measured, "hidden")
+    if len(deep) > 1:
+        hidden = np.array([r["hidden"][:SHOWN] for r in deep], dtype=float)
+        curves = _curves(_column(deep, "t"), hidden, None)
+        panels.append(Panel("Eigenvalues of the representations", AXIS, "λ", curves, marks, log=True))
     panels.append(Panel("Dimensions in use", AXIS, "dimensions", _ranks(t, spectra), marks))
     panels += _histogram(spectra[-1])
     if views is not None:
@@ -67,17 +76,51 @@ def run_page(
     return Page(f"Staircase of {name}", lead, panels, [table for table in tables if table.rows], [], facts)
 
 
+def _sound(records: list[dict[str, Any]], spectrum: str) -> list[dict[str, Any]]:
+    """Records with a finite t, step and spectrum of the usual length, in the longest row of increasing times."""
+    found = [r for r in records if _finite(r.get("t")) and _finite(r.get("step")) and _numbers(r.get(spectrum))]
+    lengths = Counter(len(r[spectrum]) for r in found)
+    usual = lengths.most_common(1)[0][0] if lengths else 0
+    return _increasing([r for r in found if len(r[spectrum]) == usual])
+
+
 def _increasing(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records whose time is later than that of all before them: a loop may have been started again in its folder."""
-    kept: list[dict[str, Any]] = []
-    for record in records:
-        if not kept or record["t"] > kept[-1]["t"]:
-            kept.append(record)
-    return kept
+    """The longest subsequence of increasing times (patience sorting): one wild time costs one record."""
+    tails: list[float] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for i, record in enumerate(records):
+        place = bisect_left(tails, record["t"])
+        before.append(ends[place - 1] if place else -1)
+        tails[place : place + 1] = [record["t"]]
+        ends[place : place + 1] = [i]
+    kept, i = [], ends[-1] if ends else -1
+    while i >= 0:
+        kept.append(records[i])
+        i = before[i]
+    return kept[::-1]
+
+
+def _finite(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    )  # also for huge integers
+
+
+def _numbers(values: Any) -> bool:
+    return isinstance(values, list) and len(values) > 0 and all(_finite(v) for v in values)
 
 
 def _column(records: list[dict[str, Any]], key: str) -> Floats:
-    return np.array([r.get(key, np.nan) for r in records], dtype=float)
+    return np.array([r[key] if _finite(r.get(key)) else np.nan for r in records], dtype=float)
+
+
+def _spread(record: dict[str, Any]) -> float | None:
+    """Trace of the covariance over the square of the mean."""
+    square, covariance = record.get("mean_square"), record.get("covariance")
+    if not isinstance(square, float) or not isinstance(covariance, list) or not _numbers(covariance) or square <= 0:
+        return None
+    return float(sum(covariance) / square)
 
 
 def _spans(ahead: Forecast, t: Floats) -> list[tuple[float, float]]:
@@ -146,7 +189,7 @@ def _histogram(spectrum: Floats) -> list[Panel]:
 
 
 def _now(record: dict[str, Any], spectrum: str) -> Table:
-    names = {spectrum: "z"} | ({"hidden": "h"} if "hidden" in record else {})
+    names = {spectrum: "z"} | ({"hidden": "h"} if _numbers(record.get("hidden")) else {})
     rows = []
     for label, measure in (
         ("eigenvalues grown", lambda v: f"{grown(v)[0]} of {len(v)}"),

@@ -49,6 +49,9 @@ class Watch(ThreadingHTTPServer):
         self.plotly = get_plotlyjs().encode()
         self.making, self.made = Lock(), ("", Page("", ""))
 
+    def handle_error(self, *_: object) -> None:
+        """Browsers hang up."""
+
     @property
     def address(self) -> str:
         """Where to point a browser."""
@@ -63,6 +66,8 @@ class Watch(ThreadingHTTPServer):
                     self.made = stamp, self.page()
                 except InputError as error:
                     self.made = stamp, Page("Waiting for records", str(error))
+                except Exception as error:  # the page has to outlive whatever a run leaves in its folder
+                    self.made = stamp, Page("The run cannot be shown", f"{type(error).__name__}: {error}")
             return self.made
 
 

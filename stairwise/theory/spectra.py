@@ -78,15 +78,16 @@ def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
     if lam[0] <= 0:
         return 0, 0.0
     y = np.log(np.maximum(lam, WAITING * lam[0]))
-    total = len(y) * y.var()
-    if len(y) < 2 or total == 0:
-        return len(y), 0.0
-    within = [k * y[:k].var() + (len(y) - k) * y[k:].var() for k in range(1, len(y))]
-    k = int(np.argmin(within)) + 1
-    apart = y[:k].mean() - y[k:].mean()
-    if within[k - 1] > total / 2 or apart < np.log(10):
-        return len(y), 0.0
-    return k, float(np.exp((y[k - 1] + y[k]) / 2))
+    n = len(y)
+    if n < 2 or y[0] == y[-1]:
+        return n, 0.0
+    centred, k = y - y.mean(), np.arange(1, n)
+    apart = np.cumsum(centred)[:-1] / k * n / (n - k)  # the means of the two sides of each cut
+    between = k * (n - k) / n * apart**2  # the part of the squares that the cut explains
+    best = int(np.argmax(between))
+    if between[best] < (centred**2).sum() / 2 or apart[best] < np.log(10):
+        return n, 0.0
+    return best + 1, float(np.exp((y[best] + y[best + 1]) / 2))
 
 
 def subspace_alignment(F: ArrayLike, G: ArrayLike) -> float:

@@ -375,7 +375,7 @@ class Trainer:
                 cuda = self.device.type == "cuda"
                 device = torch.cuda.get_device_name(self.device) if cuda else None
                 save_json(self.folder / RECIPE, facts | provenance(device, ("torch", "numpy", "safetensors")))
-                self.recorder.log = RunFolder(self.folder)
+                self.recorder.log = RunFolder(self.folder, 0)
             return
         self._check_same_images(found.facts["images"])
         self.objective.load_state_dict(found.part("objective"))
