@@ -42,7 +42,7 @@ def empirical_ntk(
             "trace": (1/d) Σ_k ∇f_k·∇f_k', d passes; or a function (N, d) → (N,).
         precision: "float32"; "tf32": fast matrix products of a GPU throughout; "float16": passes in float32, inner
             products of scaled float16 gradients; "float64".
-        memory: bytes to work in; default: four fifths of what is free on the GPU, 2 GB on a CPU.
+        memory: bytes to work in; default: nine tenths of what is free on the GPU, 2 GB on a CPU.
         progress: called with tiles done and in all.
 
     Under torchrun the tiles are shared among the processes, and each gets the whole kernel.
@@ -94,7 +94,7 @@ def _ntk(
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Tensor:
     capture = Capture(model, scalar, x)
-    budget = memory or (0.8 * torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else 2e9)
+    budget = memory or (0.9 * torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else 2e9)
     chunk = _chunk(capture, budget, len(x))
     how = Contraction(precision == "float16", max(budget / 8, 1e6))
     rows = x.split(chunk)
@@ -145,15 +145,15 @@ def _total(mine: dict[str, AbstractFactor], theirs: dict[str, AbstractFactor] | 
 
 
 def _chunk(capture: Capture, budget: float, n: int) -> int:
-    """Samples a tile, in three quarters of the budget: all, or two sets of factors of which one is being made."""
+    """Samples a tile, in nine tenths of the budget: all, or two sets of factors of which one is being made."""
     others = sum(4.0 * p.numel() for name, p in capture.parameters.items() if name not in capture.by_rule)
     sample = capture.sample_bytes + 2 * others
-    room = 0.75 * budget / max(sample, 1.0)
+    room = 0.9 * budget / max(sample, 1.0)
     if n * PEAK <= room:
         return n
     chunk = int(room / (1 + PEAK))
     if chunk < 1:
-        needed = f"{(1 + PEAK) * sample / 0.75 / 1e9:.3g} GB, for one sample at a time"
+        needed = f"{(1 + PEAK) * sample / 0.9 / 1e9:.3g} GB, for one sample at a time"
         raise InputError("memory", f"must be at least {needed}", f"{budget / 1e9:.3g} GB")
     pieces = -(-n // chunk)
     return -(-n // pieces)

@@ -33,20 +33,15 @@ class Contraction:
     slice_bytes: float = 1e9
 
     def products(self, x: Tensor, y: Tensor | None) -> Tensor:
-        """x yᵀ of two matrices of flat gradients, or x xᵀ."""
-        if not self.half:
-            return _symmetric(x, torch.mm) if y is None else x @ y.T
-        scale_x, x = _to_half(x)
-        if y is None:
-            return _symmetric(x, _half_product) * scale_x * scale_x.T
-        scale_y, y = _to_half(y)
-        return _half_product(x, y.T) * scale_x * scale_y.T
+        """x yᵀ of two matrices of flat gradients, or x xᵀ; float16 ones are summed in float32."""
+        product = _half_product if x.dtype == torch.float16 else torch.mm
+        return _symmetric(x, product) if y is None else product(x, y.T)
 
 
 def _to_half(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows scaled so that their largest element is 1, and the scales, (n, 1)."""
-    scale = x.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
-    return scale, (x / scale).half()
+    """Each sample scaled so that its largest element is 1, and the scales, (n, 1)."""
+    scale = x.flatten(1).abs().amax(dim=1).clamp_min(1e-30)
+    return scale[:, None], (x / scale.view(-1, *[1] * (x.ndim - 1))).half()
 
 
 def _half_product(x: Tensor, y: Tensor) -> Tensor:
@@ -87,7 +82,7 @@ class Direct(AbstractFactor):
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Direct)
-        return how.products(self.values, None if other is None else other.values)
+        return self.values @ (self if other is None else other).values.T  # small, or too odd to be rounded
 
     def gradients(self) -> Tensor:
         return self.values
@@ -129,6 +124,13 @@ class Outer(AbstractFactor):
     def _explicit(self, a: Tensor, b: Tensor, other: tuple[Tensor, Tensor] | None, how: Contraction) -> Tensor:
         n, groups, p, _ = a.shape
         m = n if other is None else len(other[0])
+        scale = None
+        if how.half:
+            (s_a, a), (s_b, b) = _to_half(a), _to_half(b)
+            scale = theirs = s_a * s_b
+            if other is not None:
+                (s_a, a2), (s_b, b2) = _to_half(other[0]), _to_half(other[1])
+                other, theirs = (a2, b2), s_a * s_b
         out = a.new_zeros((n, m), dtype=torch.float32 if how.half else a.dtype)
         row_bytes = (n + (0 if other is None else m)) * groups * p * a.element_size()
         width = max(1, int(how.slice_bytes / row_bytes))
@@ -137,7 +139,7 @@ class Outer(AbstractFactor):
             out += how.products(
                 mine, None if other is None else _outer(other[0], other[1][:, :, start : start + width])
             )
-        return out
+        return out if scale is None else out * scale * theirs.T
 
     def gradients(self) -> Tensor:
         return _outer(self.a, self.b)
@@ -172,6 +174,8 @@ def _paired(a: Tensor, a2: Tensor, b: Tensor, b2: Tensor) -> Tensor:
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype == torch.float16 and not a.is_cuda:  # CPUs are slow at it
+        return (b.float() @ a.float().transpose(2, 3)).half().flatten(1)
     return (b @ a.transpose(2, 3)).flatten(1)
 
 
@@ -212,11 +216,16 @@ def patches(module: nn.Module, x: Tensor) -> Tensor:
             if isinstance(module, nn.Conv1d)
             else F.pad(x, before, mode)
         )
-    if kernel == (1, 1):
-        found = x[:, :, :: stride[0], :: stride[1]].flatten(2)
-    else:
-        found = F.unfold(x, kernel, dilation, 0, stride)
-    return found.view(len(x), module.groups, -1, found.shape[-1])
+    n, channels, *sides = x.shape
+    outs = [
+        (side - d * (k - 1) - 1) // step + 1 for side, k, step, d in zip(sides, kernel, stride, dilation, strict=True)
+    ]
+    x = x.contiguous()
+    high, wide = x.stride()[2:]
+    strides = (*x.stride()[:2], high * dilation[0], wide * dilation[1], high * stride[0], wide * stride[1])
+    # one copy of a view; F.unfold would launch a kernel for every image
+    windows = x.as_strided((n, channels, *kernel, *outs), strides)
+    return windows.reshape(n, module.groups, -1, outs[0] * outs[1])
 
 
 def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
