@@ -3,8 +3,8 @@
     python benchmarks/bench_ntk.py [--device cuda] [--n 512] [--large 12000] [--quick]
 
 CPU: ResNet-18 of half the width (2.8M parameters: vmap(grad) has to keep all gradients, 6 GB), 32 px, N = 512.
-GPU: ResNet-50, 96 px, d = 50, N = 2000 in every precision, with the error against float64; then ResNet-18, 32 px, for as
-many images as asked for, and the time that 60,000 would take at the same rate (it grows with the square).
+GPU: ResNet-50, 96 px, d = 50, N = 2000 in every precision, with the error against float64; then ResNet-18, 32 px, for
+as many images as asked for, and the time that 60,000 would take at the same rate (it grows with the square).
 
   ours      `empirical_ntk`: factors of every layer, explicit or ghost products by cost
   vmap      vmap(grad) once, all gradients kept, one product

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from stairwise.monitor.forecast import forecast_steps
     from stairwise.monitor.spectrum import SpectrumMonitor
     from stairwise.monitor.steps import detect_steps
+    from stairwise.ntk.empirical import empirical_ntk
+    from stairwise.ntk.predict import predict_embeddings
     from stairwise.theory import landscapes
     from stairwise.theory.alignment import gaussian_init
     from stairwise.theory.conditions import check_conditions
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from stairwise.theory.laws import closed_form
     from stairwise.theory.modes import Modes
     from stairwise.theory.solutions import top_spectral_weights
+    from stairwise.theory.spectra import subspace_alignment
     from stairwise.theory.trajectory import Trajectory
     from stairwise.train.loop import train
     from stairwise.train.recipe import Recipe, load_recipe
@@ -44,6 +47,7 @@ _HOMES = {
     "check_conditions": "theory.conditions",
     "closed_form": "theory.laws",
     "detect_steps": "monitor.steps",
+    "empirical_ntk": "ntk.empirical",
     "forecast_steps": "monitor.forecast",
     "gaussian_init": "theory.alignment",
     "gradient_descent": "dynamics.descent",
@@ -53,8 +57,10 @@ _HOMES = {
     "load_recipe": "train.recipe",
     "losses": "losses",
     "precondition": "losses",
+    "predict_embeddings": "ntk.predict",
     "predict_staircase": "theory.ensemble",
     "probe_curve": "evaluate.probes",
+    "subspace_alignment": "theory.spectra",
     "top_spectral_weights": "theory.solutions",
     "train": "train",
 }
@@ -72,6 +78,7 @@ __all__ = [
     "check_conditions",
     "closed_form",
     "detect_steps",
+    "empirical_ntk",
     "forecast_steps",
     "gaussian_init",
     "gradient_descent",
@@ -81,8 +88,10 @@ __all__ = [
     "load_recipe",
     "losses",
     "precondition",
+    "predict_embeddings",
     "predict_staircase",
     "probe_curve",
+    "subspace_alignment",
     "top_spectral_weights",
     "train",
 ]

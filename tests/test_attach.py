@@ -301,7 +301,7 @@ def test_a_logger_that_fails_does_not_stop_training(tmp_path):
 
 def test_a_decomposition_that_fails_does_not_stop_training(monkeypatch):
     criterion, z = sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
-    monkeypatch.setattr(attach, "decompose", lambda *_: 1 / 0)
+    monkeypatch.setattr(attach, "decompose_aside", lambda *_: 1 / 0)
     watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
 
     def loop():

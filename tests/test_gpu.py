@@ -117,3 +117,46 @@ def test_bf16_keeps_small_eigenvalues(tmp_path):
     bf16 = sw.train(replace(recipe, precision="bf16"), tmp_path / "bf16", device="cuda").series("covariance")[0]
     full = sw.train(recipe, tmp_path / "full", device="cuda").series("covariance")[0]
     assert bf16 == pytest.approx(full, rel=0.3, abs=1e-4 * full[0])
+
+
+def test_updating_the_monitor_waits_for_nothing():
+    z = torch.randn(2, 64, 16, device="cuda", requires_grad=True)
+    h = torch.randn(2, 64, 32, device="cuda", dtype=torch.bfloat16)
+    criterion = sw.losses.VICReg()
+    with sw.SpectrumMonitor().attach(loss=criterion, every=100):
+        criterion(z[0], z[1])
+        monitor = sw.SpectrumMonitor(half_life=100.0)
+        monitor.update(z[0].detach(), z[1].detach(), h[0], h[1])
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                monitor.update(z[0].detach(), z[1].detach(), h[0], h[1])
+                criterion(z[0], z[1])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_monitor_goes_on_from_a_checkpoint_on_the_gpu():
+    z = torch.randn(2, 64, 4, device="cuda")
+    whole, first, second = sw.SpectrumMonitor(), sw.SpectrumMonitor(), sw.SpectrumMonitor()
+    for _ in range(2):
+        whole.update(z[0], z[1])
+    first.update(z[0], z[1])
+    second.load({name: value.cpu() for name, value in first.state().items()})
+    second.update(z[0], z[1])
+    assert second.compute().eigenvalues == pytest.approx(whole.compute().eigenvalues)
+
+
+def test_tangent_kernels_on_the_gpu():
+    from stairwise.nets.encoder import build_encoder
+    from stairwise.ntk.empirical import empirical_ntk, ntk_error
+
+    torch.manual_seed(0)
+    model = build_encoder("resnet18", {"stem": "small", "width": 16}).cuda().eval()
+    x = torch.randn(40, 3, 32, 32, device="cuda")
+    for precision, error in (("float64", 1e-10), ("float32", 1e-4), ("tf32", 2e-2), ("float16", 1e-3)):
+        K = empirical_ntk(model, x, precision=precision)
+        assert ntk_error(model, x, K, 40) < error, precision
+        tiled = empirical_ntk(model, x, precision=precision, memory=2e7)
+        assert float((tiled - K).abs().max() / K.max()) < error

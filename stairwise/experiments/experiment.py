@@ -33,6 +33,7 @@ CATALOG = {
     "fig8": "symmetry breaking: why self-supervised learning steps (Fig. 8)",
     "fig9": "landscapes changed for speed (Fig. 9)",
     "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",
+    "width": "the wider the network, the better its tangent kernel foretells it",
     "halves": "two modalities: halves of digits find one another",
 }
 

@@ -49,8 +49,27 @@ class Config:
     seed: int = 0
 
 
-def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Train, and predict from the tangent kernel at initialization."""
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A network before and after its training.
+
+    Attributes:
+        x: all views, first views first, (2n, channels, side, side).
+        kernel, outputs: tangent kernel and outputs at initialization, (2n, 2n), (2n, d).
+        times, measured: eigenvalues of C over time, (T,), (T, d).
+        network: as it ended.
+    """
+
+    x: torch.Tensor
+    kernel: Floats
+    outputs: Floats
+    times: Floats
+    measured: Floats
+    network: Network
+
+
+def train(config: Config, progress: Progress) -> Trained:
+    """Train the network of the figure."""
     recipe = load_recipe(
         "mlp",
         {
@@ -72,23 +91,28 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
             kernel, outputs = tangent_kernel(trainer.network, x), initial_outputs(trainer.network, x)
             trainer.resume()
             trainer.run(
-                StopRequest(),
-                1e9,
-                lambda i, n, words: progress(0.95 * i / n, f"training, step {i:,} of {n:,}; {words}"),
+                StopRequest(), 1e9, lambda i, n, words: progress(i / n, f"training, step {i:,} of {n:,}; {words}")
             )
         finally:
             trainer.close()
         run = Run(Path(folder))
-        t, measured = run.times - config.lr, run.series("eigenvalues")  # measured before the step of its record
+        # measured before the step of its record
+        return Trained(x, kernel, outputs, run.times - config.lr, run.series("eigenvalues"), trainer.network)
+
+
+def compute(config: Config, progress: Progress) -> dict[str, Any]:
+    """Train, and predict from the tangent kernel at initialization."""
+    found = train(config, lambda share, what: progress(0.95 * share, what))
     progress(0.95, "predicting")
-    theory = KernelSSL(config.d, kernel="precomputed").fit(kernel)
+    t = found.times
+    theory = KernelSSL(config.d, kernel="precomputed").fit(found.kernel)
     ahead = np.linspace(0, 2 * t[-1], 4000)  # steps that are measured just before the end may be predicted just after
-    predicted = theory.spectrum_at(ahead, init=outputs, lr=config.lr)
+    predicted = theory.spectrum_at(ahead, init=found.outputs, lr=config.lr)
     return {
         "predicted_steps": Trajectory(ahead, predicted, "kernel").step_times(),
         "times": t,
-        "measured": measured,
-        "predicted": theory.spectrum_at(t, init=outputs, lr=config.lr),
+        "measured": found.measured,
+        "predicted": theory.spectrum_at(t, init=found.outputs, lr=config.lr),
         "gamma": theory.eigenvalues_,
         "lr": config.lr,
     }

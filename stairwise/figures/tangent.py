@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from stairwise.figures.style import MEASURED, panels
 
-__all__ = ["draw_tangent"]
+__all__ = ["draw_tangent", "draw_widths"]
 
 THEORY, PCA, CHANCE = "#1b4a7a", "#c08a2d", "#9aa3b2"
 
@@ -27,4 +27,19 @@ def draw_tangent(spectrum: NDArray, by_dimension: NDArray, by_pairs: NDArray, po
     for values, name, color in zip(by_pairs[1:], ("theory", "kernel PCA"), (THEORY, PCA), strict=True):
         axes[2].semilogx(by_pairs[0], values, marker="o", **{**line, "color": color}, label=name)
     axes[2].set(xlabel="pairs n", ylabel="alignment", ylim=(0, 1), title="with fewer pairs")
+    return figure
+
+
+def draw_widths(widths: NDArray, theory: NDArray, pca: NDArray, error: NDArray, drift: NDArray) -> Figure:
+    """Alignment, largest error of a step time and drift of the kernel over the width of a network."""
+    figure, axes = panels(3, height=2.6)
+    line = {**MEASURED, "linewidth": 1.6, "marker": "o"}
+    for values, name, color in ((theory, "theory", THEORY), (pca, "kernel PCA", PCA)):
+        axes[0].semilogx(widths, values, **{**line, "color": color}, label=name)
+    axes[0].set(xlabel="width", ylabel="alignment", ylim=(None, 1.02), title="trained and predicted span")
+    axes[0].legend(frameon=False)
+    axes[1].loglog(widths, error, **{**line, "color": THEORY})
+    axes[1].set(xlabel="width", ylabel="largest relative error", title="step times")
+    axes[2].loglog(widths, drift, **{**line, "color": THEORY})
+    axes[2].set(xlabel="width", ylabel="‖K − K₀‖ / ‖K₀‖", title="drift of the kernel")
     return figure

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, RunWarning, positive_int
 from stairwise.losses.ranks import rank, total, world
 from stairwise.monitor.sinks import RunFolder, loggers, send
-from stairwise.monitor.spectrum import ONES, SpectrumMonitor, decompose
+from stairwise.monitor.spectrum import ONES, SpectrumMonitor, decompose_aside
 
 __all__ = ["Attachment"]
 
@@ -250,7 +250,7 @@ class Attachment:
         try:
             if float(sums["zz"][-1, -1]) < 2:
                 raise InputError("the embeddings", "must be finite in at least two pairs")
-            found = vars(decompose(sums, self.monitor.normalized))
+            found = vars(decompose_aside(sums, self.monitor.normalized))
             record |= {name: value for name, value in found.items() if value is not None}
         except Exception as error:
             record |= {"skipped": int(sums["flaws"][1]), "first_skipped": int(sums["flaws"][2]), "failed": str(error)}

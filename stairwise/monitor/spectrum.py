@@ -11,6 +11,7 @@ import scipy.linalg
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, positive_int
@@ -19,7 +20,7 @@ from stairwise.losses.ranks import total, world
 if TYPE_CHECKING:
     from stairwise.monitor.attach import Attachment
 
-__all__ = ["Spectrum", "SpectrumMonitor", "decompose"]
+__all__ = ["Spectrum", "SpectrumMonitor", "decompose", "decompose_aside"]
 
 Floats = NDArray[np.float64]
 
@@ -263,6 +264,15 @@ def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
         int(skipped),
         int(first_skipped),
     )
+
+
+def decompose_aside(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
+    """`decompose` on one core, for a thread beside a training loop, which needs the others.
+
+    Only numpy's own BLAS is held back; torch's threads are its own.
+    """
+    with ThreadpoolController().select(internal_api="openblas").limit(limits=1):
+        return decompose(sums, normalized)
 
 
 def _hidden(sums: Floats) -> Floats:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stairwise.checks import InputError
 from stairwise.monitor.sinks import RunFolder, loggers, send
-from stairwise.monitor.spectrum import SpectrumMonitor, decompose
+from stairwise.monitor.spectrum import SpectrumMonitor, decompose_aside
 from stairwise.train.objective import Embedded
 
 __all__ = ["Recorder", "tensorboard_in"]
@@ -64,7 +64,7 @@ class Recorder:
         if self.log is None:
             return
         if sums is not None:
-            found = vars(decompose(sums, self.monitor.normalized))
+            found = vars(decompose_aside(sums, self.monitor.normalized))
             facts |= {name: value for name, value in found.items() if value is not None}
         self.log.write(facts)
         send(facts, self.loggers)

@@ -1,0 +1,115 @@
+"""Tangent kernels of trained runs: the machinery of Tables 1 and 2."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.experiments.tangent import Outputs, compare, drift, embed, fixed_views, study
+from stairwise.files import load_arrays
+from stairwise.ntk.empirical import empirical_ntk
+from stairwise.ntk.predict import predict_embeddings
+from stairwise.theory.spectra import subspace_alignment
+from stairwise.train.loop import Trainer, initial_network
+from stairwise.train.recipe import Recipe
+
+CPU = torch.device("cpu")
+TINY = Recipe(
+    data="photos",
+    views="simclr-small",
+    size=16,
+    encoder="resnet18",
+    encoder_options={"stem": "small", "width": 4},
+    hidden=[16],
+    d=4,
+    batch=64,
+    steps=30,
+    lr=0.02,
+    records=3,
+    alpha=0.5,
+    precision="float32",
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [sw.train(TINY.with_settings({"loss": loss}), folder / loss, device="cpu") for loss in ("vicreg", "simclr")]
+
+
+def test_scores_are_what_they_say(runs):
+    found = study(runs[0], n=30, device="cpu")
+    x = fixed_views(runs[0], 30, 0, CPU)
+    model = Outputs(runs[0].network()).eval()
+    K = empirical_ntk(model, x).numpy()
+    z = embed(model, x)
+    assert found.embeddings == pytest.approx(z)
+    assert found.scores["theory"] == pytest.approx(subspace_alignment(z, predict_embeddings(K, 4)), rel=1e-3)
+    assert found.by_dimension.shape == (2, 4)
+    assert found.by_dimension[0, -1] == pytest.approx(found.scores["theory"], rel=1e-6)
+    assert found.by_pairs[:, -1] == pytest.approx([30, found.scores["theory"], found.scores["kernel PCA"]], rel=1e-6)
+    assert found.scores["chance"] == pytest.approx(4 / 60, rel=0.5)
+    assert found.facts["kernel_error"] < 1e-4
+    assert found.facts["drift"]["distance"] > 0
+
+
+def test_the_same_pairs_for_every_run(runs):
+    first, second = (fixed_views(run, 20, 3, CPU) for run in runs)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, fixed_views(runs[0], 20, 4, CPU))
+    # partners are views of one image: closer than strangers
+    a, b = first[:20].flatten(1), first[20:].flatten(1)
+    assert (a - b).norm(dim=1).mean() < (a - b.roll(1, 0)).norm(dim=1).mean()
+
+
+def test_method_against_method(runs):
+    found = [study(run, n=30, device="cpu", initial=False) for run in runs]
+    table = compare(found)
+    assert table.header == ["", "vicreg", "simclr"]
+    assert table.rows[0][1] == table.rows[1][2] == "1.000"
+    assert table.rows[0][2] == table.rows[1][1]
+    assert "theory, initial kernel" not in found[0].scores
+
+
+def test_the_network_with_which_a_run_began(runs, tmp_path):
+    trainer = Trainer(TINY, tmp_path, CPU)
+    again = initial_network(runs[0]).state_dict()
+    for name, value in trainer.network.state_dict().items():
+        assert torch.equal(value, again[name]), name
+    trainer.close()
+
+
+def test_drift():
+    K = np.diag([2.0, 1.0])
+    still, scaled = drift([K, 3 * K])
+    assert still == pytest.approx({"distance": 0.0, "alignment": 1.0})
+    assert scaled == pytest.approx({"distance": 2.0, "alignment": 1.0})
+
+
+def test_command_line(runs):
+    folders = [run.folder for run in runs]
+    command = [sys.executable, "-m", "stairwise", "ntk", *folders, "--n", "20", "--keep-kernel", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)["scores"]
+    assert set(scores) == {str(folder) for folder in folders}
+    stored = load_arrays(folders[0] / "ntk" / "tangent.npz")
+    assert stored["kernel"].shape == (40, 40)
+    assert np.all(np.diff(stored["spectrum"]) <= 0)
+    assert (folders[0] / "ntk" / "figure.png").stat().st_size > 20_000
+
+
+def test_bad_input(runs, tmp_path):
+    with pytest.raises(InputError, match="at most 520"):
+        study(runs[0], n=600, device="cpu")
+    with pytest.raises(InputError, match="at least 1"):
+        study(runs[0], n=0, device="cpu")
+    with pytest.raises(InputError, match="stairwise train"):
+        study(sw.Run(tmp_path), n=10, device="cpu")
+    with pytest.raises(InputError, match="precision"):
+        study(runs[0], n=10, device="cpu", precision="half")
