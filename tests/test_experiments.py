@@ -15,7 +15,7 @@ from stairwise.files import save_arrays
 from stairwise.nets.encoder import build_encoder, build_network
 
 # the first three steps, where the full figure takes minutes
-SHORTER = {"fig2ab": {"steps": "1400"}}
+SHORTER = {"fig2ab": {"steps": "1400"}, "width": {"widest": "600", "d": "2", "steps": "1500"}}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import stairwise as sw
-from stairwise.experiments import fig2ab
+from stairwise.experiments import fig2ab, width
 from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
 from stairwise.files import load_arrays
@@ -78,6 +78,16 @@ def test_the_tangent_kernel_foretells_the_first_eight_steps():
     assert np.isfinite(measured[:8]).all()
     assert np.abs(predicted[:8] / measured[:8] - 1).max() <= 0.1
     assert all(claim.holds for claim in fig2ab.check(arrays))
+
+
+def test_wide_networks_are_what_their_kernels_predict():
+    """docs/ntk.md: the table's rows, and the claims of the experiment."""
+    arrays = load_arrays(RESULTS / "width.npz")
+    page = (RESULTS.parent / "ntk.md").read_text(encoding="utf-8")
+    for row in width.table(arrays).rows:
+        assert "| " + " | ".join(row) + " |" in page
+    assert all(claim.holds for claim in width.check(arrays))
+    assert arrays["alignment"][-1] > 0.999
 
 
 def test_the_figure_of_the_staircases_can_be_redrawn(tmp_path):

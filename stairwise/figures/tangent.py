@@ -17,7 +17,10 @@ def draw_tangent(spectrum: NDArray, by_dimension: NDArray, by_pairs: NDArray, po
     line = {**MEASURED, "linewidth": 1.6}
     positive = spectrum[spectrum > 0]
     axes[0].loglog(np.arange(1, len(positive) + 1), positive, **{**line, "color": THEORY})
-    axes[0].set(xlabel="mode", ylabel="eigenvalue of K̃", title="tangent kernel")
+    # below that there is only rounding
+    axes[0].set(
+        xlabel="mode", ylabel="eigenvalue of K̃", title="tangent kernel", ylim=(1e-8 * positive[0], 3 * positive[0])
+    )
     modes = np.arange(1, by_dimension.shape[1] + 1)
     for values, name, color in zip(by_dimension, ("theory", "kernel PCA"), (THEORY, PCA), strict=True):
         axes[1].plot(modes, values, **{**line, "color": color}, label=name)
@@ -25,15 +28,17 @@ def draw_tangent(spectrum: NDArray, by_dimension: NDArray, by_pairs: NDArray, po
     axes[1].set(xlabel="leading modes", ylabel="alignment", ylim=(0, 1), title="share of the trained span")
     axes[1].legend(frameon=False)
     for values, name, color in zip(by_pairs[1:], ("theory", "kernel PCA"), (THEORY, PCA), strict=True):
-        axes[2].semilogx(by_pairs[0], values, marker="o", **{**line, "color": color}, label=name)
+        axes[2].semilogx(by_pairs[0], values, marker="o", markersize=4, **{**line, "color": color}, label=name)
     axes[2].set(xlabel="pairs n", ylabel="alignment", ylim=(0, 1), title="with fewer pairs")
+    axes[2].set_xticks(by_pairs[0], [f"{n:.0f}" for n in by_pairs[0]])
+    axes[2].minorticks_off()
     return figure
 
 
 def draw_widths(widths: NDArray, theory: NDArray, pca: NDArray, error: NDArray, drift: NDArray) -> Figure:
     """Alignment, largest error of a step time and drift of the kernel over the width of a network."""
     figure, axes = panels(3, height=2.6)
-    line = {**MEASURED, "linewidth": 1.6, "marker": "o"}
+    line = {**MEASURED, "linewidth": 1.6, "marker": "o", "markersize": 4}
     for values, name, color in ((theory, "theory", THEORY), (pca, "kernel PCA", PCA)):
         axes[0].semilogx(widths, values, **{**line, "color": color}, label=name)
     axes[0].set(xlabel="width", ylabel="alignment", ylim=(None, 1.02), title="trained and predicted span")
@@ -42,4 +47,7 @@ def draw_widths(widths: NDArray, theory: NDArray, pca: NDArray, error: NDArray, 
     axes[1].set(xlabel="width", ylabel="largest relative error", title="step times")
     axes[2].loglog(widths, drift, **{**line, "color": THEORY})
     axes[2].set(xlabel="width", ylabel="‖K − K₀‖ / ‖K₀‖", title="drift of the kernel")
+    for ax in axes:
+        ax.set_xticks(widths, [f"{w:.0f}" for w in widths])
+        ax.minorticks_off()
     return figure
