@@ -21,6 +21,7 @@ __all__ = ["Capture", "Scalar"]
 
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
 TRIAL = 3  # samples
+PIECE = 64  # samples a pass on a CPU, whose caches are small
 AGREE = 1e-3  # of the largest gradient; a rule that does not apply is off by all of it
 
 
@@ -48,6 +49,14 @@ class Capture:
 
     def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         """Gradients of all samples, by name of parameter."""
+        if x.is_cuda or len(x) <= PIECE:
+            return self._factors(x)
+        parts = [self._factors(piece) for piece in x.split(PIECE)]
+        if any(part.keys() != parts[0].keys() for part in parts):  # the network does other things for other samples
+            return self._factors(x)
+        return {name: factor.joined([part[name] for part in parts]) for name, factor in parts[0].items()}
+
+    def _factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         found: dict[str, AbstractFactor] = {}
         if self.by_rule:
             scalars, calls = self._forward(x)

@@ -4,6 +4,7 @@ Its modes say what the network can learn next and how fast; `ntk.predict` turns 
 self-supervised training is predicted to end with.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -20,6 +21,7 @@ from stairwise.ntk.factors import AbstractFactor, Contraction
 __all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
 
 PRECISIONS = ("float32", "tf32", "float16", "float64")
+SLICE = 2.5e8  # bytes of explicit gradients at a time on a CPU
 PEAK = 1.5  # memory at the height of the two passes, in units of the factors: most activations are factors
 
 
@@ -42,7 +44,7 @@ def empirical_ntk(
             "trace": (1/d) Σ_k ∇f_k·∇f_k', d passes; or a function (N, d) → (N,).
         precision: "float32"; "tf32": fast matrix products of a GPU throughout; "float16": passes in float32, inner
             products of scaled float16 gradients; "float64".
-        memory: bytes to work in; default: nine tenths of what is free on the GPU, 2 GB on a CPU.
+        memory: bytes to work in; default: nine tenths of what is free on the GPU, three tenths on a CPU.
         progress: called with tiles done and in all.
 
     Under torchrun the tiles are shared among the processes, and each gets the whole kernel.
@@ -94,9 +96,9 @@ def _ntk(
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Tensor:
     capture = Capture(model, scalar, x)
-    budget = memory or (0.9 * torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else 2e9)
+    budget = memory or _free(x.device)
     chunk = _chunk(capture, budget, len(x))
-    how = Contraction(precision == "float16", max(budget / 8, 1e6))
+    how = Contraction(precision == "float16", min(max(budget / 8, 1e6), 1e12 if x.is_cuda else SLICE))
     rows = x.split(chunk)
     columns = rows if y is None else y.split(chunk)
     kind = torch.float64 if precision == "float64" else torch.float32
@@ -125,6 +127,15 @@ def _ntk(
     if world() > 1:
         dist.all_reduce(K)
     return K
+
+
+def _free(device: torch.device) -> float:
+    if device.type == "cuda":
+        return 0.9 * torch.cuda.mem_get_info(device)[0]
+    try:
+        return 0.3 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not told everywhere
+        return 2e9
 
 
 def _tiles(rows: int, columns: int | None) -> list[tuple[int, int]]:

@@ -7,9 +7,10 @@ the gradient with respect to its outputs, t positions. Inner products of two sam
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +28,29 @@ class Contraction:
     Attributes:
         half: in float16, after every sample has been scaled to its own range; sums stay in float32.
         slice_bytes: explicit gradients are formed in slices of at most so many bytes.
+        buffers: memory for the slices, used again and again: on a CPU, fresh memory costs more than what is written.
     """
 
     half: bool = False
     slice_bytes: float = 1e9
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def buffer(self, name: str, size: int, like: Tensor) -> Tensor:
+        """Memory for `size` elements, whatever is in it."""
+        kept = self.buffers.get(name)
+        if kept is None or kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
+            kept = self.buffers[name] = like.new_empty(size)
+        return kept[:size]
+
+    def outer(self, a: Tensor, b: Tensor, name: str) -> Tensor:
+        """Flat gradients Σ_t b_t a_tᵀ in the buffer of that name, (N, groups · q · p)."""
+        n, groups, p, positions = a.shape
+        q = b.shape[2]
+        if a.dtype == torch.float16 and not a.is_cuda:  # CPUs are slow at it
+            return (b.float() @ a.float().transpose(2, 3)).half().flatten(1)
+        out = self.buffer(name, n * groups * q * p, a).view(n * groups, q, p)
+        torch.bmm(b.reshape(-1, q, positions), a.reshape(-1, p, positions).transpose(1, 2), out=out)
+        return out.view(n, -1)
 
     def products(self, x: Tensor, y: Tensor | None) -> Tensor:
         """x yᵀ of two matrices of flat gradients, or x xᵀ; float16 ones are summed in float32."""
@@ -73,6 +93,11 @@ class AbstractFactor(ABC):
     def gradients(self) -> Tensor:
         """The gradients, flat, in the order of the parameter's elements, (N, size)."""
 
+    @classmethod
+    @abstractmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Those of all samples of several parts."""
+
 
 @dataclass(frozen=True, eq=False)
 class Direct(AbstractFactor):
@@ -86,6 +111,10 @@ class Direct(AbstractFactor):
 
     def gradients(self) -> Tensor:
         return self.values
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        return cls(torch.cat([part.values for part in parts]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +136,8 @@ class Outer(AbstractFactor):
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Outer)
-        a, b = self.a, self.b
-        a2, b2 = (a, b) if other is None else (other.a, other.b)
+        a, b = patches(self.module, self.x, how, "patches"), self.b
+        a2, b2 = (a, b) if other is None else (patches(other.module, other.x, how, "their patches"), other.b)
         n, groups, p, positions = a.shape
         m, q = len(a2), b.shape[2]
         if positions == 1:
@@ -135,14 +164,17 @@ class Outer(AbstractFactor):
         row_bytes = (n + (0 if other is None else m)) * groups * p * a.element_size()
         width = max(1, int(how.slice_bytes / row_bytes))
         for start in range(0, b.shape[2], width):
-            mine = _outer(a, b[:, :, start : start + width])
-            out += how.products(
-                mine, None if other is None else _outer(other[0], other[1][:, :, start : start + width])
-            )
+            part = slice(start, start + width)
+            mine = how.outer(a, b[:, :, part], "mine")
+            out += how.products(mine, None if other is None else how.outer(other[0], other[1][:, :, part], "theirs"))
         return out if scale is None else out * scale * theirs.T
 
     def gradients(self) -> Tensor:
-        return _outer(self.a, self.b)
+        return (self.b @ self.a.transpose(2, 3)).flatten(1)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        return cls(parts[0].module, torch.cat([part.x for part in parts]), torch.cat([part.b for part in parts]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,16 +199,15 @@ class Lookup(AbstractFactor):
         out.index_put_((rows, self.index % (self.size + 1)), self.b, accumulate=True)  # −1 is the spare last row
         return out[:, :-1].flatten(1)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        index, b = torch.cat([part.index for part in parts]), torch.cat([part.b for part in parts])
+        return cls(index, b, parts[0].size)
+
 
 def _paired(a: Tensor, a2: Tensor, b: Tensor, b2: Tensor) -> Tensor:
     """One position: (a_i·a_j)(b_i·b_j), summed over groups; (N, g, p)."""
     return ((a.transpose(0, 1) @ a2.permute(1, 2, 0)) * (b.transpose(0, 1) @ b2.permute(1, 2, 0))).sum(dim=0)
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype == torch.float16 and not a.is_cuda:  # CPUs are slow at it
-        return (b.float() @ a.float().transpose(2, 3)).half().flatten(1)
-    return (b @ a.transpose(2, 3)).flatten(1)
 
 
 def _ghost(a: Tensor, b: Tensor, a2: Tensor, b2: Tensor, how: Contraction) -> Tensor:
@@ -193,39 +224,33 @@ def _ghost(a: Tensor, b: Tensor, a2: Tensor, b2: Tensor, how: Contraction) -> Te
     return out
 
 
-def patches(module: nn.Module, x: Tensor) -> Tensor:
-    """What a linear map's weights multiply: (N, groups, p, T)."""
+def patches(module: nn.Module, x: Tensor, how: Contraction | None = None, name: str = "") -> Tensor:
+    """What a linear map's weights multiply: (N, groups, p, T); in the buffer of that name, if there is one."""
     if isinstance(module, nn.Linear):
         return x.reshape(len(x), -1, x.shape[-1]).transpose(1, 2).unsqueeze(1)
+    windows = _windows(module, x)
+    if how is not None:
+        windows = how.buffer(name, windows.numel(), windows).view(windows.shape).copy_(windows)
+    return windows.reshape(len(x), getattr(module, "groups", 1), -1, windows.shape[4] * windows.shape[5])
+
+
+def _windows(module: nn.Module, x: Tensor) -> Tensor:
+    """A view of what a convolution sees: (N, channels, kernel height, kernel width, height, width)."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
-    if isinstance(module, nn.Conv1d):
-        x, kernel, stride, dilation = (
-            x.unsqueeze(2),
-            (1, *module.kernel_size),
-            (1, *module.stride),
-            (1, *module.dilation),
-        )
-    else:
-        kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
-    before = list(module._reversed_padding_repeated_twice) + [0, 0] * (2 - len(module.kernel_size))
-    if any(before):
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        # torch pads images of one row in one direction only
-        x = (
-            F.pad(x.squeeze(2), before[:2], mode).unsqueeze(2)
-            if isinstance(module, nn.Conv1d)
-            else F.pad(x, before, mode)
-        )
-    n, channels, *sides = x.shape
-    outs = [
-        (side - d * (k - 1) - 1) // step + 1 for side, k, step, d in zip(sides, kernel, stride, dilation, strict=True)
-    ]
+    padding = list(module._reversed_padding_repeated_twice)
+    if any(padding):
+        x = F.pad(x, padding, "constant" if module.padding_mode == "zeros" else module.padding_mode)
+    one: tuple[int, ...] = ()
+    if isinstance(module, nn.Conv1d):  # images of one row
+        x, one = x.unsqueeze(2), (1,)
+    kernel, stride, dilation = ((*one, *v) for v in (module.kernel_size, module.stride, module.dilation))
     x = x.contiguous()
+    sides = zip(x.shape[2:], kernel, stride, dilation, strict=True)
+    outs = [(side - d * (k - 1) - 1) // step + 1 for side, k, step, d in sides]
     high, wide = x.stride()[2:]
     strides = (*x.stride()[:2], high * dilation[0], wide * dilation[1], high * stride[0], wide * stride[1])
-    # one copy of a view; F.unfold would launch a kernel for every image
-    windows = x.as_strided((n, channels, *kernel, *outs), strides)
-    return windows.reshape(n, module.groups, -1, outs[0] * outs[1])
+    # F.unfold would launch a kernel for every image
+    return x.as_strided((*x.shape[:2], *kernel, *outs), strides)
 
 
 def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
