@@ -364,6 +364,72 @@ def test_backbones_that_are_not_called_for_both_views():
     assert "hidden" not in watch.records[0]
 
 
+def test_images_that_grow_do_not_stop_training():
+    """Maps are pooled, so their size may change; a changed number of channels is left out and said."""
+    conv, criterion = nn.Conv2d(3, 6, 3), sw.losses.VICReg()
+    watch = sw.SpectrumMonitor().attach(loss=criterion, backbone=conv, every=2)
+    for size in (8, 8, 12, 12):
+        h = [conv(torch.randn(32, 3, size, size)) for _ in "ab"]
+        criterion(*(x.mean(dim=(2, 3)) for x in h))
+    watch.close()
+    assert [len(r["hidden"]) for r in watch.records] == [6, 6]
+
+
+def test_dimensions_that_change_do_not_stop_training():
+    criterion = sw.losses.VICReg()
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
+
+    def loop():
+        for d in (3, 3, 5, 3):
+            z = torch.randn(32, d, requires_grad=True)
+            criterion(z, z)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="must keep its 3 dimensions"):
+        loop()
+    assert watch.records[0]["samples"] == 64
+
+
+def test_losses_that_return_more_than_a_number():
+    class Wordy(nn.Module):
+        def forward(self, a, b):
+            return {"loss": (a - b).square().mean()}
+
+    criterion, z = Wordy(), torch.randn(32, 3, requires_grad=True)
+    with sw.SpectrumMonitor().attach(loss=criterion, every=2) as watch:
+        for _ in range(4):
+            criterion(z, z)
+    assert [r["step"] for r in watch.records] == [2, 4]
+    assert "loss" not in watch.records[0]
+
+
+def test_a_full_disk_does_not_stop_training(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(attach.RunFolder, "write", full)
+    criterion, z = sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2, log=tmp_path)
+
+    def loop():
+        for _ in range(4):
+            criterion(z, z)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="No space left"):
+        loop()
+    assert [r["step"] for r in watch.records] == [2, 4]
+
+
+def test_a_slow_background_keeps_processes_together(tmp_path):
+    """The first process has decompositions waiting, the second never has: both must sum at the same steps."""
+    slow = "import time, stairwise.monitor.attach as m; real = m.decompose_aside\n"
+    slow += "m.decompose_aside = lambda *a: (time.sleep(0.5), real(*a))[1]\n"
+    many = TWO.replace("every=2", "every=1").replace("z[2 * rank : 2 * rank + 2]", "z[:3].repeat(4, 1, 1)")
+    code = slow + many
+    assert run_two("-c", code, tmp_path) == [0, 0]
+
+
 TWO = """
 import sys
 import torch

@@ -248,6 +248,141 @@ def test_rules_are_used_where_they_hold():
     assert "into.weight" in Capture(model, mean, x).by_rule
 
 
+class Deeper(nn.Module):
+    """Calls a layer once more when some sample asks for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = torch.tanh(self.layer(x))
+        if not torch._C._functorch.is_batchedtensor(x) and bool((x[:, 0] > 5).any()):
+            h = torch.where(x[:, :1] > 5, torch.tanh(self.layer(h)), h)
+        return self.out(h)
+
+
+class Experts(nn.Module):
+    """Sends samples to one of two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        out = x.new_zeros(len(x), 3)
+        mask = x[:, 0] > 0
+        out[mask] = self.a(x[mask])
+        out[~mask] = self.b(x[~mask])
+        return out
+
+
+class TokensFirst(nn.Module):
+    """Hands its layer (tokens, samples, features)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.layer(x.transpose(0, 1))[0]
+
+
+def blank_first(x):
+    return torch.cat([torch.zeros_like(x[:1]), x[1:]])
+
+
+def reused():
+    layer = nn.Linear(6, 6, bias=False)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+def by_frequency():
+    return nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True), nn.Flatten())
+
+
+def equal_to_autograd(model, x):
+    K, exact = empirical_ntk(model, x, precision="float64"), by_autograd(model, x)
+    torch.testing.assert_close(K, exact, rtol=1e-9, atol=1e-9)
+
+
+def changed_padding():
+    model = conv(4, 6, 3)()
+    model[0].padding, model[0].dilation = (2, 2), (2, 2)  # as some segmentation networks are made
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (Twice, blank_first(torch.randn(6, 6))),
+        (reused, blank_first(torch.randn(6, 6))),
+        (Experts, torch.randn(9, 6)),
+        (Experts, torch.randn(9, 6).abs()),
+        (TokensFirst, torch.randn(3, 3, 5)),
+        (TokensFirst, torch.randn(4, 3, 5)),
+        (TokensFirst, torch.randn(7, 3, 5)),
+        (changed_padding, torch.randn(5, 4, 8, 8)),
+        (by_frequency, torch.arange(40).view(8, 5) % 9 // 2),
+        (lambda: nn.Linear(6, 2), torch.randn(1, 6)),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 2)), torch.randn(5, 6)),
+    ],
+)
+def test_what_the_trial_could_overlook(make, x):
+    torch.manual_seed(0)
+    model = make().double().eval()
+    x = x.double() if x.is_floating_point() else x
+    torch.testing.assert_close(
+        empirical_ntk(model, x, precision="float64"), by_autograd(model, x), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_samples_that_are_treated_in_another_way_than_those_of_the_trial():
+    torch.manual_seed(0)
+    model, x = Single(Deeper()).double(), torch.randn(8, 6, dtype=torch.float64)
+    x[6, 0] = 9.0
+    torch.testing.assert_close(
+        empirical_ntk(model, x, precision="float64"), by_autograd(model, x), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_one_position_against_many():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), Sum()).double()
+    x, y = torch.randn(6, 1, 4).double(), torch.randn(7, 5, 4).double()
+
+    def gradients(samples):
+        parameters = list(model.parameters())
+        each = [torch.autograd.grad(mean(model(one[None]))[0], parameters) for one in samples]
+        return torch.stack([torch.cat([g.flatten() for g in gradient]) for gradient in each])
+
+    K = empirical_ntk(model, x, y, precision="float64")
+    torch.testing.assert_close(K, gradients(x) @ gradients(y).T)
+
+
+class Sum(nn.Module):
+    def forward(self, x):
+        return x.sum(dim=1)
+
+
+def test_large_images_stay_in_the_range_of_float16():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), Pool(), nn.Linear(2, 2))
+    x = 3 + torch.rand(3, 1, 320, 320)
+    exact = empirical_ntk(model, x)
+    assert empirical_ntk(model, x, precision="float16") == pytest.approx(exact, rel=5e-3)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_models_of_low_precision(kind):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)), 20 * torch.randn(6, 64)
+    exact = empirical_ntk(model, x)
+    K = empirical_ntk(model.to(kind), x.to(kind))
+    assert K.dtype == torch.float32
+    assert float((K - exact).abs().max() / exact.max()) < 0.05
+
+
 def test_what_cannot_be_batched_is_done_one_by_one():
     model = nn.Sequential(OneByOne(), nn.Linear(6, 2)).double()
     x = torch.randn(5, 6, dtype=torch.float64)
@@ -369,12 +504,22 @@ def test_channels_last_images():
     assert torch.equal(empirical_ntk(model, last, precision="float64"), empirical_ntk(model, x, precision="float64"))
 
 
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x[:, None], x[:, None], x[:, None])[0][:, 0]
+
+
 def test_bad_input():
     x = torch.randn(4, 6)
     net = nn.Linear(6, 2)
     for model, given, options, says in (
         (nn.Sequential(net, nn.BatchNorm1d(2)), x, {}, "evaluation mode: in training mode batch norm mixes"),
         (nn.Sequential(net, nn.Dropout(0.1)), x, {}, "dropout"),
+        (Dropping(), x, {}, "dropout"),
         (nn.Sequential(net, nn.BatchNorm1d(2, track_running_stats=False)).eval(), x, {}, "running statistics"),
         (nn.Unflatten(1, (2, 3)), x, {}, "trainable parameters"),
         (nn.Sequential(net, nn.Unflatten(1, (2, 1))), x, {}, "2-D"),

@@ -56,7 +56,7 @@ class Attachment:
     ) -> None:
         if (loss is None) == (projector is None):
             raise InputError("loss and projector", "must be given one and not the other", None, "prefer the loss")
-        self.monitor, self.optimizer, self.joined = monitor, optimizer, joined
+        self.monitor, self.joined = monitor, joined
         self.every = positive_int(every, "every")
         self.records: list[dict[str, Any]] = []
         self.step, self.t, self.seconds = 0, 0.0, 0.0
@@ -76,6 +76,7 @@ class Attachment:
         for module in (loss, projector, backbone):
             _warn_if_compiled(module)
         self.counts_updates = hasattr(optimizer, "register_step_post_hook")
+        self.optimizer = None if self.counts_updates else optimizer  # kept no longer than needed, it holds the model
         self.hooks: list[Any] = []
         if self.counts_updates:
             self.hooks.append(optimizer.register_step_post_hook(_Hook(self, "_after_update")))
@@ -94,11 +95,12 @@ class Attachment:
             hook.remove()
         _alive.discard(self)
         self.background.shutdown()
-        try:
-            self._settle()
-        finally:
-            if self.run is not None:
+        self._settle()
+        if self.run is not None:
+            try:
                 self.run.log.close()
+            except OSError as error:
+                self._say(f"records are not written: {error}")
         if self.taken == 0:
             self._say("nothing was seen: the hooked modules were not called; attach before torch.compile")
 
@@ -138,7 +140,9 @@ class Attachment:
 
     def _after_backbone(self, _: nn.Module, __: Any, output: Any) -> None:
         if torch.is_grad_enabled() and isinstance(output, Tensor) and output.ndim > 1:
-            self.seen_h.append(output.detach().flatten(1))
+            h = output.detach()
+            # maps are pooled: (N, channels, height, width) or (N, tokens, features)
+            self.seen_h.append(h.flatten(2).mean(dim=2) if h.ndim > 3 else h.mean(dim=1) if h.ndim == 3 else h)
 
     def _before_loss(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():  # evaluation
@@ -151,10 +155,12 @@ class Attachment:
         self._take(views[0].detach(), views[1].detach())
 
     def _after_loss(self, _: nn.Module, __: Any, output: Any) -> None:
-        if torch.is_grad_enabled() and isinstance(output, Tensor) and output.numel() == 1:
+        if not torch.is_grad_enabled():
+            return
+        if isinstance(output, Tensor) and output.numel() == 1:
             value = torch.stack([output.detach().reshape(()).double(), output.new_ones((), dtype=torch.float64)])
             self.loss = value if self.loss is None else self.loss.to(value.device) + value
-            self._count_call()
+        self._count_call()
 
     def _after_projector(self, _: nn.Module, __: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
@@ -195,14 +201,20 @@ class Attachment:
 
     def _take(self, z_a: Tensor, z_b: Tensor) -> None:
         hidden = self._pair(self.seen_h)
-        if hidden is not None and len(hidden[0]) != len(hidden[1]):
+        if hidden is not None and hidden[0].shape != hidden[1].shape:
             hidden = None
         if self.watches_backbone and hidden is None:
             self._say(
                 "the backbone was not called for each of two views: its spectrum is left out; "
                 "attach before torch.compile, or set joined=True"
             )
-        self.monitor.update(z_a, z_b, *(hidden or ()))
+        try:
+            self.monitor.update(z_a, z_b, *(hidden or ()))
+        except InputError as error:
+            if hidden is None:
+                raise
+            self._say(f"representations are left out: {error}")
+            self.monitor.update(z_a, z_b)
         self.taken += 1
         if self.taken == 1 and self.monitor.window is not None and self.monitor.window < FEWEST * z_a.shape[1]:
             self._say(f"a window of {self.monitor.window} pairs is short for {z_a.shape[1]} dimensions: take 4 d")
@@ -220,14 +232,16 @@ class Attachment:
         return self.seconds + time.perf_counter() - self.began
 
     def _record_if_due(self) -> None:
-        if self.step % self.every == 0 and self.taken and self._enough() and len(self.writing) < WAITING:
+        if self.step % self.every == 0 and self.taken and self._enough():
             self._record()
         self._settle(finished_only=True)
 
     def _enough(self) -> bool:
-        """Spectra of fewer pairs than a few times d are mostly noise: collect until the next record then."""
-        if world() > 1:  # processes must decide alike
+        """Collect until the next record while pairs are few, whose spectra are mostly noise, or the background lags."""
+        if world() > 1:  # processes must decide alike, or their collectives meet the wrong partners
             return True
+        if len(self.writing) >= WAITING:
+            return False
         d = (len(next(s for s in (self.monitor.sums, self.monitor.before) if s)["zz"]) - ONES) // 2
         ours = self.monitor.window is None and self.monitor.half_life is None
         return not ours or self.monitor.seen >= FEWEST * d
@@ -242,7 +256,7 @@ class Attachment:
             self.loss = None
         if self.monitor.window is None and self.monitor.half_life is None:
             self.monitor.reset()
-        if rank() == 0:
+        if rank() == 0 and len(self.writing) < WAITING:
             self.writing.append(self.background.submit(self._write, record, sums))
 
     def _write(self, record: dict[str, Any], sums: dict[str, Any]) -> dict[str, Any]:
@@ -254,10 +268,14 @@ class Attachment:
             record |= {name: value for name, value in found.items() if value is not None}
         except Exception as error:
             record |= {"skipped": int(sums["flaws"][1]), "first_skipped": int(sums["flaws"][2]), "failed": str(error)}
-        if self.folder is not None and self.run is None:
-            self.run = RunFolder(self.folder)
-        if self.run is not None:
-            self.run.write(record)
+        try:
+            if self.folder is not None and self.run is None:
+                self.run = RunFolder(self.folder)
+            if self.run is not None:
+                self.run.write(record)
+        except OSError as error:
+            record["unwritten"] = str(error)
+        record.pop("leading", None)
         return record
 
     def _settle(self, finished_only: bool = False) -> None:
@@ -281,6 +299,8 @@ class Attachment:
                 )
             elif "failed" in record:
                 self._say(f"no spectrum at step {record['step']}: {record['failed']}")
+            if "unwritten" in record:
+                self._say(f"records are not written: {record['unwritten']}")
 
     def _say(self, message: str) -> None:
         """A warning, once."""
@@ -297,8 +317,14 @@ class _Hook:
 
     def __call__(self, *args: Any) -> None:
         watch = self.watch() if self.watch is not None else None
-        if watch is not None:
+        if watch is None:
+            return
+        try:
             getattr(watch, self.name)(*args)
+        except Exception as error:
+            if not watch.taken:  # how it is attached must be mended
+                raise
+            watch._say(f"the monitor passed over a step: {error}")  # what has worked must not stop a training
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Hook, (None, self.name)

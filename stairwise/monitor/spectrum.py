@@ -4,6 +4,7 @@ Sums are kept in float64 on the device of the embeddings; `update` neither synch
 """
 
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = ["Spectrum", "SpectrumMonitor", "decompose", "decompose_aside"]
 Floats = NDArray[np.float64]
 
 SAMPLE = 256  # pairs of the last batch that are kept to be looked at
+ASIDE = Lock()  # the number of threads is one for the whole process
 ONES = 8  # one column would do; eight keep rows aligned, which matrix products on GPUs like
 
 
@@ -271,7 +273,7 @@ def decompose_aside(sums: dict[str, Floats], normalized: bool = False) -> Spectr
 
     Only numpy's own BLAS is held back; torch's threads are its own.
     """
-    with ThreadpoolController().select(internal_api="openblas").limit(limits=1):
+    with ASIDE, ThreadpoolController().select(internal_api="openblas").limit(limits=1):
         return decompose(sums, normalized)
 
 

@@ -6,7 +6,8 @@ parameters of all other modules get their per-sample gradients from vmap(grad), 
 """
 
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +18,17 @@ from torch.func import functional_call, grad, vmap
 from stairwise.checks import InputError
 from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors
 
-__all__ = ["Capture", "Scalar"]
+__all__ = ["Capture", "RulesChanged", "Scalar"]
 
+Call = tuple[str, Tensor, GradientEdge]  # name of the module, its input, where its output is
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
 TRIAL = 3  # samples
 PIECE = 64  # samples a pass on a CPU, whose caches are small
-AGREE = 1e-3  # of the largest gradient; a rule that does not apply is off by all of it
+AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and double precision
+
+
+class RulesChanged(Exception):
+    """Fewer parameters are covered by rules than was thought: begin again."""
 
 
 class Capture:
@@ -45,7 +51,9 @@ class Capture:
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
         self.sample_bytes = 0.0
-        self.by_rule = self._tried(trial[:TRIAL])
+        # two sizes: rows that are not samples may be as many as these by chance
+        self.by_rule = self._tried(trial[: TRIAL - 1]) & self._tried(trial[:TRIAL])
+        self.sample_bytes /= 2
 
     def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         """Gradients of all samples, by name of parameter."""
@@ -61,19 +69,35 @@ class Capture:
         if self.by_rule:
             scalars, calls = self._forward(x)
             b = torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
-            for (name, given, _), g in zip(calls, b, strict=True):
-                if g is None:
-                    continue
-                for own, factor in factors(self.modules[name], given, g.detach()).items():
-                    full = f"{name}.{own}" if name else own
-                    if full in self.by_rule:
-                        found[full] = factor
+            found = {name: f for name, f in self._by_rules(calls, b, len(x)).items() if name in self.by_rule}
+            if found.keys() != self.by_rule:  # these samples are treated in another way than those of the trial
+                self.by_rule &= found.keys()
+                raise RulesChanged
         others = [name for name in self.parameters if name not in self.by_rule]
         return found | (self._by_vmap(x, others) if others else {})
 
-    def _forward(self, x: Tensor) -> tuple[Tensor, list[tuple[str, Tensor, GradientEdge]]]:
+    def _by_rules(self, calls: list[Call], b: Sequence[Tensor | None], n: int) -> dict[str, AbstractFactor]:
+        """Factors of modules that were called once, with one row a sample; b are the gradients at their outputs."""
+        times = Counter(name for name, _, _ in calls)
+        found: dict[str, AbstractFactor] = {}
+        for (name, given, _), g in zip(calls, b, strict=True):
+            if times[name] > 1 or g is None or len(given) != n or len(g) != n:
+                continue
+            if given.is_floating_point() and given.dtype != g.dtype:  # mixed precision within
+                continue
+            try:
+                own = factors(self.modules[name], _at_least_single(given), _at_least_single(g.detach()))
+            except (RuntimeError, ValueError):  # an unusual module: no rule
+                continue
+            for key, factor in own.items():
+                full = f"{name}.{key}" if name else key
+                if full in self.parameters:  # a second name of a shared parameter is not
+                    found[full] = factor
+        return found
+
+    def _forward(self, x: Tensor) -> tuple[Tensor, list[Call]]:
         """Scalars (N,) and, for each call of a module with a rule: its name, its input, and where its output is."""
-        calls: list[tuple[str, Tensor, GradientEdge]] = []
+        calls: list[Call] = []
 
         def hook(name: str) -> Callable[..., None]:
             def record(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -104,26 +128,23 @@ class Capture:
         return scalars
 
     def _tried(self, x: Tensor) -> set[str]:
-        """Parameters whose gradients the rules give rightly: sample 0 has all of autograd's, the others nothing."""
+        """Parameters whose gradients the rules give rightly: each sample has all of its own of autograd's, the others
+        nothing; and it has some."""
         scalars, calls = self._forward(x)
-        used = list(self.parameters.values())
-        edges = [edge for _, _, edge in calls]
-        out = torch.autograd.grad(scalars[0], [*edges, *used], allow_unused=True)
-        b, whole = out[: len(edges)], dict(zip(self.parameters, out[len(edges) :], strict=True))
-        by_rule: dict[str, Tensor] = {}
-        for (name, given, _), g in zip(calls, b, strict=True):
-            self.sample_bytes += given.numel() * given.element_size() / len(x)
-            if g is None:
-                continue
-            self.sample_bytes += g.numel() * g.element_size() / len(x)
-            if len(given) != len(x) or len(g) != len(x):
-                continue
-            for own, factor in factors(self.modules[name], given, g).items():
-                full = f"{name}.{own}" if name else own
-                if full in self.parameters:  # a second name of a shared module is not
-                    by_rule[full] = factor.gradients()
-        zero = {name for name, g in whole.items() if g is None}
-        return {name for name, g in by_rule.items() if name not in zero and _agree(g, whole[name].to_dense().flatten())}
+        for _, given, _ in calls:
+            self.sample_bytes += 2 * given.numel() * given.element_size() / len(x)
+        edges, used = [edge for _, _, edge in calls], list(self.parameters.values())
+        right, moved = set(self.parameters), set[str]()
+        for i in range(len(x)):
+            out = torch.autograd.grad(scalars[i], [*edges, *used], allow_unused=True, retain_graph=True)
+            found = self._by_rules(calls, out[: len(edges)], len(x))
+            for name, whole in zip(self.parameters, out[len(edges) :], strict=True):
+                dense = None if whole is None else whole.to_dense().flatten()
+                if dense is None or name not in found or not _agree(_gradients(found[name]), dense, i):
+                    right.discard(name)
+                elif bool(dense.any()):
+                    moved.add(name)
+        return right & moved
 
     def _by_vmap(self, x: Tensor, names: list[str]) -> dict[str, AbstractFactor]:
         chosen = {name: self.parameters[name].detach() for name in names}
@@ -141,9 +162,25 @@ class Capture:
         return {name: Direct(g.detach().flatten(1)) for name, g in found.items()}
 
 
-def _agree(found: Tensor, whole: Tensor) -> bool:
-    scale = whole.abs().max() + 1e-30
-    return bool((found[0] - whole).abs().max() <= AGREE * scale and found[1:].abs().sum() <= AGREE * scale)
+def _gradients(factor: AbstractFactor) -> Tensor | None:
+    try:
+        return factor.gradients()
+    except RuntimeError:  # shapes that no rule expects
+        return None
+
+
+def _agree(found: Tensor | None, whole: Tensor, i: int) -> bool:
+    """Sample i has all, the others nothing."""
+    if found is None or found.shape[1:] != whole.shape:
+        return False
+    tolerance = (AGREE_DOUBLE if whole.dtype == torch.float64 else AGREE) * (whole.abs().max() + 1e-30)
+    expected = torch.zeros_like(found)
+    expected[i] = whole
+    return bool((found - expected).abs().max() <= tolerance)
+
+
+def _at_least_single(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _check_mode(model: nn.Module) -> None:
@@ -158,7 +195,8 @@ def _check_mode(model: nn.Module) -> None:
                 name,
                 "model.eval()",
             )
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        share = getattr(module, "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout", 0.0)
+        if isinstance(share, float) and share > 0:
             raise InputError(
                 "model", "must be in evaluation mode: dropout draws other weights each time", name, "model.eval()"
             )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, one_of
 from stairwise.losses.ranks import rank, world
-from stairwise.ntk.capture import Capture, Scalar
+from stairwise.ntk.capture import Capture, RulesChanged, Scalar
 from stairwise.ntk.factors import AbstractFactor, Contraction
 
 __all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
@@ -95,9 +95,28 @@ def _ntk(
     memory: float | None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Tensor:
-    capture = Capture(model, scalar, x)
-    budget = memory or _free(x.device)
-    chunk = _chunk(capture, budget, len(x))
+    with _precision("float32"):  # faster products would look like rules that fail
+        capture = Capture(model, scalar, x)
+    while True:
+        try:
+            K = _by_tiles(capture, x, y, precision, memory or _free(x.device), progress)
+            break
+        except RulesChanged:
+            continue
+    if not bool(torch.isfinite(K).all()):
+        raise InputError("the kernel", "must be finite", None, "gradients overflow: scale the network, or use float64")
+    return K
+
+
+def _by_tiles(
+    capture: Capture,
+    x: Tensor,
+    y: Tensor | None,
+    precision: str,
+    budget: float,
+    progress: Callable[[int, int], None],
+) -> Tensor:
+    chunk = _chunk(capture, budget, max(len(x), 0 if y is None else len(y)))
     how = Contraction(precision == "float16", min(max(budget / 8, 1e6), 1e12 if x.is_cuda else SLICE))
     rows = x.split(chunk)
     columns = rows if y is None else y.split(chunk)

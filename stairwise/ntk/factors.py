@@ -58,9 +58,9 @@ class Contraction:
         return _symmetric(x, product) if y is None else product(x, y.T)
 
 
-def _to_half(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each sample scaled so that its largest element is 1, and the scales, (n, 1)."""
-    scale = x.flatten(1).abs().amax(dim=1).clamp_min(1e-30)
+def _to_half(x: Tensor, below: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Each sample scaled so that its largest element is 1/√below, and the scales, (n, 1)."""
+    scale = x.flatten(1).abs().amax(dim=1).clamp_min(1e-30) * below**0.5
     return scale[:, None], (x / scale.view(-1, *[1] * (x.ndim - 1))).half()
 
 
@@ -140,13 +140,13 @@ class Outer(AbstractFactor):
         a2, b2 = (a, b) if other is None else (patches(other.module, other.x, how, "their patches"), other.b)
         n, groups, p, positions = a.shape
         m, q = len(a2), b.shape[2]
-        if positions == 1:
+        if positions == 1 and a2.shape[3] == 1:
             return _paired(a[..., 0], a2[..., 0], b[..., 0], b2[..., 0])
         half = 1 if other is not None else 0.5
         # float16 products are an order of magnitude faster than those of the factors, which stay in float32
         explicit = groups * ((n + m) * positions * p * q + half * n * m * p * q / (10 if how.half else 1))
         ghost = groups * n * m * positions * positions * (p + q)
-        if ghost < explicit:
+        if ghost < explicit and a2.shape[3] == positions:
             return _ghost(a, b, a2, b2, how)
         return self._explicit(a, b, None if other is None else (a2, b2), how)
 
@@ -155,10 +155,11 @@ class Outer(AbstractFactor):
         m = n if other is None else len(other[0])
         scale = None
         if how.half:
-            (s_a, a), (s_b, b) = _to_half(a), _to_half(b)
+            # sums over positions must not leave float16's range
+            (s_a, a), (s_b, b) = _to_half(a), _to_half(b, a.shape[3])
             scale = theirs = s_a * s_b
             if other is not None:
-                (s_a, a2), (s_b, b2) = _to_half(other[0]), _to_half(other[1])
+                (s_a, a2), (s_b, b2) = _to_half(other[0]), _to_half(other[1], other[0].shape[3])
                 other, theirs = (a2, b2), s_a * s_b
         out = a.new_zeros((n, m), dtype=torch.float32 if how.half else a.dtype)
         row_bytes = (n + (0 if other is None else m)) * groups * p * a.element_size()
@@ -188,9 +189,13 @@ class Lookup(AbstractFactor):
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Lookup)
         them = other or self
-        same = (self.index[:, :, None, None] == them.index) & (self.index >= 0)[:, :, None, None]
-        inner = torch.einsum("nlf,mkf->nlmk", self.b, them.b)
-        return torch.where(same, inner, 0.0).sum(dim=(1, 3))
+        length = self.index.shape[1]
+        rows = max(1, int(how.slice_bytes / (3 * length * them.index.numel() * self.b.element_size())))
+        parts = []
+        for index, b in zip(self.index.split(rows), self.b.split(rows), strict=True):
+            same = (index[:, :, None, None] == them.index) & (index >= 0)[:, :, None, None]
+            parts.append(torch.where(same, torch.einsum("nlf,mkf->nlmk", b, them.b), 0.0).sum(dim=(1, 3)))
+        return torch.cat(parts)
 
     def gradients(self) -> Tensor:
         n, _, features = self.b.shape
@@ -237,7 +242,10 @@ def patches(module: nn.Module, x: Tensor, how: Contraction | None = None, name: 
 def _windows(module: nn.Module, x: Tensor) -> Tensor:
     """A view of what a convolution sees: (N, channels, kernel height, kernel width, height, width)."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
-    padding = list(module._reversed_padding_repeated_twice)
+    if isinstance(module.padding, str) or module.padding_mode != "zeros":
+        padding = list(module._reversed_padding_repeated_twice)
+    else:  # may have been changed since the module was made
+        padding = [side for one in reversed(module.padding) for side in (one, one)]
     if any(padding):
         x = F.pad(x, padding, "constant" if module.padding_mode == "zeros" else module.padding_mode)
     one: tuple[int, ...] = ()
@@ -292,6 +300,8 @@ def _group_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, 
 
 def _embedding(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
     assert isinstance(module, nn.Embedding)
+    if module.scale_grad_by_freq or module.max_norm is not None:
+        raise ValueError("no rule")
     index = x.reshape(len(x), -1)
     if module.padding_idx is not None:
         index = torch.where(index == module.padding_idx, -1, index)
