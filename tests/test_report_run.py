@@ -118,7 +118,7 @@ def test_collapse_to_a_point_that_is_not_the_origin(tmp_path):
         monitor.update(torch.full((64, 4), 0.7), torch.full((64, 4), 0.7))
         found = vars(monitor.compute())
         run.write({"step": i, "t": float(i)} | {k: v for k, v in found.items() if v is not None})
-    run.log.close()
+    run.metrics.close()
     for spectrum in ("eigenvalues", "covariance"):
         assert page_of(tmp_path, spectrum).lead.startswith("Collapsed")
 

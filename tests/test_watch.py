@@ -28,8 +28,8 @@ def write_records(folder, first, last, size=0):
     for i in range(first, last):
         row = {"step": 10 * i, "t": t[i], "seconds": 2.0 * i, "covariance": lam[i], "eigenvalues": lam[i] - 0.01}
         run.write(row | {"loss": float(((1 - lam[i]) ** 2).sum()), "leading": views})
-    run.log.close()
-    return run.log.size
+    run.metrics.close()
+    return run.metrics.size
 
 
 @contextmanager

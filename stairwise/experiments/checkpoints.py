@@ -92,7 +92,7 @@ def measure_checkpoints(
             last = step
     finally:
         if run is not None:
-            run.log.close()
+            run.metrics.close()
     if last < 0:
         raise InputError("--checkpoints", "must fit the model", source.checkpoints, "see the notes above")
     progress(len(paths), len(paths), "done")

@@ -98,7 +98,7 @@ class Attachment:
         self._settle()
         if self.run is not None:
             try:
-                self.run.log.close()
+                self.run.metrics.close()
             except OSError as error:
                 self._say(f"records are not written: {error}")
         if self.taken == 0:
@@ -115,7 +115,7 @@ class Attachment:
             "log_size": 0,
         }
         if self.run is not None:
-            numbers["log_size"] = self.run.log.size
+            numbers["log_size"] = self.run.metrics.size
         if self.loss is not None:
             numbers["loss"] = self.loss.tolist()
         return numbers | {f"monitor.{name}": value.clone() for name, value in self.monitor.state().items()}

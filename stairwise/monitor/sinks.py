@@ -30,13 +30,13 @@ class RunFolder:
         self.folder = Path(folder)
         if size is None:
             _move_aside(self.folder / METRICS)
-        self.log = MetricsLog(self.folder / METRICS, size or 0)
+        self.metrics = MetricsLog(self.folder / METRICS, size or 0)
 
     def write(self, record: dict[str, Any]) -> None:
         """Add a record."""
         record = dict(record)
         leading = record.pop("leading", None)
-        self.log.write(record)
+        self.metrics.write(record)
         if leading is not None:
             rounded = np.round(leading, 6 - int(np.ceil(np.log10(max(np.abs(leading).max(), 1e-300)))))
             save_json(self.folder / PICTURE, {"step": record["step"], "t": record["t"], "views": rounded})

@@ -344,8 +344,8 @@ class Trainer:
         self.recorder.settle()
         path = self.folder / CHECKPOINTS
         if rank() == 0:
-            assert self.recorder.log is not None
-            self.recorder.log.log.sync()
+            assert self.recorder.folder is not None
+            self.recorder.folder.metrics.sync()
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
             tensors |= {"momentum": self.optimizer.momentum_buffer} | self.recorder.state()
             tensors["rng.cpu"] = torch.get_rng_state()
@@ -356,7 +356,7 @@ class Trainer:
                 "t": self.t,
                 "alpha": self.alpha,
                 "seconds": self.seconds,
-                "log_size": self.recorder.log.log.size,
+                "log_size": self.recorder.folder.metrics.size,
                 "images": self._images_seen(),
                 "view_shape": [self.images.pixels.shape[3], self.size, self.size],
             }
@@ -375,7 +375,7 @@ class Trainer:
                 cuda = self.device.type == "cuda"
                 device = torch.cuda.get_device_name(self.device) if cuda else None
                 save_json(self.folder / RECIPE, facts | provenance(device, ("torch", "numpy", "safetensors")))
-                self.recorder.log = RunFolder(self.folder, 0)
+                self.recorder.folder = RunFolder(self.folder, 0)
             return
         self._check_same_images(found.facts["images"])
         self.objective.load_state_dict(found.part("objective"))
@@ -387,8 +387,8 @@ class Trainer:
         self.step_number, self.t = found.facts["step"], found.facts["t"]
         self.seconds, self.alpha = found.facts["seconds"], found.facts["alpha"]
         if rank() == 0 and self.step_number < self.steps:
-            self.recorder.log = RunFolder(self.folder, found.facts["log_size"])
-            if self.recorder.log.log.size < found.facts["log_size"]:
+            self.recorder.folder = RunFolder(self.folder, found.facts["log_size"])
+            if self.recorder.folder.metrics.size < found.facts["log_size"]:
                 warnings.warn(f"{self.folder / METRICS} has lost earlier records; going on", RunWarning, stacklevel=3)
 
     def _images_seen(self) -> list[str]:

@@ -29,7 +29,7 @@ class Recorder:
         self.loggers = loggers(board)[1]
         self.values = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
         self.monitor = SpectrumMonitor(normalized=normalized)
-        self.log: RunFolder | None = None  # of the first process only
+        self.folder: RunFolder | None = None  # of the first process only
         self.background = ThreadPoolExecutor(1)
         self.writing: deque[Future[None]] = deque()
 
@@ -61,12 +61,12 @@ class Recorder:
         self.writing.append(self.background.submit(self._write, facts, sums))
 
     def _write(self, facts: dict[str, Any], sums: dict[str, Any] | None) -> None:
-        if self.log is None:
+        if self.folder is None:
             return
         if sums is not None:
             found = vars(decompose_aside(sums, self.monitor.normalized))
             facts |= {name: value for name, value in found.items() if value is not None}
-        self.log.write(facts)
+        self.folder.write(facts)
         send(facts, self.loggers)
 
     def settle(self, finished_only: bool = False) -> None:
@@ -86,8 +86,8 @@ class Recorder:
     def close(self) -> None:
         """Let go of threads and files."""
         self.background.shutdown()
-        if self.log is not None:
-            self.log.log.close()
+        if self.folder is not None:
+            self.folder.metrics.close()
         if self.board is not None:
             self.board.close()
 
