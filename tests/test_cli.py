@@ -86,7 +86,11 @@ def test_data_list_and_check(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", ["", "demo", "predict", "embed", "reproduce", "data list", "data get", "data check"]
+    "command",
+    [
+        *("", "demo", "predict", "embed", "reproduce", "data list", "data get", "data check"),
+        *("train", "report", "watch", "spectrum", "ntk"),
+    ],
 )
 def test_help_has_an_example(tmp_path, command):
     done = stairwise(*command.split(), "--help", cwd=tmp_path)

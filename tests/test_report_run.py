@@ -103,6 +103,12 @@ def test_damaged_records_are_left_out(run, damage, where):
     page.write(run / "report.html")
 
 
+def test_records_without_a_spectrum_are_no_damage(run):
+    with (run / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 3000, "t": 6.1, "knn": 0.5}\n')
+    assert page_of(run).facts["records"] == "300 records"
+
+
 def test_a_damaged_recipe(run):
     for text in ('{"recipe": 3}', "{}", '{"recipe": {"loss": "vicreg"}}', "{"):
         (run / "recipe.json").write_text(text)

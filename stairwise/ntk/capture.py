@@ -60,8 +60,6 @@ class Capture:
         if x.is_cuda or len(x) <= PIECE:
             return self._factors(x)
         parts = [self._factors(piece) for piece in x.split(PIECE)]
-        if any(part.keys() != parts[0].keys() for part in parts):  # the network does other things for other samples
-            return self._factors(x)
         return {name: factor.joined([part[name] for part in parts]) for name, factor in parts[0].items()}
 
     def _factors(self, x: Tensor) -> dict[str, AbstractFactor]:

@@ -43,7 +43,7 @@ def run_page(
     measured = _sound(records, spectrum)
     if len(measured) < 2:
         raise InputError("run", "must have at least two records", len(measured), "let it train for a while")
-    left_out = len(records) - len(measured)
+    left_out = sum(spectrum in r for r in records) - len(measured)  # records of probes alone have none
     said = f"{len(measured)} records" + (f", {left_out} without a sound {spectrum} left out" if left_out else "")
     facts = facts | {"records": ", ".join(filter(None, (said, facts.get("records", ""))))}
     t, step, seconds = (_column(measured, key) for key in ("t", "step", "seconds"))
