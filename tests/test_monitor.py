@@ -142,3 +142,24 @@ def test_bad_input():
     monitor.update(torch.zeros(3, 2), torch.zeros(3, 2))
     with pytest.raises(InputError, match="2 dimensions"):
         monitor.update(torch.zeros(3, 4), torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 70}, {"half_life": 30.0}])
+def test_collecting_equals_updating(options):
+    """Batches of two sizes, with and without representations, one of them not finite."""
+    at_once, later = (sw.SpectrumMonitor(**options) for _ in range(2))
+    for i in range(29):
+        n = 7 if i % 11 == 10 else 10
+        a, b = (torch.tensor(z) for z in embeddings(n, 4, seed=i))
+        views = (a, b) if i in {3, 4} else (a, b, a.repeat(1, 2), b.repeat(1, 2))
+        if i in {12, 20}:
+            views[1][0, 0] = torch.nan
+        at_once.update(*views)
+        later.collect(*views)
+    for name, values in at_once.state().items():
+        assert later.state()[name] == pytest.approx(values, rel=1e-10, abs=1e-12), name
+    found, expected = later.compute(), at_once.compute()
+    assert (found.samples, found.skipped, found.first_skipped) == (expected.samples, 2, 13)
+    assert found.hidden == pytest.approx(expected.hidden)
+    with pytest.raises(InputError, match="4 dimensions"):
+        later.collect(torch.ones(3, 5), torch.ones(3, 5))

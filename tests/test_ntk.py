@@ -12,7 +12,7 @@ from stairwise.experiments.fig2ab import tangent_kernel
 from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.ntk.capture import Capture
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
-from stairwise.ntk.factors import Contraction, Lookup, Outer
+from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
 
@@ -414,7 +414,9 @@ def test_explicit_and_ghost_products_agree(positions, groups, slices):
     one, two = (Outer(layers, x[k], b[k]) for k in (0, 1))
     expected = one.gradients() @ two.gradients().T
     assert one.gram(two, how) == pytest.approx(expected, rel=1e-10)
-    assert one._explicit(one.a, one.b, (two.a, two.b), how) == pytest.approx(expected, rel=1e-10)
+    for way in (_explicit, _ghost):
+        assert way((one.a, one.b), (two.a, two.b), how) == pytest.approx(expected, rel=1e-10)
+        assert way((one.a, one.b), None, how) == pytest.approx(one.gradients() @ one.gradients().T, rel=1e-10)
     assert one.gram(None, how) == pytest.approx(one.gradients() @ one.gradients().T, rel=1e-10)
 
 

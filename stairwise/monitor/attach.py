@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, RunWarning, positive_int
 from stairwise.losses.ranks import rank, total, world
 from stairwise.monitor.sinks import RunFolder, loggers, send
-from stairwise.monitor.spectrum import ONES, SpectrumMonitor, decompose_aside
+from stairwise.monitor.spectrum import SpectrumMonitor, decompose_aside
 
 __all__ = ["Attachment"]
 
@@ -68,7 +68,8 @@ class Attachment:
         self.background = ThreadPoolExecutor(1)
         self.writing: deque[Future[dict[str, Any]]] = deque()
         self.skipped, self.updates, self.taken, self.said = 0, 0, 0, set[str]()
-        self.loss: Tensor | None = None  # sum and number since the last record
+        self.loss: Tensor | None = None  # sum since the last record
+        self.losses = 0
         self.watches_backbone = backbone is not None
         # views of one step; a few are enough, should nothing ever take them
         self.seen_z: deque[Tensor] = deque(maxlen=4)
@@ -117,7 +118,7 @@ class Attachment:
         if self.run is not None:
             numbers["log_size"] = self.run.metrics.size
         if self.loss is not None:
-            numbers["loss"] = self.loss.tolist()
+            numbers["loss"] = [self.loss.item(), self.losses]
         return numbers | {f"monitor.{name}": value.clone() for name, value in self.monitor.state().items()}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -126,7 +127,8 @@ class Attachment:
         self.skipped, self.began = int(state["skipped"]), time.perf_counter()
         tensors = {k.removeprefix("monitor."): v for k, v in state.items() if k.startswith("monitor.")}
         self.monitor.load(tensors)
-        self.loss = torch.tensor(state["loss"], dtype=torch.float64) if "loss" in state else None
+        value, self.losses = state.get("loss", (None, 0))
+        self.loss = None if value is None else torch.tensor(value, dtype=torch.float64)
         if self.folder is not None:
             self.run = RunFolder(self.folder, int(state["log_size"]))
 
@@ -158,8 +160,13 @@ class Attachment:
         if not torch.is_grad_enabled():
             return
         if isinstance(output, Tensor) and output.numel() == 1:
-            value = torch.stack([output.detach().reshape(()).double(), output.new_ones((), dtype=torch.float64)])
-            self.loss = value if self.loss is None else self.loss.to(value.device) + value
+            value = output.detach().reshape(())
+            if self.loss is None or self.loss.device != value.device:
+                self.loss = (
+                    value.new_zeros((), dtype=torch.float64) if self.loss is None else self.loss.to(value.device)
+                )
+            self.loss += value
+            self.losses += 1
         self._count_call()
 
     def _after_projector(self, _: nn.Module, __: Any, output: Any) -> None:
@@ -209,12 +216,12 @@ class Attachment:
                 "attach before torch.compile, or set joined=True"
             )
         try:
-            self.monitor.update(z_a, z_b, *(hidden or ()))
+            self.monitor.collect(z_a, z_b, *(hidden or ()))
         except InputError as error:
             if hidden is None:
                 raise
             self._say(f"representations are left out: {error}")
-            self.monitor.update(z_a, z_b)
+            self.monitor.collect(z_a, z_b)
         self.taken += 1
         if self.taken == 1 and self.monitor.window is not None and self.monitor.window < FEWEST * z_a.shape[1]:
             self._say(f"a window of {self.monitor.window} pairs is short for {z_a.shape[1]} dimensions: take 4 d")
@@ -242,7 +249,7 @@ class Attachment:
             return True
         if len(self.writing) >= WAITING:
             return False
-        d = (len(next(s for s in (self.monitor.sums, self.monitor.before) if s)["zz"]) - ONES) // 2
+        d = self.monitor.dimensions() or 0
         ours = self.monitor.window is None and self.monitor.half_life is None
         return not ours or self.monitor.seen >= FEWEST * d
 
@@ -250,10 +257,10 @@ class Attachment:
         sums = self.monitor.snapshot(joint=True)
         record: dict[str, Any] = {"step": self.step, "t": self.t, "seconds": self._elapsed()}
         if self.loss is not None:
-            value, number = total(self.loss).tolist()
+            value, number = total(torch.stack([self.loss, torch.full_like(self.loss, self.losses)])).tolist()
             if math.isfinite(value):
                 record["loss"] = value / number
-            self.loss = None
+            self.loss, self.losses = None, 0
         if self.monitor.window is None and self.monitor.half_life is None:
             self.monitor.reset()
         if rank() == 0 and len(self.writing) < WAITING:

@@ -1,9 +1,12 @@
 r"""The spectra of an embedding, from moments that are accumulated batch by batch.
 
 Sums are kept in float64 on the device of the embeddings; `update` neither synchronizes nor decomposes anything.
+`collect` is for loops that the host paces: a few batches are summed at once, so that a step has three operations more
+and not forty.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,8 @@ __all__ = ["Spectrum", "SpectrumMonitor", "decompose", "decompose_aside"]
 
 Floats = NDArray[np.float64]
 
+AT_ONCE = 8  # batches that are summed together
+WAITING_BYTES = 64e6  # or as many as fit in here
 SAMPLE = 256  # pairs of the last batch that are kept to be looked at
 ASIDE = Lock()  # the number of threads is one for the whole process
 ONES = 8  # one column would do; eight keep rows aligned, which matrix products on GPUs like
@@ -81,30 +86,53 @@ class SpectrumMonitor:
         self.normalized = normalized
         self.sums: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # the window's older half
+        self.waiting: list[tuple[Tensor, Tensor | None]] = []  # (z_a, z_b) side by side, h_a above h_b
         self.seen = 0
         self.flaws: Tensor | None = None  # batches seen, skipped, number of the first one skipped
         self.sample: Tensor | None = None  # the first pairs of the last batch
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
         """Add a batch, (N, d) each."""
-        self._check("z", z_a, z_b, "zz", 2)
+        self.collect(z_a, z_b, h_a, h_b)
+        self.flush()
+
+    def collect(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
+        """Like `update`, at the cost of a copy: sums are taken after a few batches, or when they are asked for."""
+        self._check("z", z_a, z_b)
         if (h_a is None) != (h_b is None):
             raise InputError("h_a and h_b", "must be given together")
         if h_a is not None and h_b is not None:
-            self._check("h", h_a, h_b, "hh", 1)
-        keep = 1.0 if self.half_life is None else 0.5 ** (len(z_a) / self.half_life)
+            self._check("h", h_a, h_b)
         with torch.no_grad():
-            z = _with_ones(torch.cat([z_a, z_b], dim=1))
-            h = None if h_a is None or h_b is None else _with_ones(torch.cat([h_a, h_b]))
-            finite = torch.isfinite(z.sum() if h is None else z.sum() + h.sum())
-            self._count(finite)
-            self._add("zz", torch.where(finite, z, 0.0), keep)
-            if h is not None:
-                self._add("hh", torch.where(finite, h, 0.0), keep)
-            self.sample = torch.stack([z_a[:SAMPLE], z_b[:SAMPLE]]).detach().float()
-        self.seen += len(z_a)
-        if self.window is not None and self.seen >= self.window:
+            z = torch.cat([z_a, z_b], dim=1)
+            h = None if h_a is None or h_b is None else torch.cat([h_a, h_b])
+        if self.waiting and not (_alike(z, self.waiting[0][0]) and _alike(h, self.waiting[0][1])):
+            self.flush()
+        self.waiting.append((z, h))
+        self.seen += len(z)
+        over = self.window is not None and self.seen >= self.window
+        size = (z.nbytes + (0 if h is None else h.nbytes)) * len(self.waiting)
+        if over or len(self.waiting) >= AT_ONCE or size >= WAITING_BYTES:
+            self.flush()
+        if over:
             self.before, self.sums, self.seen = self.sums, {}, 0
+
+    def flush(self) -> None:
+        """Sum what has been collected."""
+        if not self.waiting:
+            return
+        waiting, self.waiting = self.waiting, []
+        pairs = len(waiting[0][0])
+        keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
+        with torch.no_grad():
+            z = _with_ones([z for z, _ in waiting])
+            h = _with_ones([h for _, h in waiting if h is not None]) if waiting[0][1] is not None else None
+            finite = torch.isfinite(z.sum(dim=(1, 2)) if h is None else z.sum(dim=(1, 2)) + h.sum(dim=(1, 2)))
+            self._count(finite)
+            self._add("zz", z, finite, keep)
+            if h is not None:
+                self._add("hh", h, finite, keep)
+            self.sample = torch.stack(waiting[-1][0][:SAMPLE].chunk(2, dim=1)).detach().float()
 
     def attach(
         self,
@@ -146,6 +174,7 @@ class SpectrumMonitor:
 
     def merge(self, other: "SpectrumMonitor") -> None:
         """Add what another monitor has accumulated, of other pairs."""
+        self.flush()
         for name, value in other._total().items():
             if name in self.sums:
                 if self.sums[name].shape != value.shape:
@@ -157,6 +186,7 @@ class SpectrumMonitor:
 
     def reset(self) -> None:
         """Forget everything, in place: buffers stay where a captured graph expects them."""
+        self.waiting = []
         for value in self.sums.values():
             value.zero_()
         self.before, self.seen = {}, 0
@@ -186,39 +216,54 @@ class SpectrumMonitor:
 
     def state(self) -> dict[str, Tensor]:
         """Tensors from which `load` continues."""
+        self.flush()
         flaws = {} if self.flaws is None else {"flaws": self.flaws}
         return dict(self.sums) | {f"before.{name}": value for name, value in self.before.items()} | flaws
 
     def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
         """Continue from `state`, on a device; None: on that of the next batch."""
         placed = {name: value.to(device) if device else value.clone() for name, value in state.items()}
-        self.flaws = placed.pop("flaws", None)
+        self.waiting, self.flaws = [], placed.pop("flaws", None)
         self.sums = {name: value for name, value in placed.items() if not name.startswith("before.")}
         self.before = {name.removeprefix("before."): v for name, v in placed.items() if name.startswith("before.")}
         self.seen = int(self.sums["zz"][-1, -1]) if self.sums else 0
 
     def _total(self) -> dict[str, Tensor]:
         """Sums over the window."""
+        self.flush()
         if not self.before:
             return self.sums
         return {name: value + self.sums[name] if name in self.sums else value for name, value in self.before.items()}
 
-    def _check(self, name: str, a: Tensor, b: Tensor, sums: str, views: int) -> None:
+    def dimensions(self, name: str = "z") -> int | None:
+        """Size of the embeddings ("z") or representations ("h") seen so far."""
+        for z, h in self.waiting:
+            if name == "z" or h is not None:
+                return z.shape[1] // 2 if name == "z" else len(h[0])  # type: ignore[index]
+        kept = next((kept[name * 2] for kept in (self.sums, self.before) if name * 2 in kept), None)
+        return None if kept is None else (len(kept) - ONES) // (2 if name == "z" else 1)
+
+    def _check(self, name: str, a: Tensor, b: Tensor) -> None:
         if a.ndim != 2 or a.shape != b.shape:
             found = f"{tuple(a.shape)}, {tuple(b.shape)}"
             raise InputError(f"{name}_a and {name}_b", "must be 2-D of one shape", found, "flatten them")
-        known = next((len(kept[sums]) - ONES for kept in (self.sums, self.before) if sums in kept), None)
-        if known is not None and known != views * a.shape[1]:
-            rule = f"must keep its {known // views} dimensions"
+        known = self.dimensions(name)
+        if known is not None and known != a.shape[1]:
+            rule = f"must keep its {known} dimensions"
             raise InputError(f"{name}_a", rule, a.shape[1], "use a new monitor")
 
-    def _add(self, name: str, x: Tensor, keep: float) -> None:
-        """sums[name] = keep · sums[name] + xᵀx, in place."""
+    def _add(self, name: str, x: Tensor, finite: Tensor, keep: float) -> None:
+        """sums[name] = keep · sums[name] + xᵀx for one finite batch after the other of x, (batches, rows, columns)."""
         if name not in self.sums:
-            self.sums[name] = x.new_zeros(x.shape[1], x.shape[1])
+            self.sums[name] = x.new_zeros(x.shape[2], x.shape[2])
         if self.sums[name].device != x.device:  # read back from a checkpoint
             self.sums[name] = self.sums[name].to(x.device)
-        self.sums[name].addmm_(x.T, x, beta=keep)
+        x = torch.where(finite[:, None, None], x, 0.0)
+        if keep < 1 and len(x) > 1:
+            later = torch.arange(len(x) - 1, -1, -1, device=x.device, dtype=x.dtype)
+            x = x * (keep ** (later / 2))[:, None, None]
+        rows = x.flatten(0, 1)
+        self.sums[name].addmm_(rows.T, rows, beta=keep ** len(x))
 
     def _count(self, finite: Tensor) -> None:
         """Keep count of batches, and of those that are left out; nothing waits."""
@@ -226,10 +271,11 @@ class SpectrumMonitor:
             self.flaws = torch.zeros(3, dtype=torch.float64, device=finite.device)
         self.flaws = self.flaws.to(finite.device)
         seen, skipped, first = self.flaws
-        bad = ~finite
-        seen += 1
-        skipped += bad
-        first.copy_(torch.where(bad & (first == 0), seen, first))
+        bad = (~finite).double()
+        number = seen + bad.argmax() + 1
+        first.copy_(torch.where((first == 0) & (bad.sum() > 0), number, first))
+        seen += len(finite)
+        skipped += bad.sum()
 
 
 def _joint_flaws(flaws: Tensor) -> Tensor:
@@ -241,9 +287,16 @@ def _joint_flaws(flaws: Tensor) -> Tensor:
     return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
 
 
-def _with_ones(x: Tensor) -> Tensor:
-    """Columns of ones beside x: all its first and second moments, and their number, are one product then."""
-    return nn.functional.pad(x.double(), (0, ONES), value=1.0)
+def _with_ones(batches: list[Tensor]) -> Tensor:
+    """Batches, (batches, rows, columns), and columns of ones beside: all first and second moments, and their number,
+    are one product then."""
+    return nn.functional.pad(torch.stack(batches).double(), (0, ONES), value=1.0)
+
+
+def _alike(x: Tensor | None, y: Tensor | None) -> bool:
+    if x is None or y is None:
+        return x is y
+    return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device
 
 
 def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
@@ -273,8 +326,13 @@ def decompose_aside(sums: dict[str, Floats], normalized: bool = False) -> Spectr
 
     Only numpy's own BLAS is held back; torch's threads are its own.
     """
-    with ASIDE, ThreadpoolController().select(internal_api="openblas").limit(limits=1):
+    with ASIDE, _openblas().limit(limits=1):
         return decompose(sums, normalized)
+
+
+@cache
+def _openblas() -> Any:
+    return ThreadpoolController().select(internal_api="openblas")  # looks at all libraries of the process
 
 
 def _hidden(sums: Floats) -> Floats:

@@ -16,13 +16,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
-from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors
+from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
 
 __all__ = ["Capture", "RulesChanged", "Scalar"]
 
 Call = tuple[str, Tensor, GradientEdge]  # name of the module, its input, where its output is
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
-TRIAL = 3  # samples
+TRIAL = 2  # samples
 PIECE = 64  # samples a pass on a CPU, whose caches are small
 AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and double precision
 
@@ -51,9 +51,7 @@ class Capture:
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
         self.sample_bytes = 0.0
-        # two sizes: rows that are not samples may be as many as these by chance
-        self.by_rule = self._tried(trial[: TRIAL - 1]) & self._tried(trial[:TRIAL])
-        self.sample_bytes /= 2
+        self.by_rule = self._tried(trial[:TRIAL]) & self._called(torch.cat([trial[:TRIAL], trial[:1]]))
 
     def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         """Gradients of all samples, by name of parameter."""
@@ -129,20 +127,28 @@ class Capture:
         """Parameters whose gradients the rules give rightly: each sample has all of its own of autograd's, the others
         nothing; and it has some."""
         scalars, calls = self._forward(x)
-        for _, given, _ in calls:
-            self.sample_bytes += 2 * given.numel() * given.element_size() / len(x)
+        self.sample_bytes = _memory(self.modules, calls) / len(x)
         edges, used = [edge for _, _, edge in calls], list(self.parameters.values())
         right, moved = set(self.parameters), set[str]()
         for i in range(len(x)):
             out = torch.autograd.grad(scalars[i], [*edges, *used], allow_unused=True, retain_graph=True)
             found = self._by_rules(calls, out[: len(edges)], len(x))
-            for name, whole in zip(self.parameters, out[len(edges) :], strict=True):
-                dense = None if whole is None else whole.to_dense().flatten()
-                if dense is None or name not in found or not _agree(_gradients(found[name]), dense, i):
-                    right.discard(name)
-                elif bool(dense.any()):
-                    moved.add(name)
+            pairs = {
+                name: (_gradients(found[name]), whole.to_dense().flatten())
+                for name, whole in zip(self.parameters, out[len(edges) :], strict=True)
+                if whole is not None and name in found
+            }
+            agree, some = _compared(pairs, i)
+            right &= agree
+            moved |= some
         return right & moved
+
+    def _called(self, x: Tensor) -> set[str]:
+        """Parameters of modules that are given one row a sample at another number of samples too: rows that are
+        something else may be as many by chance."""
+        _, calls = self._forward(x)
+        known = {name for name, given, _ in calls if len(given) == len(x)}
+        return {name for name in self.parameters if name.rpartition(".")[0] in known}
 
     def _by_vmap(self, x: Tensor, names: list[str]) -> dict[str, AbstractFactor]:
         chosen = {name: self.parameters[name].detach() for name in names}
@@ -167,14 +173,31 @@ def _gradients(factor: AbstractFactor) -> Tensor | None:
         return None
 
 
-def _agree(found: Tensor | None, whole: Tensor, i: int) -> bool:
-    """Sample i has all, the others nothing."""
-    if found is None or found.shape[1:] != whole.shape:
-        return False
-    tolerance = (AGREE_DOUBLE if whole.dtype == torch.float64 else AGREE) * (whole.abs().max() + 1e-30)
-    expected = torch.zeros_like(found)
-    expected[i] = whole
-    return bool((found - expected).abs().max() <= tolerance)
+def _compared(pairs: dict[str, tuple[Tensor | None, Tensor]], i: int) -> tuple[set[str], set[str]]:
+    """Names of gradients (n, size), by rules, and (size,), by autograd, that agree: sample i has all of it, the others
+    nothing; and names of those that are not zero. Compared on the device, which is asked once."""
+    names, sizes = [], []
+    for name, (found, whole) in pairs.items():
+        if found is not None and found.shape[1:] == whole.shape:
+            rest = [found[:i], found[i + 1 :]]
+            names.append(name)
+            sizes.append(torch.stack([_largest(v) for v in (found[i] - whole, *rest, whole)]))
+    if not names:
+        return set(), set()
+    tolerance = AGREE_DOUBLE if next(iter(pairs.values()))[1].dtype == torch.float64 else AGREE
+    rows = torch.stack([row.double() for row in sizes]).tolist()
+    agree = {name for name, (*off, size) in zip(names, rows, strict=True) if max(off) <= tolerance * (size + 1e-30)}
+    return agree, {name for name, row in zip(names, rows, strict=True) if row[-1] > 0}
+
+
+def _largest(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, ord=torch.inf) if x.numel() else x.new_zeros(())
+
+
+def _memory(modules: dict[str, nn.Module], calls: list[Call]) -> float:
+    """Bytes for inputs and gradients of all calls, and for the patches of the largest, twice."""
+    kept = sum(2.0 * given.numel() * given.element_size() for _, given, _ in calls)
+    return kept + 2 * max((patches_bytes(modules[name], given) for name, given, _ in calls), default=0.0)
 
 
 def _at_least_single(x: Tensor) -> Tensor:

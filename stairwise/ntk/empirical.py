@@ -42,8 +42,8 @@ def empirical_ntk(
         x, y: samples along the first axis, on the model's device.
         output: "mean": s = √d · mean of the outputs, one backward pass, which in the limit of infinite width equals
             "trace": (1/d) Σ_k ∇f_k·∇f_k', d passes; or a function (N, d) → (N,).
-        precision: "float32"; "tf32": fast matrix products of a GPU throughout; "float16": passes in float32, inner
-            products of scaled float16 gradients; "float64".
+        precision: "float32"; "float16": passes in float32, inner products of gradients in float16, each sample's scaled
+            to its range; "tf32": the passes, too, with the 11 bits that TF32 and float16 have, on a GPU; "float64".
         memory: bytes to work in; default: nine tenths of what is free on the GPU, three tenths on a CPU.
         progress: called with tiles done and in all.
 
@@ -117,7 +117,10 @@ def _by_tiles(
     progress: Callable[[int, int], None],
 ) -> Tensor:
     chunk = _chunk(capture, budget, max(len(x), 0 if y is None else len(y)))
-    how = Contraction(precision == "float16", min(max(budget / 8, 1e6), 1e12 if x.is_cuda else SLICE))
+    how = Contraction(
+        precision == "float16" or (precision == "tf32" and x.is_cuda),
+        min(max(budget / 8, 1e6), 1e12 if x.is_cuda else SLICE),
+    )
     rows = x.split(chunk)
     columns = rows if y is None else y.split(chunk)
     kind = torch.float64 if precision == "float64" else torch.float32
@@ -150,7 +153,8 @@ def _by_tiles(
 
 def _free(device: torch.device) -> float:
     if device.type == "cuda":
-        return 0.9 * torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's, to be used again
+        return 0.9 * (torch.cuda.mem_get_info(device)[0] + unused)
     try:
         return 0.3 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):  # not told everywhere

@@ -9,16 +9,16 @@ the gradient with respect to its outputs, t positions. Inner products of two sam
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["RULES", "AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "factors"]
+__all__ = ["RULES", "AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "factors", "patches_bytes"]
 
 BLOCKS = 8  # rows of a symmetric product are taken in so many blocks, which saves nearly half of it
+ENTRY, ENTRY_GPU = 100, 1000  # an entry of a ghost product is written and read; in units of multiplications, about
 
 
 @dataclass(frozen=True)
@@ -52,33 +52,31 @@ class Contraction:
         torch.bmm(b.reshape(-1, q, positions), a.reshape(-1, p, positions).transpose(1, 2), out=out)
         return out.view(n, -1)
 
-    def products(self, x: Tensor, y: Tensor | None) -> Tensor:
-        """x yᵀ of two matrices of flat gradients, or x xᵀ; float16 ones are summed in float32."""
-        product = _half_product if x.dtype == torch.float16 else torch.mm
-        return _symmetric(x, product) if y is None else product(x, y.T)
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """x yᵀ; of float16 matrices in float32."""
+    if x.dtype != torch.float16:
+        return x @ y.T
+    return torch.mm(x, y.T, out_dtype=torch.float32) if x.is_cuda else x.float() @ y.float().T
 
 
 def _to_half(x: Tensor, below: float = 1.0) -> tuple[Tensor, Tensor]:
     """Each sample scaled so that its largest element is 1/√below, and the scales, (n, 1)."""
     scale = x.flatten(1).abs().amax(dim=1).clamp_min(1e-30) * below**0.5
-    return scale[:, None], (x / scale.view(-1, *[1] * (x.ndim - 1))).half()
+    return (x / scale.view(-1, *[1] * (x.ndim - 1))).half(), scale[:, None]
 
 
-def _half_product(x: Tensor, y: Tensor) -> Tensor:
-    if x.is_cuda:
-        return torch.mm(x, y, out_dtype=torch.float32)
-    return x.float() @ y.float()
-
-
-def _symmetric(x: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """x xᵀ from its lower half."""
-    n = len(x)
-    out = torch.empty(n, n, dtype=torch.float32 if x.dtype == torch.float16 else x.dtype, device=x.device)
-    edges = [round(i * n / BLOCKS) for i in range(BLOCKS + 1)]
-    for low, high in pairwise(edges):
-        if high > low:
-            out[low:high, :high] = product(x[low:high], x[:high].T)
-            out[:low, low:high] = out[low:high, :low].T
+def _by_rows(n: int, m: int, rows: int, symmetric: bool, block: Callable[[slice, slice], Tensor]) -> Tensor:
+    """A matrix (n, m) from its blocks of so many rows; of a symmetric one the lower half is computed."""
+    out: Tensor | None = None
+    for low in range(0, n, rows):
+        high = min(low + rows, n)
+        part = block(slice(low, high), slice(0, high if symmetric else m))
+        out = part.new_empty(n, m) if out is None else out
+        out[low:high, : part.shape[1]] = part
+        if symmetric:
+            out[:low, low:high] = part[:, :low].T
+    assert out is not None
     return out
 
 
@@ -136,39 +134,24 @@ class Outer(AbstractFactor):
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Outer)
-        a, b = patches(self.module, self.x, how, "patches"), self.b
-        a2, b2 = (a, b) if other is None else (patches(other.module, other.x, how, "their patches"), other.b)
-        n, groups, p, positions = a.shape
-        m, q = len(a2), b.shape[2]
-        if positions == 1 and a2.shape[3] == 1:
-            return _paired(a[..., 0], a2[..., 0], b[..., 0], b2[..., 0])
-        half = 1 if other is not None else 0.5
-        # float16 products are an order of magnitude faster than those of the factors, which stay in float32
-        explicit = groups * ((n + m) * positions * p * q + half * n * m * p * q / (10 if how.half else 1))
-        ghost = groups * n * m * positions * positions * (p + q)
-        if ghost < explicit and a2.shape[3] == positions:
-            return _ghost(a, b, a2, b2, how)
-        return self._explicit(a, b, None if other is None else (a2, b2), how)
+        mine, scale = self._prepared(how, "patches")
+        theirs, their_scale = (mine, scale) if other is None else other._prepared(how, "their patches")
+        (n, groups, p, positions), q, m = mine[0].shape, mine[1].shape[2], len(theirs[0])
+        alike, share = theirs[0].shape[3] == positions, 0.5 if other is None else 1.0
+        explicit = groups * p * q * ((n + m) * positions + share * n * m)
+        entry = p + q + (ENTRY_GPU if self.x.is_cuda else ENTRY)
+        ghost = groups * share * n * m * positions**2 * entry
+        way = _ghost if alike and (positions == 1 or ghost < explicit) else _explicit
+        gram = way(mine, None if other is None else theirs, how)
+        return gram if scale is None or their_scale is None else gram.mul_(scale).mul_(their_scale.T)
 
-    def _explicit(self, a: Tensor, b: Tensor, other: tuple[Tensor, Tensor] | None, how: Contraction) -> Tensor:
-        n, groups, p, _ = a.shape
-        m = n if other is None else len(other[0])
-        scale = None
-        if how.half:
-            # sums over positions must not leave float16's range
-            (s_a, a), (s_b, b) = _to_half(a), _to_half(b, a.shape[3])
-            scale = theirs = s_a * s_b
-            if other is not None:
-                (s_a, a2), (s_b, b2) = _to_half(other[0]), _to_half(other[1], other[0].shape[3])
-                other, theirs = (a2, b2), s_a * s_b
-        out = a.new_zeros((n, m), dtype=torch.float32 if how.half else a.dtype)
-        row_bytes = (n + (0 if other is None else m)) * groups * p * a.element_size()
-        width = max(1, int(how.slice_bytes / row_bytes))
-        for start in range(0, b.shape[2], width):
-            part = slice(start, start + width)
-            mine = how.outer(a, b[:, :, part], "mine")
-            out += how.products(mine, None if other is None else how.outer(other[0], other[1][:, :, part], "theirs"))
-        return out if scale is None else out * scale * theirs.T
+    def _prepared(self, how: Contraction, name: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """a and b, and what scaled samples are to be multiplied with, (N, 1)."""
+        if not how.half:
+            return (patches(self.module, self.x, how, name), self.b), None
+        x, s_x = _to_half(self.x)
+        b, s_b = _to_half(self.b, self.b.shape[3])  # sums over positions must not leave float16's range
+        return (patches(self.module, x, how, name), b), s_x * s_b
 
     def gradients(self) -> Tensor:
         return (self.b @ self.a.transpose(2, 3)).flatten(1)
@@ -210,33 +193,70 @@ class Lookup(AbstractFactor):
         return cls(index, b, parts[0].size)
 
 
-def _paired(a: Tensor, a2: Tensor, b: Tensor, b2: Tensor) -> Tensor:
-    """One position: (a_i·a_j)(b_i·b_j), summed over groups; (N, g, p)."""
-    return ((a.transpose(0, 1) @ a2.permute(1, 2, 0)) * (b.transpose(0, 1) @ b2.permute(1, 2, 0))).sum(dim=0)
-
-
-def _ghost(a: Tensor, b: Tensor, a2: Tensor, b2: Tensor, how: Contraction) -> Tensor:
-    n, groups, _, positions = a.shape
-    m = len(a2)
-    rows = max(1, int(how.slice_bytes / (2 * m * positions**2 * a.element_size())))
-    out = a.new_zeros(n, m)
-    for g in range(groups):
-        flat_a, flat_b = (x[:, g].transpose(1, 2).reshape(m * positions, -1) for x in (a2, b2))
-        for start in range(0, n, rows):
-            mine = [x[start : start + rows, g].transpose(1, 2).reshape(-1, x.shape[2]) for x in (a, b)]
-            product = (mine[0] @ flat_a.T) * (mine[1] @ flat_b.T)
-            out[start : start + rows] += product.view(-1, positions, m, positions).sum(dim=(1, 3))
+def _explicit(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, how: Contraction) -> Tensor:
+    """Inner products of gradients that are formed, slice by slice."""
+    a, b = mine
+    n, groups, p, _ = a.shape
+    m = n if theirs is None else len(theirs[0])
+    row_bytes = (n + (0 if theirs is None else m)) * groups * p * a.element_size()
+    width = max(1, int(how.slice_bytes / row_bytes))
+    out = a.new_zeros((n, m), dtype=torch.float32 if how.half else a.dtype)
+    for start in range(0, b.shape[2], width):
+        part = slice(start, start + width)
+        x = how.outer(a, b[:, :, part], "mine")
+        y = x if theirs is None else how.outer(theirs[0], theirs[1][:, :, part], "theirs")
+        rows = n if theirs is not None else -(-n // BLOCKS)
+        out += _by_rows(n, m, rows, theirs is None, lambda i, j, x=x, y=y: _product(x[i], y[j]))  # type: ignore[misc]
     return out
+
+
+def _ghost(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, how: Contraction) -> Tensor:
+    """Inner products Σ_tt' (a_it·a_jt')(b_it·b_jt') of gradients that are never formed."""
+    n, groups, _, positions = mine[0].shape
+    m = n if theirs is None else len(theirs[0])
+    bytes_each = 4 if how.half else mine[0].element_size()
+    rows = max(1, int(how.slice_bytes / (2 * m * positions**2 * bytes_each)))
+    rows = rows if theirs is not None else min(rows, -(-n // BLOCKS))
+    flat = [[_positions_first(x, g) for x in mine] for g in range(groups)]
+    other = flat if theirs is None else [[_positions_first(x, g) for x in theirs] for g in range(groups)]
+
+    def block(i: slice, j: slice) -> Tensor:
+        total: Tensor | int = 0
+        for (a, b), (a2, b2) in zip(flat, other, strict=True):
+            product = _product(a[i].flatten(0, 1), a2[j].flatten(0, 1))
+            product *= _product(b[i].flatten(0, 1), b2[j].flatten(0, 1))
+            if positions > 1:
+                product = product.view(-1, positions, j.stop - j.start, positions).sum(dim=(1, 3))
+            total = total + product
+        assert isinstance(total, Tensor)
+        return total
+
+    return _by_rows(n, m, rows, theirs is None, block)
+
+
+def _positions_first(x: Tensor, group: int) -> Tensor:
+    """(N, g, p, T) → (N, T, p) of one group."""
+    return x[:, group].transpose(1, 2).contiguous()
 
 
 def patches(module: nn.Module, x: Tensor, how: Contraction | None = None, name: str = "") -> Tensor:
     """What a linear map's weights multiply: (N, groups, p, T); in the buffer of that name, if there is one."""
     if isinstance(module, nn.Linear):
         return x.reshape(len(x), -1, x.shape[-1]).transpose(1, 2).unsqueeze(1)
+    assert isinstance(module, nn.Conv1d | nn.Conv2d)
+    if {*module.kernel_size, *module.stride} == {1} and module.padding in {(0,), (0, 0)}:
+        return x.reshape(len(x), module.groups, x.shape[1] // module.groups, -1)
     windows = _windows(module, x)
     if how is not None:
         windows = how.buffer(name, windows.numel(), windows).view(windows.shape).copy_(windows)
-    return windows.reshape(len(x), getattr(module, "groups", 1), -1, windows.shape[4] * windows.shape[5])
+    return windows.reshape(len(x), module.groups, -1, windows.shape[4] * windows.shape[5])
+
+
+def patches_bytes(module: nn.Module, x: Tensor) -> float:
+    """Memory that a convolution's patches take."""
+    if not isinstance(module, nn.Conv1d | nn.Conv2d) or x.ndim != len(module.kernel_size) + 2:
+        return 0.0
+    return float(_windows(module, x).numel() * x.element_size())
 
 
 def _windows(module: nn.Module, x: Tensor) -> Tensor:
@@ -267,18 +287,22 @@ def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, Abst
         b = b.reshape(len(b), -1, b.shape[-1]).transpose(1, 2)
     b = b.flatten(2)
     yield "weight", Outer(module, x, b.view(len(b), groups, -1, b.shape[-1]))
-    yield "bias", Direct(b.sum(dim=2))
+    if module.bias is not None:
+        yield "bias", Direct(b.sum(dim=2))
 
 
 def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
     assert isinstance(module, nn.modules.batchnorm._BatchNorm)
     assert module.running_mean is not None
     assert module.running_var is not None
-    shape = (1, -1, *[1] * (x.ndim - 2))
-    normed = (x - module.running_mean.view(shape)) / (module.running_var.view(shape) + module.eps).sqrt()
-    rest = tuple(range(2, x.ndim))
-    yield "weight", Direct((b * normed).sum(dim=rest) if rest else b * normed)
-    yield "bias", Direct(b.sum(dim=rest) if rest else b)
+    n, channels = x.shape[:2]
+    # every channel of every sample is a channel of its own to torch's fused sums
+    as_channels = [v.reshape(1, n * channels, -1) for v in (b, x)]
+    statistics = [v.to(x.dtype).repeat(n) for v in (module.running_mean, module.running_var)]
+    backward = torch.ops.aten.native_batch_norm_backward
+    _, weight, bias = backward(*as_channels, None, *statistics, None, None, False, module.eps, [False, True, True])
+    yield "weight", Direct(weight.view(n, channels))
+    yield "bias", Direct(bias.view(n, channels))
 
 
 def _layer_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
