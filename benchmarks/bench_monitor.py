@@ -1,8 +1,8 @@
 """What does watching cost? Monitored against unmonitored steps, in turns, in one run.
 
-    python benchmarks/bench_monitor.py [--device cuda] [--steps 150] [--rounds 6]
+    python benchmarks/bench_monitor.py [--device cuda] [--steps 150] [--rounds 6] [--size 224] [--only hooks]
 
-On a GPU: ResNet-50, 96 px, batch 256, d = 512 and h = 2048, bf16 autocast. On a CPU: ResNet-18 of half
+On a GPU: ResNet-50, 96 px (or 224), batch 256, d = 512 and h = 2048, bf16 autocast. On a CPU: ResNet-18 of half
 the width, 32 px, batch 64, d = 128 and h = 256. The monitor is updated in every step and decomposes every 50.
 
   hooks    a loop of others: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
@@ -54,10 +54,10 @@ def in_turns(plain, watched, steps, rounds, device):
 class Loop:
     """A loop of others; `watched` adds the one line."""
 
-    def __init__(self, device, watched, folder):
+    def __init__(self, device, watched, folder, size):
         torch.manual_seed(0)
         large = device.type == "cuda"
-        name, size, batch, d = ("resnet50", 96, 256, 512) if large else ("resnet18", 32, 64, 128)
+        name, batch, d = ("resnet50", 256, 512) if large else ("resnet18", 64, 128)
         encoder = build_encoder(name, {} if large else {"stem": "small", "width": 32})
         network = build_network(encoder, torch.zeros(2, 3, size, size), [2048 if large else 512], d)
         self.network = network.to(device, memory_format=torch.channels_last).train()
@@ -78,10 +78,10 @@ class Loop:
         self.optimizer.step()
 
 
-def recorded(device, folder, measure):
+def recorded(device, folder, measure, size):
     """Our step as a CUDA graph; measured in every step, decomposed every 50 as in training."""
     pixels = Path(folder) / "images.npy"
-    np.save(pixels, np.random.default_rng(0).integers(0, 255, (512, 96, 96, 3), dtype=np.uint8))
+    np.save(pixels, np.random.default_rng(0).integers(0, 255, (512, size, size, 3), dtype=np.uint8))
     recipe = Recipe(
         data=f"array:{pixels}", views="barlow", encoder="resnet50", hidden=[2048], d=512, batch=256, lr=1e-4
     )
@@ -106,13 +106,17 @@ def main():
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--size", type=int, help="pixels; default 96, on a CPU 32")
+    parser.add_argument("--only", choices=("hooks", "graph"))
     options = parser.parse_args()
     device = torch.device(options.device)
-    found = {}
+    found, size = {}, options.size or (96 if device.type == "cuda" else 32)
     with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
-        pairs = {"hooks": [Loop(device, watched, a).step for watched in (False, True)]}
-        if device.type == "cuda":
-            pairs["graph"] = [recorded(device, folder, measure) for folder, measure in ((a, False), (b, True))]
+        pairs = {}
+        if options.only != "graph":
+            pairs["hooks"] = [Loop(device, watched, a, size).step for watched in (False, True)]
+        if device.type == "cuda" and options.only != "hooks":
+            pairs["graph"] = [recorded(device, folder, measure, size) for folder, measure in ((a, False), (b, True))]
         for name, (plain, watched) in pairs.items():
             alone, with_it, cost = in_turns(plain, watched, options.steps, options.rounds, device)
             print(
@@ -120,6 +124,7 @@ def main():
                 flush=True,
             )
             found[f"{name}_cost"] = round(cost, 5)
+        found["pixels"] = size
         print(json.dumps(found))
 
 

@@ -23,7 +23,7 @@ __all__ = ["Capture", "RulesChanged", "Scalar"]
 Call = tuple[str, Tensor, GradientEdge]  # name of the module, its input, where its output is
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
 TRIAL = 2  # samples
-PIECE = 64  # samples a pass on a CPU, whose caches are small
+PIECE = 64  # samples a pass on a CPU, whose caches are small, and of vmap, which keeps much
 AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and double precision
 
 
@@ -156,14 +156,18 @@ class Capture:
         def one(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
             return self.scalar(functional_call(self.model, parameters, (sample.unsqueeze(0),)))[0]
 
+        def some(samples: Tensor) -> dict[str, Tensor]:
+            try:
+                found = vmap(grad(one), in_dims=(None, 0))(chosen, samples)
+            except RuntimeError:  # something in the model cannot be batched: one by one
+                each = [grad(one)(chosen, sample) for sample in samples]
+                found = {name: torch.stack([g[name] for g in each]) for name in names}
+            return {name: g.detach().flatten(1) for name, g in found.items()}
+
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # some functions are batched by a loop
-            try:
-                found = vmap(grad(one), in_dims=(None, 0))(chosen, x)
-            except RuntimeError:  # something in the model cannot be batched: one by one
-                each = [grad(one)(chosen, sample) for sample in x]
-                found = {name: torch.stack([g[name] for g in each]) for name in names}
-        return {name: Direct(g.detach().flatten(1)) for name, g in found.items()}
+            parts = [some(piece) for piece in x.split(PIECE)]
+        return {name: Direct(torch.cat([part[name] for part in parts])) for name in names}
 
 
 def _gradients(factor: AbstractFactor) -> Tensor | None:

@@ -299,8 +299,9 @@ def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, 
     # every channel of every sample is a channel of its own to torch's fused sums
     as_channels = [v.reshape(1, n * channels, -1) for v in (b, x)]
     statistics = [v.to(x.dtype).repeat(n) for v in (module.running_mean, module.running_var)]
+    ones, none = x.new_ones(n * channels), x.new_empty(0)  # CUDA's version wants tensors even where it uses nothing
     backward = torch.ops.aten.native_batch_norm_backward
-    _, weight, bias = backward(*as_channels, None, *statistics, None, None, False, module.eps, [False, True, True])
+    _, weight, bias = backward(*as_channels, ones, *statistics, none, none, False, module.eps, [False, True, True])
     yield "weight", Direct(weight.view(n, channels))
     yield "bias", Direct(bias.view(n, channels))
 
