@@ -449,19 +449,24 @@ def ntk(
     precision: Annotated[str, typer.Option(help="float32, tf32, float16 or float64.")] = "float32",
     initial: Annotated[bool, typer.Option(help="Also predict from the kernel at initialization.")] = True,
     keep_kernel: Annotated[bool, typer.Option("--keep-kernel", help="Keep the kernel itself, too.")] = False,
+    over_time: Annotated[
+        bool, typer.Option("--over-time", help="How it moved, for runs trained with --set keep=10, say.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json_: Json = False,
 ) -> None:
     """The tangent kernel of trained networks, and how much of their embeddings the theory predicts from it.
 
-    Writes RUN/ntk/tangent.json, tangent.npz and figure.png.
+    Writes RUN/ntk/tangent.json, tangent.npz and figure.png; with --over-time drift.npz and drift.png.
 
     Examples: `stairwise ntk runs/photos-bt --n 200`, `stairwise ntk runs/cifar10-*-d50`
     """
-    from stairwise.experiments.tangent import compare, study
+    from stairwise.experiments.tangent import Drift, Tangent, compare, study
+    from stairwise.experiments.tangent import over_time as through_training
     from stairwise.train.run import Run
 
-    found = []
+    found: list[Tangent] = []
+    drifts: list[Drift] = []
     with _bar(TaskProgressColumn()) as progress:
         task = progress.add_task("", total=1.0)
 
@@ -469,13 +474,17 @@ def ntk(
             progress.update(task, completed=share, description=what)
 
         for folder in runs:
-            found.append(study(Run(folder), n, seed, device, precision, initial, progress=tell))
+            if over_time:
+                drifts.append(through_training(Run(folder), n, seed, device, precision, progress=tell))
+            else:
+                found.append(study(Run(folder), n, seed, device, precision, initial, progress=tell))
     written = [path for one in found for path in one.write(one.run / "ntk", keep_kernel)]
+    written += [path for drift in drifts for path in drift.write(drift.run / "ntk")]
     if json_:
         _print_json({"files": written, "scores": {one.run: one.scores for one in found}})
         return
-    for one in found:
-        _print_plain_table(one.table())
+    for table in (*(one.table() for one in found), *(drift.table() for drift in drifts)):
+        _print_plain_table(table)
     if len(found) > 1:
         _print_plain_table(compare(found))
     print("\n".join(map(str, written)))

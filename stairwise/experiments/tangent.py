@@ -29,7 +29,7 @@ from stairwise.train.pairs import Pairs
 from stairwise.train.process import choose_device
 from stairwise.train.run import Run
 
-__all__ = ["Outputs", "Tangent", "compare", "drift", "fixed_views", "study"]
+__all__ = ["Drift", "Outputs", "Tangent", "compare", "drift", "fixed_views", "over_time", "study"]
 
 Floats = NDArray[np.float64]
 Progress = Callable[[float, str], None]
@@ -147,12 +147,89 @@ def study(
     if initial:
         progress(0.7, "the tangent kernel at initialization")
         K0, _ = _kernel(Outputs(initial_network(run)).to(where).eval(), x, precision)
-        scores["theory, initial kernel"] = subspace_alignment(z, predict_embeddings(K0, d))
+        try:
+            scores["theory, initial kernel"] = subspace_alignment(z, predict_embeddings(K0, d))
+        except InputError as unresolved:  # modes below the rounding of the kernel
+            facts["initial_kernel"] = str(unresolved)
         scores["kernel PCA, initial kernel"] = subspace_alignment(z, kernel_pca(K0, d))
         facts |= {"drift": drift([K0, K])[-1]}
     progress(0.9, "fewer dimensions, fewer pairs")
     return Tangent(
         run.folder, z, K.astype(np.float64), scores, _by_dimension(z, F, pca), _by_pairs(z, K, _sizes(n, d)), facts
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """The tangent kernel through training.
+
+    Attributes:
+        steps, t: times, the first 0.
+        change: ‖K − K_0‖/‖K_0‖ of kernels scaled to trace 1, (T,).
+        with_first, with_last: <K, K'>/‖K‖‖K'‖ with the kernel at the beginning and at the end, (T,).
+        theory: alignment of the final embeddings with those predicted from K; nan where K does not resolve d modes.
+    """
+
+    run: Path
+    steps: NDArray[np.int64]
+    t: Floats
+    change: Floats
+    with_first: Floats
+    with_last: Floats
+    theory: Floats
+
+    def table(self) -> Table:
+        """For people."""
+        columns = (self.change, self.with_first, self.with_last, self.theory)
+        rows = [[str(s), *(f"{v:.3f}" for v in values)] for s, *values in zip(self.steps, *columns, strict=True)]
+        header = ["step", "change", "with the first", "with the last", "theory with the final embeddings"]
+        return Table(f"{self.run.name}: the tangent kernel through training", header, rows)
+
+    def write(self, folder: Path) -> list[Path]:
+        """drift.npz and drift.png."""
+        from stairwise.figures.style import style
+        from stairwise.figures.tangent import draw_drift
+
+        names = ("steps", "t", "change", "with_first", "with_last", "theory")
+        save_arrays(folder / "drift.npz", {name: getattr(self, name) for name in names})
+        with style(), atomic(folder / "drift.png") as part:
+            draw_drift(self.steps, self.with_first, self.with_last, self.theory).savefig(part)
+        return [folder / "drift.npz", folder / "drift.png"]
+
+
+def over_time(
+    run: Run,
+    n: int = 250,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "float32",
+    progress: Progress = lambda *_: None,
+) -> Drift:
+    """How the tangent kernel moves through training, from the weights that the recipe's `keep` has kept."""
+    where = choose_device(device)
+    kept = list(run.kept())
+    if not kept:
+        raise InputError("run", "must have kept weights on its way", run.folder, "train it with --set keep=10")
+    x = fixed_views(run, n, seed, where)
+    z = embed(Outputs(kept[-1][2]).to(where).eval(), x)
+    kernels, theory = [], []
+    for i, (step, _, network) in enumerate([(0, 0.0, initial_network(run)), *kept]):
+        progress(i / (len(kept) + 1), f"the tangent kernel at step {step}")
+        K = empirical_ntk(Outputs(network).to(where).eval(), x, precision=precision).cpu().numpy()
+        kernels.append(K / np.trace(K))
+        try:
+            theory.append(subspace_alignment(z, predict_embeddings(K, z.shape[1])))
+        except InputError:  # modes below the rounding of the kernel
+            theory.append(float("nan"))
+    first, last = drift(kernels), drift(kernels[::-1])[::-1]
+    return Drift(
+        run.folder,
+        np.array([0, *(step for step, _, _ in kept)]),
+        np.array([0.0, *(t for _, t, _ in kept)]),
+        np.array([one["distance"] for one in first]),
+        np.array([one["alignment"] for one in first]),
+        np.array([one["alignment"] for one in last]),
+        np.array(theory),
     )
 
 

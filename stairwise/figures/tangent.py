@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from stairwise.figures.style import MEASURED, panels
 
-__all__ = ["draw_tangent", "draw_widths"]
+__all__ = ["draw_drift", "draw_tangent", "draw_widths"]
 
 THEORY, PCA, CHANCE = "#1b4a7a", "#c08a2d", "#9aa3b2"
 
@@ -32,6 +32,19 @@ def draw_tangent(spectrum: NDArray, by_dimension: NDArray, by_pairs: NDArray, po
     axes[2].set(xlabel="pairs n", ylabel="alignment", ylim=(0, 1), title="with fewer pairs")
     axes[2].set_xticks(by_pairs[0], [f"{n:.0f}" for n in by_pairs[0]])
     axes[2].minorticks_off()
+    return figure
+
+
+def draw_drift(steps: NDArray, with_first: NDArray, with_last: NDArray, theory: NDArray) -> Figure:
+    """Alignment of the kernel with its first and last self, and what it predicts of the final span, over training."""
+    figure, axes = panels(2, height=2.6)
+    line = {**MEASURED, "linewidth": 1.6, "marker": "o", "markersize": 4}
+    for values, name, color in ((with_first, "kernel at the start", PCA), (with_last, "kernel at the end", THEORY)):
+        axes[0].plot(steps, values, **{**line, "color": color}, label=name)
+    axes[0].set(xlabel="step", ylabel="alignment of kernels", ylim=(None, 1.02), title="tangent kernel, with the")
+    axes[0].legend(frameon=False)
+    axes[1].plot(steps, theory, **{**line, "color": THEORY})
+    axes[1].set(xlabel="step of the kernel", ylabel="alignment", ylim=(0, 1), title="predicted with final span")
     return figure
 
 

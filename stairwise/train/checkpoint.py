@@ -17,7 +17,7 @@ from torch import Tensor
 from stairwise.checks import InputError, RunWarning
 from stairwise.files import atomic
 
-__all__ = ["Checkpoint", "load", "newest", "save"]
+__all__ = ["Checkpoint", "every", "keep", "load", "newest", "save"]
 
 FORMAT = 1
 KEEP = 2
@@ -38,6 +38,15 @@ class Checkpoint:
 
 def save(folder: Path, step: int, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     """Write step-N.safetensors and remove all but the newest two; on a full disk the older ones stay."""
+    path = keep(folder, step, facts, tensors)
+    leftovers = folder.glob(".step-*.safetensors")  # of processes that were killed while writing
+    for old in (*every(folder)[KEEP:], *leftovers):
+        old.unlink(missing_ok=True)
+    return path
+
+
+def keep(folder: Path, step: int, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """Write step-N.safetensors beside others."""
     host = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     about = {"format": FORMAT, **facts, "step": step, "digest": _digest(host)}
     path = folder / f"step-{step:010d}.safetensors"
@@ -48,9 +57,6 @@ def save(folder: Path, step: int, facts: dict[str, Any], tensors: dict[str, Tens
             raise OSError(28, f"could not be written ({error})", str(path)) from error
         with part.open("rb") as stream:
             os.fsync(stream.fileno())  # a power failure must not leave a name without content
-    leftovers = folder.glob(".step-*.safetensors")  # of processes that were killed while writing
-    for old in (*_all(folder)[KEEP:], *leftovers):
-        old.unlink(missing_ok=True)
     return path
 
 
@@ -73,7 +79,7 @@ def load(path: Path) -> Checkpoint:
 
 def newest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; damaged ones are passed over with a warning."""
-    for path in _all(folder):
+    for path in every(folder):
         try:
             return load(path)
         except InputError as error:
@@ -81,7 +87,8 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def _all(folder: Path) -> list[Path]:
+def every(folder: Path) -> list[Path]:
+    """Files of a folder, the newest first."""
     named = [p for p in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{10}\.safetensors", p.name)]
     return sorted(named, reverse=True)
 

@@ -41,7 +41,7 @@ from stairwise.train.pairs import Pairs
 from stairwise.train.process import StopRequest, agreed, choose_device, locked, process_group
 from stairwise.train.recipe import Recipe, load_recipe
 from stairwise.train.recorder import Recorder, tensorboard_in
-from stairwise.train.run import CHECKPOINTS, RECIPE, Run
+from stairwise.train.run import CHECKPOINTS, RECIPE, WEIGHTS, Run
 from stairwise.train.schedule import Schedule
 
 __all__ = ["Diverged", "Stopped", "Trainer", "initial_network", "rebuild", "train"]
@@ -169,6 +169,7 @@ class Trainer:
         records = max(1, min(recipe.records, self.steps // self.window))
         self.record_steps = _spaced([round(i * self.steps / records) for i in range(1, records + 1)], self.window)
         self.probe_steps = {round((i + 1) * self.steps / recipe.probe_times) for i in range(recipe.probe_times)}
+        self.keep_steps = {round((i + 1) * self.steps / recipe.keep) for i in range(recipe.keep)}
         self.step_number, self.t, self.seconds = 0, 0.0, 0.0
         standardizes = recipe.loss == "barlow_twins" and recipe.loss_options.get("batch_norm", True)
         begun = self.found.facts["step"] if self.found else 0
@@ -234,6 +235,8 @@ class Trainer:
                     record = next(coming, 0)
             elif self.step_number % ASK_EVERY == 0:
                 progress(self.step_number, self.steps, "")
+            if self.step_number in self.keep_steps and rank() == 0:
+                self._keep_weights()
             wish = self._agree(stop, time.perf_counter() - saved > checkpoint_seconds)
             if wish or self.step_number == self.steps:
                 path = self.save()
@@ -338,6 +341,14 @@ class Trainer:
         found = monitor.compute()
         return float((found.eigenvalues if self.recipe.loss in OF_CORRELATION else found.covariance)[0])
 
+    def _keep_weights(self) -> None:
+        facts = {"t": self.t, "view_shape": self._view_shape()}
+        tensors = {f"objective.network.{k}": v for k, v in self.network.state_dict().items()}
+        checkpoint.keep(self.folder / WEIGHTS, self.step_number, facts, tensors)
+
+    def _view_shape(self) -> list[int]:
+        return [self.images.pixels.shape[3], self.size, self.size]
+
     def save(self) -> Path:
         """Write a checkpoint, unless training has diverged."""
         self._check_finite(self.recorder.numbers())
@@ -358,7 +369,7 @@ class Trainer:
                 "seconds": self.seconds,
                 "log_size": self.recorder.folder.metrics.size,
                 "images": self._images_seen(),
-                "view_shape": [self.images.pixels.shape[3], self.size, self.size],
+                "view_shape": self._view_shape(),
             }
             path = checkpoint.save(path, self.step_number, facts, tensors)
         if world() > 1:
@@ -444,7 +455,8 @@ def _count(recipe: Recipe, images: Images) -> int:
 
 
 def _check_same(stored: dict[str, Any], asked: dict[str, Any], path: Path) -> None:
-    differing = [k for k in asked if k != "label" and stored.get(k) != asked[k]]
+    stored = Recipe().plain() | stored  # settings that the run's version did not have
+    differing = [k for k in asked if k not in {"label", "keep"} and stored.get(k) != asked[k]]
     if differing:
         changes = ", ".join(f"{k} = {stored.get(k)!r} there, {asked[k]!r} here" for k in differing[:4])
         raise InputError(
@@ -453,6 +465,7 @@ def _check_same(stored: dict[str, Any], asked: dict[str, Any], path: Path) -> No
 
 
 def _discard(folder: Path) -> None:
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    for name in (CHECKPOINTS, WEIGHTS):
+        shutil.rmtree(folder / name, ignore_errors=True)
     for name in (METRICS, PICTURE, RECIPE):
         (folder / name).unlink(missing_ok=True)

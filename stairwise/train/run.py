@@ -1,6 +1,7 @@
 """A run on disk: what was asked for, what was measured, what was learned."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +18,9 @@ from stairwise.train import checkpoint
 from stairwise.train.recipe import Recipe
 from stairwise.train.schedule import Schedule
 
-__all__ = ["CHECKPOINTS", "RECIPE", "Run"]
+__all__ = ["CHECKPOINTS", "RECIPE", "WEIGHTS", "Run"]
 
-RECIPE, CHECKPOINTS = "recipe.json", "checkpoints"
+RECIPE, CHECKPOINTS, WEIGHTS = "recipe.json", "checkpoints", "weights"
 Floats = NDArray[np.float64]
 
 
@@ -90,3 +91,11 @@ class Run:
         if state is None:
             raise InputError("run", "must have a checkpoint", self.folder, "let it train for a while")
         return rebuild(self.recipe, state)
+
+    def kept(self) -> Iterator[tuple[int, float, Network]]:
+        """Step, t and network at every time at which the recipe's `keep` had the weights kept."""
+        from stairwise.train.loop import rebuild
+
+        for path in reversed(checkpoint.every(self.folder / WEIGHTS)):
+            state = checkpoint.load(path)
+            yield state.facts["step"], state.facts["t"], rebuild(self.recipe, state)
