@@ -158,7 +158,9 @@ def test_tangent_kernels_on_the_gpu():
     torch.manual_seed(0)
     model = build_encoder("resnet18", {"stem": "small", "width": 16}).cuda().eval()
     x = torch.randn(40, 3, 32, 32, device="cuda")
-    assert Capture(model, lambda z: z[:, 0], x).by_rule == {name for name, _ in model.named_parameters()}
+    capture = Capture(model, lambda z: z[:, 0], x)
+    capture.verify()
+    assert capture.by_rule == {name for name, _ in model.named_parameters()}
     for precision, error in (("float64", 1e-10), ("float32", 1e-4), ("tf32", 2e-2), ("float16", 1e-3)):
         K = empirical_ntk(model, x, precision=precision)
         assert ntk_error(model, x, K, 40) < error, precision

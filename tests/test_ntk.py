@@ -1,5 +1,7 @@
 """The empirical tangent kernel against per-sample gradients by autograd and vmap(grad), on a zoo of modules."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ import stairwise as sw
 from stairwise.checks import InputError
 from stairwise.experiments.fig2ab import tangent_kernel
 from stairwise.nets.encoder import build_encoder, build_network
-from stairwise.ntk.capture import Capture
+from stairwise.ntk.capture import Capture, RulesChanged
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
 from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
@@ -236,16 +238,29 @@ def test_does_not_depend_on_tiles(name):
 
 def test_rules_are_used_where_they_hold():
     """Otherwise everything above would be a test of vmap."""
+    for name, rules in (("tied", {"mix.weight", "mix.bias"}), ("called twice", {"out.weight", "out.bias"})):
+        assert verified(*build(name)) == rules
     model, x = build("resnet")
-    assert Capture(model, mean, x).by_rule == {name for name, _ in model.named_parameters()}
-    model, x = build("tied")
-    assert Capture(model, mean, x).by_rule == {"mix.weight", "mix.bias"}
-    model, x = build("called twice")
-    assert Capture(model, mean, x).by_rule == {"out.weight", "out.bias"}
-    model, x = build("attention, samples second")
-    assert "out.weight" not in Capture(model, mean, x).by_rule
-    model, x = build("attention")
-    assert "into.weight" in Capture(model, mean, x).by_rule
+    assert verified(model, x) == {name for name, _ in model.named_parameters()}
+    assert "out.weight" not in verified(*build("attention, samples second"))
+    assert "into.weight" in verified(*build("attention"))
+
+
+def test_the_model_is_left_as_it_was():
+    """torch.func.functional_call puts weights of a module with two names back as plain tensors."""
+    model = reused().eval()
+    before = dict(model.named_parameters())
+    empirical_ntk(model, torch.randn(4, 6))
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[name] is p for name, p in before.items())
+
+
+def verified(model, x):
+    capture = Capture(model, mean, x)
+    with suppress(RulesChanged):
+        capture.verify()
+    return capture.by_rule
 
 
 class Deeper(nn.Module):

@@ -35,7 +35,8 @@ class Capture:
     """Per-sample gradients of a network, by parameter.
 
     Attributes:
-        by_rule: names of parameters whose gradients come from rules; the others' come from vmap(grad).
+        by_rule: names of parameters whose gradients come from rules; the others' come from vmap(grad). Until `verify`
+            has been called, a supposition.
         sample_bytes: memory for the factors of one sample, about.
     """
 
@@ -45,13 +46,23 @@ class Capture:
         if not self.parameters:
             raise InputError("model", "must have trainable parameters", 0, "set requires_grad on some")
         _check_mode(model)
+        self.aliases = _aliases(model)
         self.modules = {
             name: module
             for name, module in model.named_modules()
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
-        self.sample_bytes = 0.0
-        self.by_rule = self._tried(trial[:TRIAL]) & self._called(torch.cat([trial[:TRIAL], trial[:1]]))
+        self.trial, self.verified, self.sample_bytes = trial[:TRIAL], False, 0.0
+        self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
+
+    def verify(self) -> None:
+        """Compare rules with autograd, once. Worth while after `factors`: a GPU is busy then, and this is Python's."""
+        if not self.verified:
+            right = self._tried(self.trial)
+            self.verified = True
+            if not self.by_rule <= right:
+                self.by_rule &= right
+                raise RulesChanged
 
     def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         """Gradients of all samples, by name of parameter."""
@@ -127,7 +138,6 @@ class Capture:
         """Parameters whose gradients the rules give rightly: each sample has all of its own of autograd's, the others
         nothing; and it has some."""
         scalars, calls = self._forward(x)
-        self.sample_bytes = _memory(self.modules, calls) / len(x)
         edges, used = [edge for _, _, edge in calls], list(self.parameters.values())
         right, moved = set(self.parameters), set[str]()
         for i in range(len(x)):
@@ -147,6 +157,7 @@ class Capture:
         """Parameters of modules that are given one row a sample at another number of samples too: rows that are
         something else may be as many by chance."""
         _, calls = self._forward(x)
+        self.sample_bytes = _memory(self.modules, calls) / len(x)
         known = {name for name, given, _ in calls if len(given) == len(x)}
         return {name for name in self.parameters if name.rpartition(".")[0] in known}
 
@@ -154,7 +165,10 @@ class Capture:
         chosen = {name: self.parameters[name].detach() for name in names}
 
         def one(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
-            return self.scalar(functional_call(self.model, parameters, (sample.unsqueeze(0),)))[0]
+            everywhere = {alias: values for name, values in parameters.items() for alias in self.aliases[name]}
+            # torch would put the weights of a module that has two names back wrongly
+            out = functional_call(self.model, everywhere, (sample.unsqueeze(0),), tie_weights=False)
+            return self.scalar(out)[0]
 
         def some(samples: Tensor) -> dict[str, Tensor]:
             try:
@@ -168,6 +182,15 @@ class Capture:
             warnings.filterwarnings("ignore", "There is a performance drop")  # some functions are batched by a loop
             parts = [some(piece) for piece in x.split(PIECE)]
         return {name: Direct(torch.cat([part[name] for part in parts])) for name in names}
+
+
+def _aliases(model: nn.Module) -> dict[str, list[str]]:
+    """All names of parameters that several modules share, by the first."""
+    names: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for key, p in module.named_parameters(recurse=False):
+            names.setdefault(id(p), []).append(f"{prefix}.{key}" if prefix else key)
+    return {name: names[id(p)] for name, p in model.named_parameters()}
 
 
 def _gradients(factor: AbstractFactor) -> Tensor | None:

@@ -95,8 +95,7 @@ def _ntk(
     memory: float | None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Tensor:
-    with _precision("float32"):  # faster products would look like rules that fail
-        capture = Capture(model, scalar, x)
+    capture = Capture(model, scalar, x)
     while True:
         try:
             K = _by_tiles(capture, x, y, precision, memory or _free(x.device), progress)
@@ -135,6 +134,8 @@ def _by_tiles(
         if kept[0] != i:
             # the last column of a row is the next row
             kept = (i, theirs if y is None and theirs is not None and last == i else capture.factors(rows[i]))
+        with _precision("float32"):  # faster products would look like rules that fail
+            capture.verify()
         itself = y is None and i == j
         theirs, last = None if itself else capture.factors(columns[j]), j
         block = _total(kept[1], theirs, how)
