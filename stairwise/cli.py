@@ -247,14 +247,24 @@ def reproduce(
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, repeatable.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("results"),
     force: Annotated[bool, typer.Option("--force", help="Run again even if it has been run.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Try the machinery in seconds; claims are not judged.")
+    ] = False,
+    stored: Annotated[
+        bool, typer.Option("--from-stored", help="Draw what was measured and kept, run nothing.")
+    ] = False,
+    stored_in: Annotated[Path | None, typer.Option("--stored", help="Where that is; default docs/results.")] = None,
+    store_in: Annotated[Path | None, typer.Option("--store", help="Keep arrays and figure in this folder.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the figures and their labels.")] = False,
     json_: Json = False,
 ) -> None:
     """Draw a figure of the paper, keep its arrays, check its claims; a second run reads the first.
 
-    Example: `stairwise reproduce fig1ab --data cifar10 --set pixels=unit`
+    Examples: `stairwise reproduce fig1ab --data cifar10 --set pixels=unit`, `stairwise reproduce all --from-stored`
     """
-    from stairwise.experiments.experiment import CATALOG, label, page
+    from stairwise.experiments.experiment import CATALOG, STORED, from_stored, label, page, stored_names
+    from stairwise.experiments.experiment import smoke as smoke_settings
+    from stairwise.experiments.experiment import store as keep_result
 
     if list_ or not name:
         if json_:
@@ -270,16 +280,30 @@ def reproduce(
     if name == "all" and chosen:
         raise InputError("--data and --set", "belong to one figure", name, "name the figure")
     names = list(CATALOG) if name == "all" else [one_of(name, "figure", [*CATALOG, "all"])]
-    results = [_run(each, folder, chosen, force) for each in names]
+    if stored:
+        where = stored_in or STORED
+        kept = stored_names(where)
+        if missing := [each for each in names if each not in kept]:
+            if name != "all" or not kept:
+                remedy = "run it, or use --stored FOLDER; they are in docs/results of the repository"
+                raise InputError("--from-stored", f"must find {missing[0]}.npz and .json", where, remedy)
+            err.print(f"not stored yet: {', '.join(missing)}", highlight=False)
+        results = [from_stored(each, folder, where) for each in names if each in kept]
+    else:
+        results = [_run(each, folder, {**smoke_settings(each), **chosen} if smoke else chosen, force) for each in names]
     for result in results:
         page(result).write(result.folder / "report.html")
+        if store_in is not None:
+            keep_result(result, store_in)
         if not json_:
             _print_claims(result)
-            note = " (read back; --force runs it again)" if result.cached else ""
+            note = "" if stored or not result.cached else " (read back; --force runs it again)"
             print(f"{result.folder}{note}\n")
     if json_:
         _print_json([{"folder": result.folder, **result.record} for result in results])
-    raise typer.Exit(0 if all(result.holds for result in results) else 1)
+    elif smoke:
+        err.print("a trial on tiny networks: claims are not judged", highlight=False)
+    raise typer.Exit(0 if smoke or all(result.holds for result in results) else 1)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
 from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
+from tests.two_processes import run_two
 
 
 def mean(outputs):
@@ -562,3 +563,30 @@ def test_bad_input():
             predict_embeddings(K, d)
     with pytest.raises(InputError, match="between 1 and 4"):
         kernel_pca(np.eye(4), 5)
+
+
+def network_and_images():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)).double(), torch.randn(
+        23, 2, 6, 6
+    )
+
+
+TWO = """
+import sys, torch, torch.distributed as dist
+from stairwise.ntk.empirical import empirical_ntk
+from tests.test_ntk import network_and_images
+dist.init_process_group("gloo")
+model, x = network_and_images()
+K = empirical_ntk(model, x.double(), memory=2e5, precision="float64")
+torch.save(K, f"{sys.argv[1]}/{dist.get_rank()}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_share_the_tiles(tmp_path):
+    assert run_two("-c", TWO, str(tmp_path)) == [0, 0]
+    model, x = network_and_images()
+    expected = empirical_ntk(model, x.double(), precision="float64")
+    for i in range(2):
+        torch.testing.assert_close(torch.load(tmp_path / f"{i}.pt", weights_only=True), expected)

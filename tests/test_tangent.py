@@ -10,7 +10,7 @@ import torch
 
 import stairwise as sw
 from stairwise.checks import InputError
-from stairwise.experiments.tangent import Outputs, compare, drift, embed, fixed_views, study
+from stairwise.experiments.tangent import Outputs, compare, drift, embed, fixed_views, over_time, study
 from stairwise.files import load_arrays
 from stairwise.ntk.empirical import empirical_ntk
 from stairwise.ntk.predict import predict_embeddings
@@ -33,6 +33,7 @@ TINY = Recipe(
     records=3,
     alpha=0.5,
     precision="float32",
+    keep=3,
 )
 
 
@@ -91,6 +92,23 @@ def test_drift():
     assert scaled == pytest.approx({"distance": 2.0, "alignment": 1.0})
 
 
+def test_the_kernel_through_training(runs, tmp_path):
+    found = over_time(runs[0], n=30, device="cpu")
+    assert found.steps.tolist() == [0, 10, 20, 30]
+    assert np.all(np.diff(found.t) > 0)
+    assert found.change[0] == 0 < found.change[1]
+    assert found.with_first[0] == found.with_last[-1] == pytest.approx(1)
+    assert found.with_first[-1] == pytest.approx(found.with_last[0])
+    assert found.theory[-1] == pytest.approx(study(runs[0], n=30, device="cpu", initial=False).scores["theory"])
+    assert [path.name for path in found.write(tmp_path)] == ["drift.npz", "drift.png"]
+    assert load_arrays(tmp_path / "drift.npz")["theory"].shape == (4,)
+    last = list(runs[0].kept())[-1][2].state_dict()
+    assert all(torch.equal(value, last[name]) for name, value in runs[0].network().state_dict().items())
+    bare = sw.train(TINY.with_settings({"keep": 0, "steps": 9}), tmp_path / "bare", device="cpu")
+    with pytest.raises(InputError, match="keep=10"):
+        over_time(bare, n=30, device="cpu")
+
+
 def test_command_line(runs):
     folders = [run.folder for run in runs]
     command = [sys.executable, "-m", "stairwise", "ntk", *folders, "--n", "20", "--keep-kernel", "--json"]
@@ -102,6 +120,11 @@ def test_command_line(runs):
     assert stored["kernel"].shape == (40, 40)
     assert np.all(np.diff(stored["spectrum"]) <= 0)
     assert (folders[0] / "ntk" / "figure.png").stat().st_size > 20_000
+    command = [sys.executable, "-m", "stairwise", "ntk", folders[0], "--n", "20", "--over-time"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "with the last" in done.stdout
+    assert (folders[0] / "ntk" / "drift.png").is_file()
 
 
 def test_bad_input(runs, tmp_path):

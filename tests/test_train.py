@@ -459,7 +459,7 @@ def test_bad_recipes(changes, says):
         ({"loss": "byol", "precondition": {"power": 0.5}}, "does not apply to BYOL"),
         ({"encoder": "torch.nn:Identity", "encoder_options": {}}, "2-D"),
         ({"data": "nowhere"}, "dataset is unknown"),
-        ({"data": "photos", "encoder_options": {"stem": "small", "width": 4}, "probes": ["knn"]}, "need labels"),
+        ({"held_out": 10}, "besides those for training"),
         ({"views": "crop", "size": 20}, "at most 8"),
         ({"loss_options": {"lambda_": "abc"}}, "arguments of BarlowTwins"),
         ({"precondition": {"dampening": 0.1}}, "arguments of sw.precondition"),
@@ -469,6 +469,32 @@ def test_bad_recipes(changes, says):
 def test_recipes_that_do_not_fit(changes, says, tmp_path):
     with pytest.raises(InputError, match=says):
         sw.train(replace(TINY, **changes), tmp_path)
+
+
+def test_probes_need_labels(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((100, 8, 8, 1), np.uint8))
+    with pytest.raises(InputError, match="need labels"):
+        sw.train(replace(TINY, data=f"array:{tmp_path / 'images.npy'}", probes=["knn"]), tmp_path / "run")
+
+
+def test_spectra_of_held_out_images(tmp_path):
+    """Measured in evaluation mode on views of images beyond `pretrain`, and the training does not notice."""
+    recipe = replace(TINY, pretrain=1000, probes=["knn"], probe_times=2, probe_images=50)
+    run = sw.train(replace(recipe, held_out=300), tmp_path / "with", device="cpu")
+    bare = sw.train(recipe, tmp_path / "without", device="cpu")
+    assert run.series("eigenvalues") == pytest.approx(bare.series("eigenvalues"), rel=0, abs=0)
+    t, held = run.probes("held_covariance")
+    assert held.shape == (2, 4)
+    assert list(t) == list(run.probes("knn")[0])
+    trainer = Trainer(replace(recipe, held_out=300), tmp_path / "with", torch.device("cpu"))
+    trainer.resume()
+    network = trainer.network.eval()
+    views = [trainer.pairs.at_start(torch.arange(1000, 1300)[i : i + 256], i // 256) for i in (0, 256)]
+    with torch.no_grad():
+        z = torch.cat([network(torch.cat([a[k] for a in views]))[1] for k in (0, 1)]).double().numpy()
+    assert held[-1] == pytest.approx(np.linalg.eigvalsh(np.cov(z.T))[::-1], rel=1e-4)
+    assert run.probes("held_hidden")[1].shape == (2, 32)
+    trainer.close()
 
 
 def test_settings_from_text():

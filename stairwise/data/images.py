@@ -88,7 +88,7 @@ def fingerprint(source: str) -> str:
 
 
 def _photos(_: Path, patch: int = 32) -> Images:
-    """All 32 × 32 tiles of the two photographs that scikit-learn ships, 520 in all."""
+    """All 32 × 32 tiles of the two photographs that scikit-learn ships, 520 in all; labels say of which."""
     from sklearn.datasets import load_sample_images
 
     tiles = []
@@ -96,7 +96,7 @@ def _photos(_: Path, patch: int = 32) -> Images:
         rows, columns = photo.shape[0] // patch, photo.shape[1] // patch
         grid = photo[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch, 3)
         tiles.append(grid.swapaxes(1, 2).reshape(-1, patch, patch, 3))
-    return Images("photos", np.concatenate(tiles))
+    return Images("photos", np.concatenate(tiles), np.repeat(np.arange(len(tiles)), [len(some) for some in tiles]))
 
 
 def _digits(_: Path) -> Images:

@@ -21,17 +21,40 @@ from stairwise.files import atomic, load_arrays, save_arrays, save_json
 from stairwise.provenance import provenance
 from stairwise.report.page import Page, Table
 
-__all__ = ["CATALOG", "Arrays", "Claim", "Result", "label", "run"]
+__all__ = [
+    "CATALOG",
+    "STORED",
+    "Arrays",
+    "Claim",
+    "Result",
+    "from_stored",
+    "label",
+    "run",
+    "smoke",
+    "store",
+    "stored_names",
+]
+
+STORED = Path(stairwise.__file__).parents[1] / "docs" / "results"  # of a checkout
+LARGEST = 300e3  # bytes
 
 Arrays = dict[str, np.ndarray]
 Progress = Callable[[float, str], None]  # share done, what is being done
 
 CATALOG = {
     "fig1ab": "the linear model's staircase, predicted and measured (Fig. 1A,B)",
+    "fig1cd": "a ResNet's staircase, Barlow Twins from small initialization (Fig. 1C,D)",
     "fig2ab": "a nonlinear network's staircase, and its tangent kernel's prediction (Fig. 2A,B)",
+    "fig2cf": "SimCLR and VICReg from small initialization (Fig. 2C–F)",
+    "fig3": "standard initialization: grown and waiting modes (Fig. 3)",
+    "fig4": "histograms of eigenvalues (Fig. 4)",
+    "fig5": "hidden representations step with the embeddings (Fig. 5)",
     "fig6": "entries of A(t), true and closed form (Fig. 6)",
+    "fig7": "probes through training, standard and small initialization (Fig. 7)",
     "fig8": "symmetry breaking: why self-supervised learning steps (Fig. 8)",
     "fig9": "landscapes changed for speed (Fig. 9)",
+    "table1": "embeddings predicted from the tangent kernel (Table 1)",
+    "table2": "method against method (Table 2)",
     "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",
     "width": "the wider the network, the better its tangent kernel foretells it",
     "halves": "two modalities: halves of digits find one another",
@@ -89,6 +112,11 @@ def claims_table(claims: list[Claim]) -> Table:
     return Table("What was checked", ["claim", "measured", "predicted", "expected", "holds"], rows)
 
 
+def smoke(name: str) -> dict[str, Any]:
+    """Settings with which the experiment takes seconds; its claims are not meant to hold then."""
+    return dict(getattr(_module(name), "SMOKE", {}))
+
+
 def label(name: str) -> str:
     """The experiment's docstring: command, time, expected outcome."""
     return (_module(name).__doc__ or "").strip()
@@ -131,6 +159,36 @@ def run(
     return Result(name, folder, arrays, claims, record, cached=False)
 
 
+def from_stored(name: str, out: Path, stored: Path) -> Result:
+    """Draw and check again what was measured, from `stored`/NAME.npz and NAME.json, into `out`/NAME,stored."""
+    module = _module(name)
+    record = json.loads((stored / f"{name}.json").read_text(encoding="utf-8"))
+    arrays = load_arrays(stored / f"{name}.npz")
+    folder = out / f"{name},stored"
+    claims = module.check(arrays)
+    _save_figure(module, arrays, folder)
+    record["claims"] = [dataclasses.asdict(claim) for claim in claims]
+    save_json(folder / "check.json", record)
+    return Result(name, folder, arrays, claims, record, cached=True)
+
+
+def stored_names(stored: Path) -> list[str]:
+    """Experiments whose arrays a folder holds, in order."""
+    return [name for name in CATALOG if (stored / f"{name}.npz").is_file() and (stored / f"{name}.json").is_file()]
+
+
+def store(result: Result, stored: Path) -> list[Path]:
+    """Keep a result: NAME.npz, NAME.json and NAME.png."""
+    size = (result.folder / "arrays.npz").stat().st_size
+    if size > LARGEST:
+        raise InputError(result.name, f"must be at most {LARGEST / 1e3:.0f} kB to be stored", f"{size / 1e3:.0f} kB")
+    save_arrays(stored / f"{result.name}.npz", result.arrays)
+    save_json(stored / f"{result.name}.json", {k: v for k, v in result.record.items() if k != "claims"})
+    with atomic(stored / f"{result.name}.png") as part:
+        part.write_bytes((result.folder / "figure.png").read_bytes())
+    return [stored / f"{result.name}.{suffix}" for suffix in ("npz", "json", "png")]
+
+
 def page(result: Result) -> Page:
     """The experiment's HTML page."""
     module = _module(result.name)
@@ -160,8 +218,8 @@ def _configure(module: ModuleType, settings: dict[str, Any]) -> Any:
         one_of(key, "setting", known)
         kind: type = type(known[key].default)
         try:
-            values[key] = kind(value)
-        except (TypeError, ValueError):
+            values[key] = {"true": True, "false": False}[str(value).lower()] if kind is bool else kind(value)
+        except (TypeError, ValueError, KeyError):
             raise InputError(key, f"must be of type {kind.__name__}", repr(value)) from None
     return module.Config(**values)
 

@@ -34,6 +34,8 @@ from stairwise.train.run import Run
 Floats = NDArray[np.float64]
 FIRST = 8  # modes whose step times are checked
 
+SMOKE = {"steps": 1400}
+
 
 @dataclass(frozen=True)
 class Config:

@@ -4,6 +4,7 @@ The machinery of Tables 1 and 2 (App. E): a fixed batch of n pairs, the trained 
 network's empirical tangent kernel on them, and spans compared by `subspace_alignment`.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from stairwise.checks import InputError, positive_int
 from stairwise.data.feed import build_feed, channel_statistics
 from stairwise.data.images import load
 from stairwise.evaluate.representations import undisturbed
-from stairwise.files import atomic, save_arrays, save_json
+from stairwise.files import atomic, load_arrays, save_arrays, save_json
 from stairwise.nets.encoder import Network
 from stairwise.ntk.empirical import empirical_ntk, ntk_error
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
@@ -29,7 +30,7 @@ from stairwise.train.pairs import Pairs
 from stairwise.train.process import choose_device
 from stairwise.train.run import Run
 
-__all__ = ["Drift", "Outputs", "Tangent", "compare", "drift", "fixed_views", "over_time", "study"]
+__all__ = ["Drift", "Outputs", "Tangent", "compare", "drift", "fixed_views", "over_time", "studied", "study"]
 
 Floats = NDArray[np.float64]
 Progress = Callable[[float, str], None]
@@ -157,6 +158,21 @@ def study(
     return Tangent(
         run.folder, z, K.astype(np.float64), scores, _by_dimension(z, F, pca), _by_pairs(z, K, _sizes(n, d)), facts
     )
+
+
+def studied(
+    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Scores and arrays of a run, read from RUN/ntk if the same study has been written there, else made and written."""
+    folder = run.folder / "ntk"
+    try:
+        stored = json.loads((folder / "tangent.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        stored = {}
+    if (stored.get("n"), stored.get("seed")) != (n, seed):
+        study(run, n, seed, device, precision, progress=progress).write(folder)
+        stored = json.loads((folder / "tangent.json").read_text(encoding="utf-8"))
+    return stored["scores"], load_arrays(folder / "tangent.npz")
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,8 @@ from stairwise.theory.trajectory import Trajectory
 WIDTHS = (64, 256, 1024, 4096)
 BASE = 2048  # the width for which the learning rate is given
 
+SMOKE = {"widest": 600, "d": 2, "steps": 1500}
+
 
 @dataclass(frozen=True)
 class Config:

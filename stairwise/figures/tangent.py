@@ -1,12 +1,14 @@
 """The tangent kernel of a run: its spectrum, and the share of the trained span that predictions capture."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from stairwise.figures.style import MEASURED, panels
 
-__all__ = ["draw_drift", "draw_tangent", "draw_widths"]
+__all__ = ["draw_alignments", "draw_drift", "draw_matrix", "draw_tangent", "draw_widths"]
 
 THEORY, PCA, CHANCE = "#1b4a7a", "#c08a2d", "#9aa3b2"
 
@@ -32,6 +34,41 @@ def draw_tangent(spectrum: NDArray, by_dimension: NDArray, by_pairs: NDArray, po
     axes[2].set(xlabel="pairs n", ylabel="alignment", ylim=(0, 1), title="with fewer pairs")
     axes[2].set_xticks(by_pairs[0], [f"{n:.0f}" for n in by_pairs[0]])
     axes[2].minorticks_off()
+    return figure
+
+
+def draw_alignments(rows: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figure:
+    """Name, alignment by dimension (2, d), by pairs (3, sizes) and chance: a column each, theory and kernel PCA."""
+    figure, axes = panels(len(rows), rows=2, height=2.1)
+    line = {**MEASURED, "linewidth": 1.6}
+    for c, (name, by_dimension, by_pairs, chance) in enumerate(rows):
+        above, below = axes[c], axes[len(rows) + c]
+        modes = np.arange(1, by_dimension.shape[1] + 1)
+        for i, (label, color) in enumerate((("theory", THEORY), ("kernel PCA", PCA))):
+            above.plot(modes, by_dimension[i], **{**line, "color": color}, label=label)
+            below.semilogx(by_pairs[0], by_pairs[i + 1], **{**line, "color": color}, marker="o", markersize=4)
+        above.plot(modes, chance * modes / modes[-1], color=CHANCE, linestyle="--", linewidth=1, label="chance")
+        below.plot(by_pairs[0], chance * by_pairs[0][-1] / by_pairs[0], color=CHANCE, linestyle="--", linewidth=1)
+        above.set(xlabel="leading modes", ylabel="alignment", ylim=(0, 1), title=name)
+        below.set(xlabel="pairs n", ylabel="alignment", ylim=(0, 1))
+        below.set_xticks(by_pairs[0], [f"{n:.0f}" for n in by_pairs[0]])
+        below.minorticks_off()
+    axes[0].legend(frameon=False, loc="upper left")
+    return figure
+
+
+def draw_matrix(names: Sequence[str], values: NDArray, chance: float) -> Figure:
+    """Alignment, one against another, in numbers on a field of colour."""
+    figure, axes = panels(2, height=2.8)
+    ax = axes[0]
+    axes[1].set_visible(False)
+    picture = ax.imshow(values, vmin=0, vmax=1, cmap="cividis")
+    for (i, j), value in np.ndenumerate(values):
+        ax.text(j, i, f"{value:.3f}", ha="center", va="center", color="black" if value > 0.5 else "white")
+    ax.set_xticks(range(len(names)), names)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_title(f"alignment of spans; chance {chance:.3f}")
+    figure.colorbar(picture, ax=ax, shrink=0.8)
     return figure
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, matrix, vector
 
-__all__ = ["Rise", "Steps", "detect_steps", "find_rise", "records"]
+__all__ = ["Coupling", "Rise", "Steps", "coupling", "detect_steps", "find_rise", "records"]
 
 Floats = NDArray[np.float64]
 
@@ -99,6 +99,60 @@ def detect_steps(t: ArrayLike, lam: ArrayLike) -> Steps:
         np.array([rise.level for rise, _ in found]),
         events.astype(np.int64),
     )
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """How two staircases go together.
+
+    Attributes:
+        correlation: of the rates at which modes rise, over time, at the best lag.
+        lag: by how much the second is later, in units of t.
+        unshifted: the correlation without lag.
+    """
+
+    correlation: float
+    lag: float
+    unshifted: float
+
+
+def coupling(t: ArrayLike, lam: ArrayLike, other: ArrayLike, most: float = 0.1) -> Coupling:
+    """Do embeddings and hidden representations, say, rise at the same times?
+
+    Compared are the changes of Σ_j λ_j/(λ_j + ρ), ρ a tenth of the largest eigenvalue ever, which counts grown modes
+    softly. Lags of at most the share `most` of the whole time are tried; among equals the smallest is taken.
+
+    Example:
+        >>> t = np.linspace(0, 6, 300)
+        >>> lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, [1.0, 0.5])))
+        >>> late = 5 / (1 + 1e6 * np.exp(-8 * np.outer(t - 0.5, [1.0, 0.5])))
+        >>> found = coupling(t, lam, late)
+        >>> round(found.lag, 1), found.correlation > 0.99, found.unshifted < 0.5
+        (0.5, True, True)
+    """
+    times, first = records(t, lam)
+    second = records(t, other)[1]
+    even = np.linspace(times[0], times[-1], len(times))
+    x, y = (np.diff(np.interp(even, times, _count(spectra))) for spectra in (first, second))
+    reach = max(1, int(most * len(x)))
+    found = Coupling(-np.inf, 0.0, _correlation(x, y))
+    for shift in sorted(range(-reach, reach + 1), key=abs):
+        one = _correlation(x[max(0, -shift) : len(x) - max(0, shift)], y[max(0, shift) : len(y) + min(0, shift)])
+        if one > found.correlation:
+            found = Coupling(one, float(shift * (even[1] - even[0])), found.unshifted)
+    return found
+
+
+def _count(spectra: Floats) -> Floats:
+    """Grown modes, softly, (T,)."""
+    lam = np.maximum(spectra, 0.0)
+    return np.asarray((lam / (lam + max(0.1 * float(lam.max()), 1e-300))).sum(axis=1))
+
+
+def _correlation(x: Floats, y: Floats) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    size = np.linalg.norm(x) * np.linalg.norm(y)
+    return float(x @ y / size) if size > 0 else 0.0
 
 
 def records(t: ArrayLike, lam: ArrayLike) -> tuple[Floats, Floats]:

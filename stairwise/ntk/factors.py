@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 __all__ = ["RULES", "AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "factors", "patches_bytes"]
 
-BLOCKS = 8  # rows of a symmetric product are taken in so many blocks, which saves nearly half of it
+BLOCKS, GHOST_BLOCKS = 2, 4  # rows of a symmetric product are taken in so many blocks, which saves some of it
 FEW = 64  # positions, below which torch's sums a channel are slow
 ENTRY, ENTRY_GPU = 100, 1000  # an entry of a ghost product is written and read; in units of multiplications, about
 
@@ -225,7 +225,7 @@ def _ghost(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, ho
     m = n if theirs is None else len(theirs[0])
     bytes_each = 4 if how.half else mine[0].element_size()
     rows = max(1, int(how.slice_bytes / (2 * m * positions**2 * bytes_each)))
-    rows = rows if theirs is not None else min(rows, -(-n // BLOCKS))
+    rows = rows if theirs is not None else min(rows, -(-n // GHOST_BLOCKS))
     flat = [[_positions_first(x, g) for x in mine] for g in range(groups)]
     other = flat if theirs is None else [[_positions_first(x, g) for x in theirs] for g in range(groups)]
 

@@ -10,6 +10,7 @@ from stairwise.checks import InputError
 
 __all__ = [
     "alpha_req",
+    "bimodality",
     "chance_alignment",
     "effective_rank",
     "grown",
@@ -72,22 +73,51 @@ def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
     >>> count, 1e-3 < threshold < 0.8
     (3, True)
     """
+    y = _logarithms(eigenvalues)
+    if len(y) == 0:
+        return 0, 0.0
+    cut = _cut(y)
+    return (len(y), 0.0) if cut is None else (cut, float(np.exp((y[cut - 1] + y[cut]) / 2)))
+
+
+def bimodality(eigenvalues: ArrayLike) -> float:
+    r"""Sarle's coefficient (skewness² + 1) / kurtosis of log λ: 1/3 for a Gaussian, 5/9 if uniform, 1 for two points.
+
+    Above 5/9 the eigenvalues form two bands, the grown and the waiting, or one with a long tail. What lies below a
+    ten-thousandth of the largest counts as equal, as in `grown`.
+
+    >>> bimodality([1.0, 0.9, 0.8, 1e-3, 2e-3, 3e-3]) > 0.9, round(bimodality(np.exp(-np.linspace(0, 9, 999))), 3)
+    (True, 0.556)
+    """
+    y = _logarithms(eigenvalues)
+    centred = y - y.mean() if len(y) else y
+    if not centred.any():
+        return 0.0
+    variance = (centred**2).mean()
+    skewness, kurtosis = (centred**3).mean() / variance**1.5, (centred**4).mean() / variance**2
+    return float((skewness**2 + 1) / kurtosis)
+
+
+def _logarithms(eigenvalues: ArrayLike) -> Floats:
+    """log λ, descending, not below that of a ten-thousandth of the largest; empty where none is positive."""
     lam = np.sort(_nonnegative(eigenvalues))[::-1]
     if lam.ndim != 1:
         raise InputError("eigenvalues", "must be one spectrum", f"shape {lam.shape}")
-    if lam[0] <= 0:
-        return 0, 0.0
-    y = np.log(np.maximum(lam, WAITING * lam[0]))
+    return np.log(np.maximum(lam, WAITING * lam[0])) if lam[0] > 0 else np.zeros(0)
+
+
+def _cut(y: Floats) -> int | None:
+    """How many of y, descending, are above the cut that leaves the least variance; None: there are no two sides."""
     n = len(y)
     if n < 2 or y[0] == y[-1]:
-        return n, 0.0
+        return None
     centred, k = y - y.mean(), np.arange(1, n)
     apart = np.cumsum(centred)[:-1] / k * n / (n - k)  # the means of the two sides of each cut
     between = k * (n - k) / n * apart**2  # the part of the squares that the cut explains
     best = int(np.argmax(between))
     if between[best] < (centred**2).sum() / 2 or apart[best] < np.log(10):
-        return n, 0.0
-    return best + 1, float(np.exp((y[best] + y[best + 1]) / 2))
+        return None
+    return best + 1
 
 
 def subspace_alignment(F: ArrayLike, G: ArrayLike) -> float:

@@ -24,7 +24,7 @@ from stairwise.data.augment import PIPELINES
 from stairwise.data.feed import AbstractFeed, batch_rows, build_feed, channel_statistics
 from stairwise.data.images import Images, fingerprint, load
 from stairwise.evaluate.classifiers import PROBES
-from stairwise.evaluate.representations import probe_rows, represent
+from stairwise.evaluate.representations import probe_rows, represent, undisturbed
 from stairwise.files import save_json
 from stairwise.losses import OF_CORRELATION
 from stairwise.losses.ranks import rank, world
@@ -139,6 +139,8 @@ class Trainer:
             raise InputError("batch", f"must be divisible by the {world()} processes", self.batch)
         if self.batch > self.training:
             raise InputError("batch", f"must be at most {self.training}, the number of training images", self.batch)
+        if recipe.held_out and self.training == len(pixels):
+            raise InputError("held_out", "needs images besides those for training", self.training, "lower pretrain")
         if recipe.probes:
             _check_classes(*probe_rows(self.images, self.training, recipe.probe_images), self.images)
         self.size = recipe.size or min(pixels.shape[1:3])
@@ -226,7 +228,7 @@ class Trainer:
             self.take(x_a, x_b, measure=self.step_number + 1 > record - self.window)
             self.step_number += 1
             self.seconds = earlier + time.perf_counter() - began
-            probe = self.recipe.probes and self.step_number in self.probe_steps
+            probe = self.step_number in self.probe_steps and (self.recipe.probes or self.recipe.held_out)
             if self.step_number == record or probe:
                 rate = 2 * self.batch * (self.step_number - first) / max(self.seconds - earlier, 1e-9)
                 words = self._record(self.step_number == record, bool(probe), rate)
@@ -277,7 +279,7 @@ class Trainer:
             "lr": self.recipe.lr * self.schedule.factor(self.step_number - 1),
         }
         if probe:
-            facts |= self._probe()
+            facts |= self._probe() | self._held_out()
         self.recorder.record(facts | {"seconds": self.seconds, "views_per_second": rate}, spectrum)
         return f"loss {numbers['loss']:.4g}, {rate:,.0f} views/s"
 
@@ -295,8 +297,25 @@ class Trainer:
             + "lower lr, lengthen warmup_epochs or set clip"
         )
 
+    def _held_out(self) -> dict[str, Any]:
+        """Spectra of images that it did not train on."""
+        rows = torch.arange(self.training, len(self.images.pixels))[: self.recipe.held_out]
+        if len(rows) == 0:
+            return {}
+        monitor, recipe = SpectrumMonitor(), self.recipe
+        # not self.pairs, which may be drawing the next step's views at this moment
+        pairs = Pairs(self.feed, recipe.views, self.size, self.mean, self.std, recipe.seed, half=self.bf16)
+        with undisturbed(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            for i, some in enumerate(part for part in rows.split(256) if len(part) > 1):
+                (h_a, z_a), (h_b, z_b) = (self.network(x) for x in pairs.at_start(some, i))
+                monitor.update(z_a, z_b, h_a, h_b)
+        found = monitor.compute()
+        return {f"held_{name}": getattr(found, name) for name in ("eigenvalues", "covariance", "hidden")}
+
     def _probe(self) -> dict[str, float]:
         """Accuracies of the recipe's probes on representations."""
+        if not self.recipe.probes:
+            return {}
         rows, held = probe_rows(self.images, self.training, self.recipe.probe_images)
         labels = torch.as_tensor(np.asarray(self.images.labels, dtype=np.int64))
         crop = PIPELINES[self.recipe.views][0].scale is None

@@ -55,6 +55,8 @@ class Recipe:
         hidden_spectrum: also measure the representations' covariance.
         probes: "knn", "ridge", "logistic"; run `probe_times` times, the last at the end.
         probe_images: at most this many images to fit and to score probes with; 0: all.
+        held_out: with every probe, also measure spectra of at most so many images not trained on, in evaluation
+            mode.
         keep: keep the weights at so many times of the run, evenly spaced, in RUN/weights.
     """
 
@@ -99,6 +101,7 @@ class Recipe:
     probes: list[str] = field(default_factory=list)
     probe_times: int = 1
     probe_images: int = 0
+    held_out: int = 0
     keep: int = 0
 
     def __post_init__(self) -> None:
@@ -121,7 +124,7 @@ class Recipe:
         number(self.lr, "lr", above=0)
         for name in ("pretrain", "size", "target", "lr_bias", "momentum", "weight_decay", "clip", "final_lr"):
             number(getattr(self, name), name, least=0)
-        for name in ("warmup_epochs", "steps", "window", "probe_images", "keep"):
+        for name in ("warmup_epochs", "steps", "window", "probe_images", "held_out", "keep"):
             number(getattr(self, name), name, least=0)
         if not self.steps:
             number(self.epochs, "epochs", above=0)

@@ -72,7 +72,7 @@ class Run:
         return np.array([r[name] for r in measured], dtype=np.float64)
 
     def probes(self, name: str) -> tuple[Floats, Floats]:
-        """Times and accuracies of a probe."""
+        """Times and accuracies of a probe, or times and a spectrum of `held_out` images."""
         found = [(r["t"], r[name]) for r in self.records if name in r]
         return np.array([t for t, _ in found]), np.array([a for _, a in found])
 

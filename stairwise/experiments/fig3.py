@@ -1,0 +1,122 @@
+"""Fig. 3: standard initialization. Dimensions still join one by one, and a threshold tells the grown from the waiting.
+
+    stairwise reproduce fig3                      three runs on one GPU, STL-10; --set methods=bt: one
+    stairwise reproduce fig3 --data cifar10
+    stairwise reproduce fig3 --smoke              seconds on a CPU, photographs; numbers without meaning
+
+Eigenvalues over time: of C after the batch norm that Barlow Twins' loss applies, and of C without it; of the centred
+covariance for SimCLR and VICReg. Dashed: the threshold between grown and waiting modes at the end (Otsu's cut).
+Expected: two bands, apart by more than a uniform density would be (Sarle's coefficient above 5/9).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
+from stairwise.experiments.runs import (
+    METHODS,
+    STANDARD,
+    RunsConfig,
+    about,
+    curves,
+    obtain,
+    runs_table,
+    spectrum_panels,
+)
+from stairwise.figures.training import draw_bands
+from stairwise.report.page import Page, Picture, Table
+from stairwise.theory.spectra import bimodality
+
+SMOKE = {"smoke": True}
+UNIFORM = 5 / 9
+SPECTRA = {
+    "bt": (("normalized", "C, batch-normalized"), ("eigenvalues", "C")),
+    "simclr": (("covariance", "Cov z"),),
+    "vicreg": (("covariance", "Cov z"),),
+}
+
+
+@dataclass(frozen=True)
+class Config(RunsConfig):
+    """E3, E5 and E7 of the paper."""
+
+
+def compute(config: Config, progress: Progress) -> dict[str, Any]:
+    """Spectra over time, and at the end how far apart the bands are."""
+    runs = obtain(config, STANDARD, progress)
+    arrays = about(runs)
+    for method, run in runs.items():
+        for series, _ in SPECTRA[method]:
+            key = f"{method}-{series}"
+            arrays |= curves(key, run, series)
+            arrays[f"{key}.bimodality"] = bimodality(run.series(series)[-1])
+            arrays[f"{key}.last"] = run.series(series)[-1].astype(np.float32)
+    return arrays
+
+
+def shown(arrays: Arrays) -> list[tuple[str, str]]:
+    """Keys of the spectra there are, and their titles."""
+    return [
+        (f"{method}-{series}", f"{METHODS[method]}: {title}")
+        for method, spectra in SPECTRA.items()
+        for series, title in spectra
+        if f"{method}-{series}.t" in arrays
+    ]
+
+
+def check(arrays: Arrays) -> list[Claim]:
+    """Two bands."""
+    claims = []
+    for key, title in shown(arrays):
+        count, _ = arrays[f"{key}.grown"]
+        two = float(arrays[f"{key}.bimodality"])
+        claims.append(Claim(f"{title}: Sarle's coefficient of log λ at the end", two, "> 0.556", two > UNIFORM))
+        d = int(arrays[f"{key}.d"])
+        claims.append(Claim(f"{title}: grown of {d}", float(count), f"1 … {d - 1}", 0 < count < d))
+    return claims
+
+
+def table(arrays: Arrays) -> Table:
+    """Bands at the end."""
+    rows = []
+    for key, title in shown(arrays):
+        (count, threshold), last = arrays[f"{key}.grown"], arrays[f"{key}.last"]
+        gap = last[int(count) - 1] / last[int(count)] if 0 < count < len(last) and last[int(count)] > 0 else np.nan
+        rows.append(
+            [
+                title,
+                f"{int(count)} of {len(last)}",
+                f"{threshold:.3g}",
+                f"{gap:.3g}",
+                f"{arrays[f'{key}.bimodality']:.3f}",
+            ]
+        )
+    header = ["spectrum", "grown", "threshold", "gap at the threshold (factor)", "Sarle's coefficient"]
+    return Table("Two bands", header, rows)
+
+
+def draw(arrays: Arrays) -> Figure:
+    """A panel a spectrum."""
+    return draw_bands(
+        [
+            (title, arrays[f"{key}.t"], arrays[f"{key}.lam"], float(arrays[f"{key}.grown"][1]))
+            for key, title in shown(arrays)
+        ]
+    )
+
+
+def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, str]) -> Page:
+    """Interactive version."""
+    return Page(
+        "Standard initialization: the grown and the waiting",
+        "From ordinary initial weights steps blur, but the spectrum still has two bands: modes that have grown and "
+        "modes that wait.",
+        spectrum_panels(arrays, shown(arrays)),
+        [table(arrays), runs_table(arrays), claims_table(claims)],
+        [Picture(picture, "Eigenvalues over training time with the threshold between grown and waiting modes.")],
+        facts,
+    )

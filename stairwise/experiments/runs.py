@@ -1,0 +1,197 @@
+"""The training runs behind figures and tables: read from a folder of runs, or trained into it and resumed there.
+
+A run is the recipe DATA-METHOD-KIND, `stl10-bt-small` say, in the folder RUNS/stl10-bt-small.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stairwise.checks import InputError, one_of
+from stairwise.experiments.experiment import Arrays, Progress
+from stairwise.monitor.steps import Steps, detect_steps
+from stairwise.report.page import Line, Panel, Table
+from stairwise.theory.spectra import grown
+from stairwise.train.loop import train
+from stairwise.train.recipe import load_recipe
+from stairwise.train.run import RECIPE, Run
+
+__all__ = [
+    "METHODS",
+    "SMALL",
+    "RunsConfig",
+    "about",
+    "curves",
+    "methods_in",
+    "obtain",
+    "runs_table",
+    "steps_of",
+    "thinned",
+]
+
+Floats = NDArray[np.float64]
+METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
+SMALL, STANDARD = "-small", ""
+RECORDS, MODES = 150, 96  # of a spectrum over time that is kept
+SMOKE: dict[str, Any] = {
+    "data": "photos",
+    "pretrain": 400,
+    "size": 16,
+    "encoder": "resnet18",
+    "encoder_options": {"stem": "small", "width": 4},
+    "hidden": [16],
+    "d": 8,
+    "batch": 32,
+    "steps": 60,
+    "warmup_epochs": 0.0,
+    "records": 20,
+    "window": 64,
+    "probes": ["knn"],
+    "probe_times": 4,
+    "held_out": 64,
+    "precision": "float32",
+}
+
+
+@dataclass(frozen=True)
+class RunsConfig:
+    """Which runs, and where they are kept.
+
+    Attributes:
+        data: stl10 (the paper's) or cifar10.
+        methods: of bt, simclr, vicreg, with commas.
+        runs: folder.
+        smoke: tiny networks on photographs, to try the machinery in seconds; its numbers mean nothing.
+    """
+
+    data: str = "stl10"
+    methods: str = "bt,simclr,vicreg"
+    runs: str = "runs"
+    device: str = "auto"
+    smoke: bool = False
+
+    def chosen(self) -> list[str]:
+        """Methods, checked."""
+        return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
+
+
+def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float, float] = (0.0, 1.0)) -> dict[str, Run]:
+    """Finished runs of the chosen methods, by method; those that are not there are trained. `kind` ends the recipe."""
+    found = {}
+    methods = config.chosen()
+    for i, method in enumerate(methods):
+        low, high = (span[0] + (span[1] - span[0]) * k / len(methods) for k in (i, i + 1))
+        name = f"{'stl10' if config.smoke else one_of(config.data, 'data', ('stl10', 'cifar10'))}-{method}{kind}"
+        folder = Path(config.runs) / (f"smoke-{method}{kind}" if config.smoke else name)
+        if not _finished(folder):
+            _need_a_gpu(config, name)
+
+            def tell(step: int, steps: int, words: str, low: float = low, high: float = high, name: str = name) -> None:
+                progress(low + (high - low) * step / steps, f"{name} {words}")
+
+            train(load_recipe(name, SMOKE if config.smoke else {}), folder, device=config.device, progress=tell)
+        found[method] = Run(folder)
+    return found
+
+
+def _finished(folder: Path) -> bool:
+    if not (folder / RECIPE).is_file():
+        return False
+    run = Run(folder)
+    return bool(run.records) and run.records[-1]["step"] >= int(run.facts["steps"])
+
+
+def _need_a_gpu(config: RunsConfig, name: str) -> None:
+    if not config.smoke and config.device == "auto" and not torch.cuda.is_available():
+        raise InputError(
+            "device",
+            f"must be a GPU: {name} takes minutes there, and days on a CPU",
+            "no GPU here",
+            "--smoke tries the machinery, --from-stored draws what was measured, --set device=cpu insists",
+        )
+
+
+def about(runs: dict[str, Run]) -> dict[str, Any]:
+    """Provenance of runs, as an array that holds JSON."""
+    keys = ("alpha", "steps", "commit", "device", "made")
+    found = {}
+    for name, run in runs.items():
+        last = run.records[-1]
+        found[name] = {"recipe": run.folder.name, **{k: run.facts.get(k) for k in keys}, "seconds": last["seconds"]}
+        found[name] |= {"seed": run.recipe.seed, "data": run.recipe.data, "pretrain": run.facts["training_images"]}
+    return {"about": np.array(json.dumps(found, default=str))}
+
+
+def methods_in(arrays: Arrays) -> list[str]:
+    """Methods of which there are arrays."""
+    return list(json.loads(str(arrays["about"])))
+
+
+def runs_table(arrays: Arrays) -> Table:
+    """What was run."""
+    rows = [
+        [
+            str(one["recipe"]),
+            f"{float(one['alpha']):.3g}",
+            f"{int(one['steps']):,}",
+            f"{float(one['seconds']):.0f} s",
+            str(one["device"]),
+            str(one["seed"]),
+            f"{one['data']}, {one['pretrain']:,} images",
+        ]
+        for one in json.loads(str(arrays["about"])).values()
+    ]
+    return Table("Runs", ["recipe", "α", "steps", "time", "device", "seed", "trained on"], rows)
+
+
+def thinned(t: Floats, spectra: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """At most 150 records of at most 96 modes, the first of them all, and which modes they are."""
+    rows = np.unique(np.linspace(0, len(t) - 1, min(RECORDS, len(t))).round().astype(int))
+    d = spectra.shape[1]
+    first = np.arange(min(d, MODES // 2))
+    rest = np.geomspace(len(first), d - 1, MODES - len(first)).round().astype(int) if d > len(first) else first[:0]
+    modes = np.unique(np.concatenate([first, rest]))
+    return t[rows], spectra[np.ix_(rows, modes)].astype(np.float32), modes
+
+
+def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
+    """A run's loss and one of its spectra over time, thinned, and the steps in the whole of it."""
+    t, spectra = run.times, run.series(series)
+    steps = detect_steps(t, spectra)
+    short, lam, modes = thinned(t, spectra)
+    return {
+        f"{prefix}.t": short,
+        f"{prefix}.lam": lam,
+        f"{prefix}.modes": modes,
+        f"{prefix}.loss": np.interp(short, t, run.series("loss")),
+        f"{prefix}.steps": np.stack([steps.times, steps.modes, steps.rise_times, steps.levels, steps.events]),
+        f"{prefix}.grown": np.array(grown(spectra[-1])),
+        f"{prefix}.d": spectra.shape[1],
+    }
+
+
+def steps_of(arrays: Arrays, prefix: str) -> Steps:
+    """The steps that `curves` has kept."""
+    times, modes, rises, levels, events = arrays[f"{prefix}.steps"]
+    return Steps(times, modes.astype(np.int64), rises, levels, events.astype(np.int64))
+
+
+def spectrum_panels(arrays: Arrays, prefixes: Sequence[tuple[str, str]]) -> list[Panel]:
+    """An interactive chart of each spectrum over time."""
+    found = []
+    for prefix, title in prefixes:
+        t, lam, modes = (arrays[f"{prefix}.{k}"] for k in ("t", "lam", "modes"))
+        lines = [
+            Line(f"mode {j + 1}", t, lam[:, i].astype(float), (i, len(modes)), legend=False)
+            for i, j in enumerate(modes)
+        ]
+        found.append(
+            Panel(title, "time t = Σ lr", "eigenvalue", lines, marks=list(steps_of(arrays, prefix).times), log=True)
+        )
+    return found
