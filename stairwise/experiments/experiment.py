@@ -249,7 +249,9 @@ def _stored(folder: Path, config: Any) -> dict[str, Any] | None:
 
 
 def _source(config: Any) -> str:
-    """What tells one state of the data from another."""
+    """What tells one state of the data, or of the runs, from another."""
+    if hasattr(config, "source"):
+        return str(config.source())
     return fingerprint(config.data) if hasattr(config, "data") else ""
 
 

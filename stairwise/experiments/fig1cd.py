@@ -27,6 +27,7 @@ SMOKE = {"smoke": True}
 class Config(RunsConfig):
     """E4 of the paper."""
 
+    kinds = (SMALL,)
     methods: str = "bt"
 
 

@@ -36,6 +36,7 @@ SMOKE = {"smoke": True}
 class Config(RunsConfig):
     """E6 and E8 of the paper."""
 
+    kinds = (SMALL,)
     methods: str = "simclr,vicreg"
 
 

@@ -44,6 +44,8 @@ SPECTRA = {
 class Config(RunsConfig):
     """E3, E5 and E7 of the paper."""
 
+    kinds = (STANDARD,)
+
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Spectra over time, and at the end how far apart the bands are."""

@@ -38,6 +38,8 @@ SMOKE = {"smoke": True}
 class Config(RunsConfig):
     """E4, E6 and E8 of the paper."""
 
+    kinds = (SMALL,)
+
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Both spectra over time, and how they go together."""

@@ -29,6 +29,8 @@ PROBES = ("logistic", "ridge", "knn")  # the first that was measured
 class Config(RunsConfig):
     """E10 of the paper."""
 
+    kinds = (STANDARD, SMALL)
+
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Accuracies over steps."""

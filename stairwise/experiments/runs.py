@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stairwise.checks import InputError, one_of
 from stairwise.experiments.experiment import Arrays, Progress
+from stairwise.monitor.sinks import METRICS
 from stairwise.monitor.steps import Steps, detect_steps
 from stairwise.report.page import Line, Panel, Table
 from stairwise.theory.spectra import grown
@@ -37,7 +38,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
-SMALL, STANDARD = "-small", ""
+SMALL, STANDARD, D50 = "-small", "", "-d50"
 RECORDS, MODES = 150, 96  # of a spectrum over time that is kept
 SMOKE: dict[str, Any] = {
     "data": "photos",
@@ -67,8 +68,11 @@ class RunsConfig:
         data: stl10 (the paper's) or cifar10.
         methods: of bt, simclr, vicreg, with commas.
         runs: folder.
+        kinds: of runs that the experiment needs.
         smoke: tiny networks on photographs, to try the machinery in seconds; its numbers mean nothing.
     """
+
+    kinds: ClassVar[tuple[str, ...]] = ()
 
     data: str = "stl10"
     methods: str = "bt,simclr,vicreg"
@@ -80,6 +84,15 @@ class RunsConfig:
         """Methods, checked."""
         return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
 
+    def folder(self, method: str, kind: str) -> Path:
+        """Of a run."""
+        return Path(self.runs) / f"{'smoke' if self.smoke else self.data}-{method}{kind}"
+
+    def source(self) -> str:
+        """Changes when runs do."""
+        files = [self.folder(m, kind) / METRICS for m in self.chosen() for kind in self.kinds]
+        return " ".join(f"{p.parent.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files if p.is_file())
+
 
 def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float, float] = (0.0, 1.0)) -> dict[str, Run]:
     """Finished runs of the chosen methods, by method; those that are not there are trained. `kind` ends the recipe."""
@@ -88,7 +101,7 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
     for i, method in enumerate(methods):
         low, high = (span[0] + (span[1] - span[0]) * k / len(methods) for k in (i, i + 1))
         name = f"{'stl10' if config.smoke else one_of(config.data, 'data', ('stl10', 'cifar10'))}-{method}{kind}"
-        folder = Path(config.runs) / (f"smoke-{method}{kind}" if config.smoke else name)
+        folder = config.folder(method, kind)
         if not _finished(folder):
             _need_a_gpu(config, name)
 

@@ -18,13 +18,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
-from stairwise.experiments.runs import METHODS, RunsConfig, about, methods_in, obtain, runs_table
+from stairwise.experiments.runs import D50, METHODS, RunsConfig, about, methods_in, obtain, runs_table
 from stairwise.experiments.tangent import studied
 from stairwise.figures.tangent import draw_alignments
 from stairwise.report.page import Page, Picture, Table
 
 SMOKE = {"smoke": True, "n": 40}
-KIND = "-d50"
 SCORES = ("theory", "kernel PCA", "theory, initial kernel", "kernel PCA, initial kernel", "chance")
 KEPT = 250  # pairs of which embeddings are kept, for Table 2
 
@@ -33,6 +32,7 @@ KEPT = 250  # pairs of which embeddings are kept, for Table 2
 class Config(RunsConfig):
     """E9 of the paper."""
 
+    kinds = (D50,)
     n: int = 1000
     precision: str = "float16"
     seed: int = 0
@@ -40,7 +40,7 @@ class Config(RunsConfig):
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Alignments of every method, and embeddings of the first pairs."""
-    runs = obtain(config, KIND, progress, (0.0, 0.7))
+    runs = obtain(config, D50, progress, (0.0, 0.7))
     arrays = about(runs)
     for i, (method, run) in enumerate(runs.items()):
 
