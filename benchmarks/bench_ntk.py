@@ -3,8 +3,10 @@
     python benchmarks/bench_ntk.py [--device cuda] [--n 512] [--large 12000] [--quick]
 
 CPU: ResNet-18 of half the width (2.8M parameters: vmap(grad) has to keep all gradients, 6 GB), 32 px, N = 512.
-GPU: ResNet-50, 96 px, d = 50, N = 2000 in every precision, with the error against float64; then ResNet-18, 32 px, for
-as many images as asked for, and the time that 60,000 would take at the same rate (it grows with the square).
+GPU: ResNet-50, 96 px, d = 50, N = 2000 in every precision, with the error against float64, as initialized; what the
+float16 products add to it, for the same network with batch-norm statistics of noise, whose gradients are chaotic (there
+float32 itself is off by 3e-3); then ResNet-18, 32 px, for as many images as asked for, and the time that 60,000 would
+take at the same rate (it grows with the square).
 
   ours      `empirical_ntk`: factors of every layer, explicit or ghost products by cost
   vmap      vmap(grad) once, all gradients kept, one product
@@ -25,13 +27,13 @@ from stairwise.nets.encoder import build_encoder
 from stairwise.ntk.empirical import empirical_ntk, ntk_error
 
 
-def network(name, d, device, **options):
+def network(name, d, device, statistics=True, **options):
     torch.manual_seed(0)
     encoder = build_encoder(name, options)
     features = encoder(torch.zeros(2, 3, 32, 32)).shape[1]
     model = nn.Sequential(encoder, nn.Linear(features, d)).to(device)
     with torch.no_grad():
-        for _ in range(20):  # statistics as training would leave them
+        for _ in range(20 if statistics else 0):
             model.train()(torch.randn(64, 3, 32, 32, device=device))
     return model.eval()
 
@@ -103,7 +105,7 @@ def against_peers(device, n, quick, found):
 
 def on_gpu(device, large, quick, found):
     n = 64 if quick else 2000
-    model = network("resnet50", 50, device)
+    model = network("resnet50", 50, device, statistics=False)
     x = torch.randn(n, 3, 96, 96, device=device)
     for precision in ("tf32", "float16", "float32"):
         empirical_ntk(model, x[:64], precision=precision)
@@ -114,6 +116,12 @@ def on_gpu(device, large, quick, found):
             f"ResNet-50, 96 px, N = {n}, {precision:<8} {seconds:7.3f} s, error {error:.1e}, {peak:.0f} GiB", flush=True
         )
         found |= {f"resnet50_{precision}_s": seconds, f"resnet50_{precision}_error": error}
+    model = network("resnet50", 50, device)
+    exact, half = (empirical_ntk(model, x, precision=p) for p in ("float32", "float16"))
+    size = exact.diagonal().sqrt()
+    found["float16_adds"] = float(((half - exact) / torch.outer(size, size)).abs().max())
+    print(f"float16 products add {found['float16_adds']:.1e} to the error", flush=True)
+    del exact, half
     model = network("resnet18", 10, device, stem="small")
     x = torch.randn(large, 3, 32, 32, device=device)
     for precision in ("tf32", "float16"):

@@ -1,17 +1,22 @@
 """Stored results: what is kept in docs/results shows what its page says."""
 
+import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import stairwise as sw
-from stairwise.experiments import fig2ab, width
+from stairwise.experiments import fig2ab, table1, table2, width
+from stairwise.experiments.experiment import CATALOG, LARGEST, from_stored, stored_names
+from stairwise.experiments.runs import METHODS
 from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
 from stairwise.files import load_arrays
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+PAPER = tomllib.loads((RESULTS / "paper_values.toml").read_text(encoding="utf-8"))
 LOSSES = {"barlow_twins": "C", "simclr": "Cov z", "vicreg": "Cov z"}
 CLEAN = {"barlow_twins": (18, 16), "simclr": (7, 7), "vicreg": (6, 6)}  # of two seeds, as the page says
 PAGE = (RESULTS / "staircases.md").read_text(encoding="utf-8")
@@ -69,6 +74,50 @@ def test_forecasts_of_real_networks(loss, seed, row):
     found = f"{len(errors)} | {100 * np.median(errors):.0f} % | {100 * np.mean(inside):.0f} %"
     assert found == row
     assert f"| {row} |" in PAGE
+
+
+@pytest.mark.parametrize("name", stored_names(RESULTS))
+def test_stored_claims_hold_and_figures_are_drawn_again(name, tmp_path):
+    result = from_stored(name, tmp_path, RESULTS)
+    assert [claim for claim in result.claims if not claim.holds] == []
+    assert (result.folder / "figure.png").stat().st_size > 20_000
+    assert (RESULTS / f"{name}.npz").stat().st_size <= LARGEST
+    assert (RESULTS / f"{name}.png").is_file()
+
+
+def test_the_index_names_every_experiment_and_its_state():
+    index = (RESULTS / "README.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(" `"): line for line in index.splitlines() if line.startswith("| `")}
+    assert rows.keys() == CATALOG.keys()
+    for name, row in rows.items():
+        assert ("not run yet" in row or "not run on STL-10 yet" in row) or name in stored_names(RESULTS), name
+        assert name in PAPER or "beyond the paper" in row, name
+    assert set(PAPER) <= set(CATALOG)
+
+
+def test_settings_of_stored_results_are_the_papers():
+    """Where the paper gives them; Fig. 2A,B ran longer, as its page says."""
+    for name in stored_names(RESULTS):
+        config = json.loads((RESULTS / f"{name}.json").read_text())["config"]
+        for key, value in PAPER.get(name, {}).items():
+            if key in config and (name, key) != ("fig2ab", "steps"):
+                assert config[key] == value, (name, key)
+
+
+def test_tables_on_the_page():
+    page = (RESULTS / "tables.md").read_text(encoding="utf-8")
+    arrays = {name: load_arrays(RESULTS / f"{name}.npz") for name in ("table1", "table2")}
+    for module, name in ((table1, "table1"), (table2, "table2")):
+        for row in module.table(arrays[name]).rows:
+            assert "| " + " | ".join(row) + " |" in page
+    for method, title in METHODS.items():
+        theory, pca = (PAPER["table1"][key][method] for key in ("theory", "kernel PCA"))
+        assert f"| *paper: {title}* | {theory:.3f} | {pca:.3f} |" in page
+        shares = arrays["table1"][f"{method}.by_pairs"][1]
+        assert ", ".join(f"{share:.3f}" for share in shares) in page
+        assert shares[-1] < shares[0]  # does not rise with n
+    for pair in ("bt-simclr", "bt-vicreg", "simclr-vicreg"):
+        assert f"{PAPER['table2'][pair]:.3f}" in page
 
 
 def test_the_tangent_kernel_foretells_the_first_eight_steps():

@@ -37,6 +37,7 @@ __all__ = [
 
 STORED = Path(stairwise.__file__).parents[1] / "docs" / "results"  # of a checkout
 LARGEST = 300e3  # bytes
+PLACES = {"runs", "device"}  # settings that say where, not what
 
 Arrays = dict[str, np.ndarray]
 Progress = Callable[[float, str], None]  # share done, what is being done
@@ -183,7 +184,9 @@ def store(result: Result, stored: Path) -> list[Path]:
     if size > LARGEST:
         raise InputError(result.name, f"must be at most {LARGEST / 1e3:.0f} kB to be stored", f"{size / 1e3:.0f} kB")
     save_arrays(stored / f"{result.name}.npz", result.arrays)
-    save_json(stored / f"{result.name}.json", {k: v for k, v in result.record.items() if k != "claims"})
+    config = {k: v for k, v in result.record["config"].items() if k not in PLACES}
+    record = {k: v for k, v in result.record.items() if k not in {"claims", "source"}}
+    save_json(stored / f"{result.name}.json", record | {"config": config})
     with atomic(stored / f"{result.name}.png") as part:
         part.write_bytes((result.folder / "figure.png").read_bytes())
     return [stored / f"{result.name}.{suffix}" for suffix in ("npz", "json", "png")]

@@ -22,10 +22,10 @@ from stairwise.experiments.runs import D50, METHODS, RunsConfig, about, methods_
 from stairwise.experiments.tangent import studied
 from stairwise.figures.tangent import draw_alignments
 from stairwise.report.page import Page, Picture, Table
+from stairwise.train.run import Run
 
 SMOKE = {"smoke": True, "n": 40}
 SCORES = ("theory", "kernel PCA", "theory, initial kernel", "kernel PCA, initial kernel", "chance")
-KEPT = 250  # pairs of which embeddings are kept, for Table 2
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,29 @@ class Config(RunsConfig):
     seed: int = 0
 
 
-def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Alignments of every method, and embeddings of the first pairs."""
+def studies(config: Config, progress: Progress) -> tuple[dict[str, Run], dict[str, tuple[dict[str, float], Arrays]]]:
+    """Runs, and scores and arrays of each."""
     runs = obtain(config, D50, progress, (0.0, 0.7))
-    arrays = about(runs)
+    found = {}
     for i, (method, run) in enumerate(runs.items()):
 
         def tell(share: float, words: str, i: int = i) -> None:
             progress(0.7 + 0.3 * (i + share) / len(runs), words)
 
-        scores, found = studied(run, config.n, config.seed, config.device, config.precision, tell)
-        first = np.r_[: min(KEPT, config.n), config.n : config.n + min(KEPT, config.n)]
-        z = found["embeddings"]
+        found[method] = studied(run, config.n, config.seed, config.device, config.precision, tell)
+    return runs, found
+
+
+def compute(config: Config, progress: Progress) -> dict[str, Any]:
+    """Alignments of every method."""
+    runs, found = studies(config, progress)
+    arrays = about(runs)
+    for method, (numbers, kept) in found.items():
         arrays |= {
-            f"{method}.scores": np.array(json.dumps(scores)),
-            f"{method}.by_dimension": found["by_dimension"].astype(np.float32),
-            f"{method}.by_pairs": found["by_pairs"],
-            # float16 has too little range for spectra from small initialization, but scale is not part of a span
-            f"{method}.z": (z[first] / np.abs(z).max(axis=0)).astype(np.float16),
+            f"{method}.scores": np.array(json.dumps(numbers)),
+            f"{method}.by_dimension": kept["by_dimension"].astype(np.float32),
+            f"{method}.by_pairs": kept["by_pairs"],
+            f"{method}.spectrum": kept["spectrum"].astype(np.float32),
         }
     return arrays
 

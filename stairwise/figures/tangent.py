@@ -59,9 +59,8 @@ def draw_alignments(rows: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figu
 
 def draw_matrix(names: Sequence[str], values: NDArray, chance: float) -> Figure:
     """Alignment, one against another, in numbers on a field of colour."""
-    figure, axes = panels(2, height=2.8)
-    ax = axes[0]
-    axes[1].set_visible(False)
+    figure, (ax,) = panels(1, height=2.8)
+    figure.set_size_inches(4.2, 2.8)
     picture = ax.imshow(values, vmin=0, vmax=1, cmap="cividis")
     for (i, j), value in np.ndenumerate(values):
         ax.text(j, i, f"{value:.3f}", ha="center", va="center", color="black" if value > 0.5 else "white")
