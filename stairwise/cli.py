@@ -265,6 +265,7 @@ def reproduce(
     from stairwise.experiments.experiment import CATALOG, STORED, from_stored, label, page, stored_names
     from stairwise.experiments.experiment import smoke as smoke_settings
     from stairwise.experiments.experiment import store as keep_result
+    from stairwise.experiments.runs import NeedsGPU
 
     if list_ or not name:
         if json_:
@@ -279,19 +280,31 @@ def reproduce(
         chosen["data"] = data
     if name == "all" and chosen:
         raise InputError("--data and --set", "belong to one figure", name, "name the figure")
+    if stored and (chosen or smoke or force or store_in):
+        rule = "cannot go with --data, --set, --smoke, --force or --store"
+        raise InputError("--from-stored", rule, None, "it draws what is there")
+    if stored_in and not stored:
+        raise InputError("--stored", "needs --from-stored", stored_in)
+    if smoke and store_in:
+        raise InputError("--store", "cannot go with --smoke", store_in, "its numbers mean nothing")
     names = list(CATALOG) if name == "all" else [one_of(name, "figure", [*CATALOG, "all"])]
-    if stored:
-        where = stored_in or STORED
-        kept = stored_names(where)
-        if missing := [each for each in names if each not in kept]:
-            if name != "all" or not kept:
-                remedy = "run it, or use --stored FOLDER; they are in docs/results of the repository"
-                raise InputError("--from-stored", f"must find {missing[0]}.npz and .json", where, remedy)
-            err.print(f"not stored yet: {', '.join(missing)}", highlight=False)
-        results = [from_stored(each, folder, where) for each in names if each in kept]
-    else:
-        results = [_run(each, folder, {**smoke_settings(each), **chosen} if smoke else chosen, force) for each in names]
-    for result in results:
+    where, results, missing = stored_in or STORED, [], []
+    if stored and name != "all" and name not in stored_names(where):
+        remedy = "run it, or use --stored FOLDER; they are in docs/results of the repository"
+        raise InputError("--from-stored", f"must find {name}.npz and .json", where, remedy)
+    for each in names:
+        if stored and each not in stored_names(where):
+            missing.append(f"{each} (not stored)")
+            continue
+        try:
+            made = {**smoke_settings(each), **chosen} if smoke else chosen
+            result = from_stored(each, folder, where) if stored else _run(each, folder, made, force)
+        except NeedsGPU:
+            if name != "all":
+                raise
+            missing.append(f"{each} (needs a GPU)")
+            continue
+        results.append(result)
         page(result).write(result.folder / "report.html")
         if store_in is not None:
             keep_result(result, store_in)
@@ -301,7 +314,9 @@ def reproduce(
             print(f"{result.folder}{note}\n")
     if json_:
         _print_json([{"folder": result.folder, **result.record} for result in results])
-    elif smoke:
+    if missing:
+        err.print(f"left out: {', '.join(missing)}", highlight=False)
+    if smoke:
         err.print("a trial on tiny networks: claims are not judged", highlight=False)
     raise typer.Exit(0 if smoke or all(result.holds for result in results) else 1)
 
@@ -505,7 +520,8 @@ def ntk(
     written = [path for one in found for path in one.write(one.run / "ntk", keep_kernel)]
     written += [path for drift in drifts for path in drift.write(drift.run / "ntk")]
     if json_:
-        _print_json({"files": written, "scores": {one.run: one.scores for one in found}})
+        moved = {drift.run: {k: v for k, v in vars(drift).items() if k != "run"} for drift in drifts}
+        _print_json({"files": written, "scores": {one.run: one.scores for one in found}, "over_time": moved})
         return
     for table in (*(one.table() for one in found), *(drift.table() for drift in drifts)):
         _print_plain_table(table)

@@ -2,20 +2,26 @@
 
 import html
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import stairwise as sw
 from stairwise.checks import InputError
 from stairwise.data.images import load
 from stairwise.experiments import fig1ab, fig2ab
 from stairwise.experiments.experiment import CATALOG, Claim, from_stored, label, page, run, smoke, store, stored_names
 from stairwise.experiments.outlook import outlook_on_features
 from stairwise.experiments.runs import steps_of
+from stairwise.experiments.tangent import studied
 from stairwise.files import plain, save_arrays, save_json
 from stairwise.nets.encoder import build_encoder, build_network
+from stairwise.theory.spectra import bimodality
 from stairwise.train.recipe import load_recipe
+from stairwise.train.run import Run
 
 TRAINED = [name for name in CATALOG if "smoke" in smoke(name)]  # of networks that train for minutes on a GPU
 
@@ -88,7 +94,7 @@ def invented(folder, name, rates, hidden_lag=0.0, small=True):
     def stairs(times):
         return 1 / (1 + np.exp(-8 * np.outer(times, rates)) / start)
 
-    recipe = load_recipe(name, {"steps": 4000, "d": len(rates)})
+    recipe = load_recipe(name)
     facts = {"recipe": recipe.plain(), "alpha": 0.1, "steps": 4000, "batch": 64, "training_images": 9000}
     save_json(folder / "recipe.json", facts | {"device": "none", "commit": "", "made": ""})
     lines = []
@@ -122,6 +128,32 @@ def test_experiments_find_what_is_in_runs(tmp_path):
     lagging = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "bt"})
     assert float(lagging.arrays["bt.coupling"][1]) == pytest.approx(3.0 / 40, abs=0.01)
     assert not lagging.holds
+
+
+def test_runs_of_other_recipes_are_refused(tmp_path):
+    runs = tmp_path / "runs"
+    invented(runs / "stl10-bt-small", "stl10-simclr-small", np.ones(4))
+    with pytest.raises(InputError, match="a run of its recipe"):
+        run("fig1cd", tmp_path, {"runs": str(runs)})
+    with pytest.raises(InputError, match="must be bt"):
+        run("fig1cd", tmp_path, {"runs": str(runs), "methods": "simclr"})
+    with pytest.raises(InputError, match="at least two"):
+        run("table2", tmp_path, {"runs": str(runs), "methods": "bt"})
+
+
+@pytest.mark.parametrize("spectrum", [np.logspace(0, -8, 512), np.arange(1, 513.0) ** -2, np.full(9, 2.0)])
+def test_spectra_without_bands_have_no_valley(spectrum):
+    assert bimodality(spectrum) < 0.1
+
+
+def test_a_study_of_other_weights_is_made_again(settings, results, tmp_path):
+    runs = Path(settings["table1"]["runs"])
+    folder = tmp_path / "smoke-bt-d50"
+    shutil.copytree(runs / "smoke-bt-d50", folder)
+    before = studied(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0]
+    assert before == json.loads((runs / "smoke-bt-d50" / "ntk" / "tangent.json").read_text())["scores"]
+    sw.train(Run(folder).recipe.with_settings({"seed": 5}), folder, device="cpu", restart=True)
+    assert studied(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0] != before
 
 
 def test_long_runs_need_a_gpu(tmp_path):

@@ -163,3 +163,21 @@ def test_collecting_equals_updating(options):
     assert found.hidden == pytest.approx(expected.hidden)
     with pytest.raises(InputError, match="4 dimensions"):
         later.collect(torch.ones(3, 5), torch.ones(3, 5))
+
+
+def test_what_waits_stays_counted():
+    z = torch.randn(5, 3)
+    monitor = sw.SpectrumMonitor()
+    for _ in range(4):
+        monitor.collect(z, z)
+    monitor.reset()
+    monitor.collect(z * torch.nan, z)
+    monitor.collect(z, z)
+    found = monitor.compute()
+    assert (found.samples, found.skipped, found.first_skipped) == (5, 1, 5)
+
+
+def test_what_cannot_be_summed_is_heard_of_at_once():
+    z = torch.ones(4, 3, dtype=torch.complex64)
+    with pytest.raises(Exception, match=r"."):
+        sw.SpectrumMonitor().collect(z, z)

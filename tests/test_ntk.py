@@ -247,6 +247,32 @@ def test_rules_are_used_where_they_hold():
     assert "into.weight" in verified(*build("attention"))
 
 
+class TwoNames(nn.Module):
+    """One parameter under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(5, 4))
+        self.v = self.w
+
+    def forward(self, x):
+        return torch.tanh(x @ self.w) @ self.v.T
+
+
+def test_a_parameter_with_two_names():
+    torch.manual_seed(0)
+    model, x = TwoNames().double(), torch.randn(6, 5).double()
+    torch.testing.assert_close(empirical_ntk(model, x), by_autograd(model, x).to(torch.float32), rtol=1e-5, atol=1e-5)
+
+
+def test_padding_that_was_changed_to_a_list():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Flatten()).double()
+    model[0].padding = [0, 0]
+    x = torch.randn(4, 2, 3, 3).double()
+    torch.testing.assert_close(empirical_ntk(model, x, precision="float64"), by_autograd(model, x))
+
+
 def test_the_model_is_left_as_it_was():
     """torch.func.functional_call puts weights of a module with two names back as plain tensors."""
     model = reused().eval()
@@ -565,11 +591,13 @@ def test_bad_input():
         kernel_pca(np.eye(4), 5)
 
 
-def network_and_images():
+def network_and_images(twice):
+    """A network; or one with a layer that is used twice, which only the run itself finds out."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)).double(), torch.randn(
-        23, 2, 6, 6
-    )
+    layer = nn.Linear(48, 48)
+    more = (layer, nn.Tanh(), layer) if twice else (layer,)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), *more, nn.Linear(48, 4))
+    return model.double().eval(), torch.randn(23, 2, 6, 6).double()
 
 
 TWO = """
@@ -577,16 +605,17 @@ import sys, torch, torch.distributed as dist
 from stairwise.ntk.empirical import empirical_ntk
 from tests.test_ntk import network_and_images
 dist.init_process_group("gloo")
-model, x = network_and_images()
-K = empirical_ntk(model, x.double(), memory=2e5, precision="float64")
+model, x = network_and_images(sys.argv[2] == "True")
+K = empirical_ntk(model, x, memory=float(sys.argv[3]), precision="float64")
 torch.save(K, f"{sys.argv[1]}/{dist.get_rank()}.pt")
 dist.destroy_process_group()
 """
 
 
-def test_two_processes_share_the_tiles(tmp_path):
-    assert run_two("-c", TWO, str(tmp_path)) == [0, 0]
-    model, x = network_and_images()
-    expected = empirical_ntk(model, x.double(), precision="float64")
+@pytest.mark.parametrize(("twice", "memory"), [(False, 2e5), (True, 4e5), (True, 1e6)])
+def test_two_processes_share_the_tiles(twice, memory, tmp_path):
+    assert run_two("-c", TWO, str(tmp_path), str(twice), str(memory)) == [0, 0]
+    model, x = network_and_images(twice)
+    expected = by_autograd(model, x)
     for i in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"{i}.pt", weights_only=True), expected)

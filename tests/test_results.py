@@ -113,9 +113,17 @@ def test_tables_on_the_page():
     for method, title in METHODS.items():
         theory, pca = (PAPER["table1"][key][method] for key in ("theory", "kernel PCA"))
         assert f"| *paper: {title}* | {theory:.3f} | {pca:.3f} |" in page
-        shares = arrays["table1"][f"{method}.by_pairs"][1]
-        assert ", ".join(f"{share:.3f}" for share in shares) in page
-        assert shares[-1] < shares[0]  # does not rise with n
+    for row in table1.pairs_table(arrays["table1"]).rows:
+        assert "| " + " | ".join(row) + " |" in page
+    moved = ["| " + " | ".join(row) + " |" for row in table1.drift_table(arrays["table1"]).rows]
+    assert sum(row in page for row in moved) == 12
+    assert len([line for line in page.splitlines() if line.count("|") == 6 and " 0." in line and line in moved]) == 12
+    grown = [int((arrays["table1"][f"{m}.last"] > 0.1 * arrays["table1"][f"{m}.last"][0]).sum()) for m in METHODS]
+    assert "{} (Barlow Twins), {} (SimCLR) and {} (VICReg) of 50".format(*grown) in page
+    theory, pca = arrays["table1"]["vicreg.by_dimension"][:, grown[2] - 1]
+    assert f"captures {theory:.2f} and kernel PCA {pca:.2f}" in page
+    for m in METHODS:
+        assert np.all(np.diff(table1.corrected(arrays["table1"], m)) > 0), "the page says that it rises"
     for pair in ("bt-simclr", "bt-vicreg", "simclr-vicreg"):
         assert f"{PAPER['table2'][pair]:.3f}" in page
 

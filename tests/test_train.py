@@ -443,6 +443,7 @@ def test_divergence_before_any_checkpoint(tmp_path):
         ({"lr": float("nan")}, "finite"),
         ({"epochs": 0.0, "steps": 0}, "greater than 0"),
         ({"seed": -1}, "nonnegative"),
+        ({"held_out": 1}, "at least 2"),
     ],
 )
 def test_bad_recipes(changes, says):
@@ -495,6 +496,21 @@ def test_spectra_of_held_out_images(tmp_path):
     assert held[-1] == pytest.approx(np.linalg.eigvalsh(np.cov(z.T))[::-1], rel=1e-4)
     assert run.probes("held_hidden")[1].shape == (2, 32)
     trainer.close()
+
+
+def test_weights_that_are_not_finite_are_not_kept(tmp_path):
+    with pytest.raises(Diverged):
+        sw.train(replace(TINY, lr=1e18, keep=12, steps=24, loss="vicreg"), tmp_path, device="cpu")
+    for path in (tmp_path / "weights").glob("*"):
+        tensors = checkpoint.load(path).tensors
+        assert all(torch.isfinite(v).all() for v in tensors.values() if v.is_floating_point())
+
+
+def test_what_does_not_change_the_course_may_be_asked_for_later(tmp_path):
+    recipe = replace(TINY, pretrain=1000)
+    sw.train(recipe, tmp_path, device="cpu")
+    again = sw.train(replace(recipe, held_out=100, keep=2), tmp_path, device="cpu")
+    assert again.records[-1]["step"] == 12
 
 
 def test_settings_from_text():

@@ -166,6 +166,7 @@ def from_stored(name: str, out: Path, stored: Path) -> Result:
     record = json.loads((stored / f"{name}.json").read_text(encoding="utf-8"))
     arrays = load_arrays(stored / f"{name}.npz")
     folder = out / f"{name},stored"
+    save_arrays(folder / "arrays.npz", arrays)
     claims = module.check(arrays)
     _save_figure(module, arrays, folder)
     record["claims"] = [dataclasses.asdict(claim) for claim in claims]

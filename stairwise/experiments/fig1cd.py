@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from stairwise.checks import InputError
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.experiments.runs import SMALL, RunsConfig, about, curves, obtain, runs_table, spectrum_panels, steps_of
 from stairwise.figures.training import Course, draw_courses
@@ -33,6 +34,8 @@ class Config(RunsConfig):
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Loss, eigenvalues of C and of the covariance."""
+    if config.chosen() != ["bt"]:
+        raise InputError("methods", "must be bt", config.methods, "fig2cf shows the others")
     run = obtain(config, SMALL, progress)["bt"]
     return {**about({"bt": run}), **curves("C", run, "eigenvalues"), **curves("covariance", run, "covariance")}
 

@@ -1,7 +1,6 @@
 """Fig. 7: small initialization costs little: linear probes through training, standard and small initialization.
 
     stairwise reproduce fig7                      both runs of each method; --set methods=bt: two runs
-    stairwise reproduce fig7 --data cifar10
     stairwise reproduce fig7 --smoke              seconds on a CPU, photographs; numbers without meaning
 
 Accuracy of a probe (logistic regression, else ridge, else nearest neighbours) on the representations. STL-10 here has
@@ -15,6 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from stairwise.checks import InputError
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.experiments.runs import METHODS, SMALL, STANDARD, RunsConfig, about, obtain, runs_table
 from stairwise.figures.training import draw_probes
@@ -23,6 +23,7 @@ from stairwise.train.run import Run
 
 SMOKE = {"smoke": True}
 PROBES = ("logistic", "ridge", "knn")  # the first that was measured
+ALIKE = ("data", "pretrain", "encoder", "hidden", "d", "batch", "epochs", "steps")
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,25 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
         "small": obtain(config, SMALL, progress, (0.5, 1.0)),
     }
     arrays = about({f"{method} {kind}": run for kind, runs in found.items() for method, run in runs.items()})
-    for kind, runs in found.items():
-        for method, run in runs.items():
-            probe = next(name for name in PROBES if name in run.recipe.probes)
+    for method in config.chosen():
+        pair = {kind: runs[method] for kind, runs in found.items()}
+        probe = _probe(method, *pair.values())
+        for kind, run in pair.items():
             _, accuracy = run.probes(probe)
             arrays |= {f"{method}.{kind}.progress": _progress(run, probe), f"{method}.{kind}.accuracy": accuracy}
     return arrays
+
+
+def _probe(method: str, standard: Run, small: Run) -> str:
+    """The best probe that both runs have, which must otherwise be alike."""
+    other = [k for k in ALIKE if getattr(standard.recipe, k) != getattr(small.recipe, k)]
+    if other:
+        values = ", ".join(f"{k} = {getattr(standard.recipe, k)} and {getattr(small.recipe, k)}" for k in other)
+        raise InputError("data", f"must have runs of {method} that differ in their initialization", values, "use stl10")
+    both = [name for name in PROBES if name in standard.recipe.probes and name in small.recipe.probes]
+    if not both:
+        raise InputError("probes", f"must be the same in both runs of {method}", "none is", "train them with probes")
+    return both[0]
 
 
 def _progress(run: Run, probe: str) -> list[float]:

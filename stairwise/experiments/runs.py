@@ -20,12 +20,15 @@ from stairwise.monitor.steps import Steps, detect_steps
 from stairwise.report.page import Line, Panel, Table
 from stairwise.theory.spectra import grown
 from stairwise.train.loop import train
-from stairwise.train.recipe import load_recipe
+from stairwise.train.recipe import Recipe, load_recipe
 from stairwise.train.run import RECIPE, Run
 
 __all__ = [
+    "D50",
     "METHODS",
     "SMALL",
+    "STANDARD",
+    "NeedsGPU",
     "RunsConfig",
     "about",
     "curves",
@@ -39,6 +42,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 SMALL, STANDARD, D50 = "-small", "", "-d50"
+FREE = {"label", "keep", "held_out", "graph", "channels_last"}
 RECORDS, MODES = 150, 96  # of a spectrum over time that is kept
 SMOKE: dict[str, Any] = {
     "data": "photos",
@@ -58,6 +62,10 @@ SMOKE: dict[str, Any] = {
     "held_out": 64,
     "precision": "float32",
 }
+
+
+class NeedsGPU(InputError):
+    """A run that is not there would take days."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +110,16 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
         low, high = (span[0] + (span[1] - span[0]) * k / len(methods) for k in (i, i + 1))
         name = f"{'stl10' if config.smoke else one_of(config.data, 'data', ('stl10', 'cifar10'))}-{method}{kind}"
         folder = config.folder(method, kind)
-        if not _finished(folder):
+        recipe = load_recipe(name, SMOKE if config.smoke else {})
+        if _finished(folder):
+            _check_recipe(Run(folder), recipe)
+        else:
             _need_a_gpu(config, name)
 
             def tell(step: int, steps: int, words: str, low: float = low, high: float = high, name: str = name) -> None:
                 progress(low + (high - low) * step / steps, f"{name} {words}")
 
-            train(load_recipe(name, SMOKE if config.smoke else {}), folder, device=config.device, progress=tell)
+            train(recipe, folder, device=config.device, progress=tell)
         found[method] = Run(folder)
     return found
 
@@ -120,9 +131,19 @@ def _finished(folder: Path) -> bool:
     return bool(run.records) and run.records[-1]["step"] >= int(run.facts["steps"])
 
 
+def _check_recipe(run: Run, recipe: Recipe) -> None:
+    """A finished run must be one of this recipe; what does not change its course may differ."""
+    have, want = run.recipe.plain(), recipe.plain()
+    differing = [k for k in want if k not in FREE and have[k] != want[k]]
+    if differing:
+        changes = ", ".join(f"{k} = {have[k]!r} there, {want[k]!r} in the recipe" for k in differing[:4])
+        remedy = "use another folder with --set runs=FOLDER, or train it again"
+        raise InputError(str(run.folder), "must hold a run of its recipe", changes, remedy)
+
+
 def _need_a_gpu(config: RunsConfig, name: str) -> None:
     if not config.smoke and config.device == "auto" and not torch.cuda.is_available():
-        raise InputError(
+        raise NeedsGPU(
             "device",
             f"must be a GPU: {name} takes minutes there, and days on a CPU",
             "no GPU here",

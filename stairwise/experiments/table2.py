@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from stairwise.checks import InputError
 from stairwise.experiments import table1
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.experiments.runs import METHODS, about, methods_in, runs_table
@@ -35,11 +36,13 @@ class Config(table1.Config):
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Alignments, and embeddings of the first pairs."""
+    if len(set(config.chosen())) < 2:
+        raise InputError("methods", "must be at least two, to be compared", config.methods)
     runs, found = table1.studies(config, progress)
     z = {method: arrays["embeddings"].astype(np.float64) for method, (_, arrays) in found.items()}
     first = np.r_[: min(KEPT, config.n), config.n : config.n + min(KEPT, config.n)]
     # spans do not depend on scale, of which float16 has little
-    kept = {f"{m}.z": (v[first] / np.abs(v).max(axis=0)).astype(np.float16) for m, v in z.items()}
+    kept = {f"{m}.z": (v[first] / np.maximum(np.abs(v).max(axis=0), 1e-300)).astype(np.float16) for m, v in z.items()}
     return {**about(runs), **kept, "alignments": _against_one_another(list(z.values())), "points": 2 * config.n}
 
 

@@ -25,10 +25,11 @@ from stairwise.ntk.empirical import empirical_ntk, ntk_error
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.report.page import Table
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
+from stairwise.train import checkpoint
 from stairwise.train.loop import initial_network
 from stairwise.train.pairs import Pairs
 from stairwise.train.process import choose_device
-from stairwise.train.run import Run
+from stairwise.train.run import CHECKPOINTS, Run
 
 __all__ = ["Drift", "Outputs", "Tangent", "compare", "drift", "fixed_views", "over_time", "studied", "study"]
 
@@ -144,7 +145,8 @@ def study(
         "chance": chance,
         "chance, standard deviation": spread,
     }
-    facts = {"n": n, "d": d, "seed": seed, "precision": precision, "kernel_error": error}
+    facts: dict[str, Any] = {"n": n, "d": d, "seed": seed, "precision": precision, "initial": initial}
+    facts |= {"weights": checkpoint.identity(run.folder / CHECKPOINTS), "kernel_error": error}
     if initial:
         progress(0.7, "the tangent kernel at initialization")
         K0, _ = _kernel(Outputs(initial_network(run)).to(where).eval(), x, precision)
@@ -163,16 +165,23 @@ def study(
 def studied(
     run: Run, n: int, seed: int, device: str, precision: str, progress: Progress
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Scores and arrays of a run, read from RUN/ntk if the same study has been written there, else made and written."""
+    """Scores and arrays of a run, read from RUN/ntk if the same study of the same weights has been written there, else
+    made and written."""
     folder = run.folder / "ntk"
+    asked = {"n": n, "seed": seed, "precision": precision, "initial": True}
+    if weights := checkpoint.identity(run.folder / CHECKPOINTS):  # a run may have come without its checkpoints
+        asked["weights"] = weights
     try:
         stored = json.loads((folder / "tangent.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         stored = {}
-    if (stored.get("n"), stored.get("seed")) != (n, seed):
+    if any(stored.get(key) != value for key, value in asked.items()):
         study(run, n, seed, device, precision, progress=progress).write(folder)
         stored = json.loads((folder / "tangent.json").read_text(encoding="utf-8"))
     return stored["scores"], load_arrays(folder / "tangent.npz")
+
+
+DRIFT = ("steps", "t", "change", "with_first", "with_last", "theory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,8 +215,7 @@ class Drift:
         from stairwise.figures.style import style
         from stairwise.figures.tangent import draw_drift
 
-        names = ("steps", "t", "change", "with_first", "with_last", "theory")
-        save_arrays(folder / "drift.npz", {name: getattr(self, name) for name in names})
+        save_arrays(folder / "drift.npz", {name: getattr(self, name) for name in DRIFT})
         with style(), atomic(folder / "drift.png") as part:
             draw_drift(self.steps, self.with_first, self.with_last, self.theory).savefig(part)
         return [folder / "drift.npz", folder / "drift.png"]
@@ -225,7 +233,9 @@ def over_time(
     where = choose_device(device)
     kept = list(run.kept())
     if not kept:
-        raise InputError("run", "must have kept weights on its way", run.folder, "train it with --set keep=10")
+        raise InputError(
+            "run", "must have kept weights on its way", run.folder, "train it again with --set keep=10 --restart"
+        )
     x = fixed_views(run, n, seed, where)
     z = embed(Outputs(kept[-1][2]).to(where).eval(), x)
     kernels, theory = [], []

@@ -112,7 +112,8 @@ class SpectrumMonitor:
         self.seen += len(z)
         over = self.window is not None and self.seen >= self.window
         size = (z.nbytes + (0 if h is None else h.nbytes)) * len(self.waiting)
-        if over or len(self.waiting) >= AT_ONCE or size >= WAITING_BYTES:
+        first = not self.sums and not self.before  # what cannot be summed is to be heard of at once
+        if first or over or len(self.waiting) >= AT_ONCE or size >= WAITING_BYTES:
             self.flush()
         if over:
             self.before, self.sums, self.seen = self.sums, {}, 0
@@ -186,7 +187,7 @@ class SpectrumMonitor:
 
     def reset(self) -> None:
         """Forget everything, in place: buffers stay where a captured graph expects them."""
-        self.waiting = []
+        self.flush()  # batches stay counted
         for value in self.sums.values():
             value.zero_()
         self.before, self.seen = {}, 0

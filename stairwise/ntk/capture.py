@@ -188,7 +188,7 @@ def _aliases(model: nn.Module) -> dict[str, list[str]]:
     """All names of parameters that several modules share, by the first."""
     names: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():
-        for key, p in module.named_parameters(recurse=False):
+        for key, p in module.named_parameters(recurse=False, remove_duplicate=False):
             names.setdefault(id(p), []).append(f"{prefix}.{key}" if prefix else key)
     return {name: names[id(p)] for name, p in model.named_parameters()}
 

@@ -96,12 +96,18 @@ def _ntk(
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Tensor:
     capture = Capture(model, scalar, x)
+    budget = memory or _least(_free(x.device), x.device)
     while True:
         try:
-            K = _by_tiles(capture, x, y, precision, memory or _free(x.device), progress)
-            break
+            K, changed = _by_tiles(capture, x, y, precision, budget, progress), False
         except RulesChanged:
-            continue
+            K, changed = None, True
+        if world() > 1:
+            changed = _agree(capture, changed, x.device)
+        if K is not None and not changed:
+            break
+    if world() > 1:
+        dist.all_reduce(K)
     if not bool(torch.isfinite(K).all()):
         raise InputError("the kernel", "must be finite", None, "gradients overflow: scale the network, or use float64")
     return K
@@ -147,9 +153,26 @@ def _by_tiles(
             if y is None:
                 K[there, here] = block.T
         progress(done + 1, len(tiles))
-    if world() > 1:
-        dist.all_reduce(K)
     return K
+
+
+def _least(value: float, device: torch.device) -> float:
+    """The least of all processes, whose tiles must be the same."""
+    if world() == 1:
+        return value
+    shared = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(shared, dist.ReduceOp.MIN)
+    return float(shared)
+
+
+def _agree(capture: Capture, changed: bool, device: torch.device) -> bool:
+    """Whether the rules have changed in any process; afterwards all have the same."""
+    names = list(capture.parameters)
+    shared = torch.tensor([not changed, *(name in capture.by_rule for name in names)], dtype=torch.int32, device=device)
+    dist.all_reduce(shared, dist.ReduceOp.MIN)
+    unchanged, *kept = shared.tolist()
+    capture.by_rule = {name for name, keep in zip(names, kept, strict=True) if keep}
+    return not unchanged
 
 
 def _free(device: torch.device) -> float:

@@ -253,7 +253,7 @@ def patches(module: nn.Module, x: Tensor, how: Contraction | None = None, name: 
     if isinstance(module, nn.Linear):
         return x.reshape(len(x), -1, x.shape[-1]).transpose(1, 2).unsqueeze(1)
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
-    if {*module.kernel_size, *module.stride} == {1} and module.padding in {(0,), (0, 0)}:
+    if {*module.kernel_size, *module.stride} == {1} and not isinstance(module.padding, str) and not any(module.padding):
         return x.reshape(len(x), module.groups, x.shape[1] // module.groups, -1)
     windows = _windows(module, x)
     if how is not None:

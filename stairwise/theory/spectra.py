@@ -81,21 +81,25 @@ def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
 
 
 def bimodality(eigenvalues: ArrayLike) -> float:
-    r"""Sarle's coefficient (skewness² + 1) / kurtosis of log λ: 1/3 for a Gaussian, 5/9 if uniform, 1 for two points.
+    r"""Depth of the valley at `grown`'s threshold: 1 − (modes near it) / (modes near the lower peak beside it).
 
-    Above 5/9 the eigenvalues form two bands, the grown and the waiting, or one with a long tail. What lies below a
-    ten-thousandth of the largest counts as equal, as in `grown`.
+    Near: within a factor of 2 in either direction. 1: nothing lies between the grown and the waiting; 0 or less, or
+    no threshold: there are no two bands.
 
-    >>> bimodality([1.0, 0.9, 0.8, 1e-3, 2e-3, 3e-3]) > 0.9, round(bimodality(np.exp(-np.linspace(0, 9, 999))), 3)
-    (True, 0.556)
+    >>> bimodality([1.0, 0.9, 0.8, 0.7, 1e-3, 2e-3, 3e-3]), bimodality(np.exp(-np.linspace(0, 9, 999))) < 0.1
+    (1.0, True)
     """
-    y = _logarithms(eigenvalues)
-    centred = y - y.mean() if len(y) else y
-    if not centred.any():
+    lam = np.sort(_nonnegative(eigenvalues))[::-1]
+    threshold = grown(lam)[1]
+    if threshold == 0:
         return 0.0
-    variance = (centred**2).mean()
-    skewness, kurtosis = (centred**3).mean() / variance**1.5, (centred**4).mean() / variance**2
-    return float((skewness**2 + 1) / kurtosis)
+    y, cut = np.log(lam[lam > 0]), np.log(threshold)
+
+    def near(at: Floats) -> Floats:
+        return np.asarray((np.abs(y - at[:, None]) < np.log(2)).sum(axis=1))
+
+    peaks = min(near(side).max(initial=0) for side in (y[y > cut], y[y <= cut]))
+    return float(1 - near(np.array([cut]))[0] / peaks) if peaks > 0 else 1.0
 
 
 def _logarithms(eigenvalues: ArrayLike) -> Floats:

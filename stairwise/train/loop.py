@@ -139,7 +139,7 @@ class Trainer:
             raise InputError("batch", f"must be divisible by the {world()} processes", self.batch)
         if self.batch > self.training:
             raise InputError("batch", f"must be at most {self.training}, the number of training images", self.batch)
-        if recipe.held_out and self.training == len(pixels):
+        if recipe.held_out and len(pixels) - self.training < 2:
             raise InputError("held_out", "needs images besides those for training", self.training, "lower pretrain")
         if recipe.probes:
             _check_classes(*probe_rows(self.images, self.training, recipe.probe_images), self.images)
@@ -361,6 +361,7 @@ class Trainer:
         return float((found.eigenvalues if self.recipe.loss in OF_CORRELATION else found.covariance)[0])
 
     def _keep_weights(self) -> None:
+        self._check_finite(self.recorder.numbers())
         facts = {"t": self.t, "view_shape": self._view_shape()}
         tensors = {f"objective.network.{k}": v for k, v in self.network.state_dict().items()}
         checkpoint.keep(self.folder / WEIGHTS, self.step_number, facts, tensors)
@@ -475,7 +476,7 @@ def _count(recipe: Recipe, images: Images) -> int:
 
 def _check_same(stored: dict[str, Any], asked: dict[str, Any], path: Path) -> None:
     stored = Recipe().plain() | stored  # settings that the run's version did not have
-    differing = [k for k in asked if k not in {"label", "keep"} and stored.get(k) != asked[k]]
+    differing = [k for k in asked if k not in {"label", "keep", "held_out"} and stored.get(k) != asked[k]]
     if differing:
         changes = ", ".join(f"{k} = {stored.get(k)!r} there, {asked[k]!r} here" for k in differing[:4])
         raise InputError(
@@ -484,7 +485,7 @@ def _check_same(stored: dict[str, Any], asked: dict[str, Any], path: Path) -> No
 
 
 def _discard(folder: Path) -> None:
-    for name in (CHECKPOINTS, WEIGHTS):
+    for name in (CHECKPOINTS, WEIGHTS, "ntk"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (METRICS, PICTURE, RECIPE):
         (folder / name).unlink(missing_ok=True)

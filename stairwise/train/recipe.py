@@ -124,8 +124,10 @@ class Recipe:
         number(self.lr, "lr", above=0)
         for name in ("pretrain", "size", "target", "lr_bias", "momentum", "weight_decay", "clip", "final_lr"):
             number(getattr(self, name), name, least=0)
-        for name in ("warmup_epochs", "steps", "window", "probe_images", "held_out", "keep"):
+        for name in ("warmup_epochs", "steps", "window", "probe_images", "keep"):
             number(getattr(self, name), name, least=0)
+        if self.held_out and positive_int(self.held_out, "held_out") < 2:
+            raise InputError("held_out", "must be at least 2, or 0", self.held_out)
         if not self.steps:
             number(self.epochs, "epochs", above=0)
 
