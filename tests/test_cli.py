@@ -74,6 +74,30 @@ def test_reproduce_and_read_back(tmp_path):
     assert "fig1ab" in stairwise("reproduce", "--list", cwd=tmp_path).stdout
 
 
+def test_reproduce_from_stored_smoke_and_store(tmp_path):
+    kept = stairwise("reproduce", "fig8", "--store", "kept", cwd=tmp_path)
+    assert kept.returncode == 0, kept.stderr
+    assert sorted(p.name for p in (tmp_path / "kept").iterdir()) == ["fig8.json", "fig8.npz", "fig8.png"]
+    drawn = stairwise("reproduce", "all", "--from-stored", "--stored", "kept", "--json", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert [one["experiment"] for one in json.loads(drawn.stdout)] == ["fig8"]
+    assert "left out: fig1ab (not stored)" in drawn.stderr
+    assert (tmp_path / "results" / "fig8,stored" / "report.html").is_file()
+    tried = stairwise("reproduce", "fig1cd", "--smoke", cwd=tmp_path)
+    assert tried.returncode == 0, tried.stderr
+    assert "not judged" in tried.stderr
+    for line in (
+        "fig9 --from-stored --stored kept",
+        "fig8 --from-stored --stored kept --set seed=1",
+        "fig8 --from-stored --smoke",
+        "fig8 --stored kept",
+        "fig8 --smoke --store kept",
+    ):
+        done = stairwise("reproduce", *line.split(), cwd=tmp_path)
+        assert done.returncode == 2, line
+        assert len(done.stderr.strip().splitlines()) <= 3, done.stderr
+
+
 def test_data_list_and_check(tmp_path):
     assert "photos" in stairwise("data", "list", cwd=tmp_path).stdout
     listed = json.loads(stairwise("data", "list", "--json", cwd=tmp_path).stdout)

@@ -89,7 +89,7 @@ def test_large_arrays_are_not_stored(results, tmp_path, monkeypatch):
 def invented(folder, name, rates, hidden_lag=0.0, small=True):
     """A finished run that nobody trained: logistic staircases in all its spectra, and probes."""
     t = np.linspace(0, 40, 400)
-    start = 1e-6 if small else 1e-2
+    start = 1e-6 if small else 1e-7
 
     def stairs(times):
         return 1 / (1 + np.exp(-8 * np.outer(times, rates)) / start)
