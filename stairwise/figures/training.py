@@ -13,6 +13,7 @@ from stairwise.figures.style import MEASURED, PREDICTED, mode_colors, panels
 __all__ = ["Course", "draw_bands", "draw_courses", "draw_histograms", "draw_layers", "draw_probes"]
 
 THIN = {**MEASURED, "linewidth": 1.1}  # dozens of curves a panel
+RISEN, WAITING = 0.02, "#c9ced6"  # modes that never reach this share of the largest eigenvalue are grey
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,8 @@ def _draw_loss(ax: Axes, course: Course) -> None:
 
 def _draw_spectra(ax: Axes, course: Course, shown: int, log: bool) -> None:
     curves = course.spectra[:, :shown]
-    colors = mode_colors(curves.shape[1])
+    risen = int((curves.max(axis=0) > RISEN * curves.max()).sum())
+    colors = [*mode_colors(risen), *[WAITING] * (curves.shape[1] - risen)]
     for j in reversed(range(curves.shape[1])):
         ax.plot(course.times, np.where(curves[:, j] > 0, curves[:, j], np.nan), **{**THIN, "color": colors[j]})
     ax.set(xlabel="time $t$ = Σ lr", ylabel=f"eigenvalues of {course.of}", xlim=(0, course.times[-1]))
