@@ -8,12 +8,13 @@ the width, 32 px, batch 64, d = 128 and h = 256. The monitor is updated in every
   hooks    a loop of others: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
   graph    ours: the step as one CUDA graph, measured in every step (GPU only)
 
-Medians over rounds; last line: JSON with the share of the step time.
+Turns of ten steps, one after the other; last line: JSON with the share of the step time.
 """
 
 import argparse
 import json
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 
@@ -26,7 +27,7 @@ from stairwise.train.graph import Recorded
 from stairwise.train.loop import Trainer
 from stairwise.train.recipe import Recipe
 
-EVERY = 50
+EVERY, TURN = 50, 10
 
 
 def sync(device):
@@ -44,11 +45,12 @@ def seconds_per_step(step, steps, device):
 
 
 def in_turns(plain, watched, steps, rounds, device):
-    """Median seconds per step of each, and the relative cost of watching: median over rounds of neighbours."""
+    """Seconds per step of each, and the relative cost of watching; short turns, since machines change their speed."""
     for step in (plain, watched):
         seconds_per_step(step, min(steps, EVERY), device)
-    times = np.array([[seconds_per_step(step, steps, device) for step in (plain, watched)] for _ in range(rounds)])
-    return (*np.median(times, axis=0), float(np.median(times[:, 1] / times[:, 0])) - 1)
+    turns = [[seconds_per_step(step, TURN, device) for step in (plain, watched)] for _ in range(rounds * steps // TURN)]
+    alone, with_it = np.mean(turns, axis=0)
+    return alone, with_it, with_it / alone - 1
 
 
 class Loop:
@@ -111,10 +113,12 @@ def main():
     options = parser.parse_args()
     device = torch.device(options.device)
     found, size = {}, options.size or (96 if device.type == "cuda" else 32)
-    with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
+    with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b, ExitStack() as done:
         pairs = {}
         if options.only != "graph":
-            pairs["hooks"] = [Loop(device, watched, a, size).step for watched in (False, True)]
+            loops = [Loop(device, watched, a, size) for watched in (False, True)]
+            done.callback(loops[1].watch.close)
+            pairs["hooks"] = [loop.step for loop in loops]
         if device.type == "cuda" and options.only != "hooks":
             pairs["graph"] = [recorded(device, folder, measure, size) for folder, measure in ((a, False), (b, True))]
         for name, (plain, watched) in pairs.items():
