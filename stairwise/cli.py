@@ -262,7 +262,7 @@ def reproduce(
 
     Examples: `stairwise reproduce fig1ab --data cifar10 --set pixels=unit`, `stairwise reproduce all --from-stored`
     """
-    from stairwise.experiments.experiment import CATALOG, STORED, from_stored, label, page, stored_names
+    from stairwise.experiments.experiment import CATALOG, STORED, from_stored, label, stored_names
     from stairwise.experiments.experiment import smoke as smoke_settings
     from stairwise.experiments.experiment import store as keep_result
     from stairwise.experiments.runs import NeedsGPU
@@ -289,11 +289,12 @@ def reproduce(
         raise InputError("--store", "cannot go with --smoke", store_in, "its numbers mean nothing")
     names = list(CATALOG) if name == "all" else [one_of(name, "figure", [*CATALOG, "all"])]
     where, results, missing = stored_in or STORED, [], []
-    if stored and name != "all" and name not in stored_names(where):
+    kept = stored_names(where) if stored else names
+    if stored and name != "all" and name not in kept:
         remedy = "run it, or use --stored FOLDER; they are in docs/results of the repository"
         raise InputError("--from-stored", f"must find {name}.npz and .json", where, remedy)
     for each in names:
-        if stored and each not in stored_names(where):
+        if each not in kept:
             missing.append(f"{each} (not stored)")
             continue
         try:
@@ -305,13 +306,9 @@ def reproduce(
             missing.append(f"{each} (needs a GPU)")
             continue
         results.append(result)
-        page(result).write(result.folder / "report.html")
+        _show(result, json_, again=result.cached and not stored)
         if store_in is not None:
             keep_result(result, store_in)
-        if not json_:
-            _print_claims(result)
-            note = "" if stored or not result.cached else " (read back; --force runs it again)"
-            print(f"{result.folder}{note}\n")
     if json_:
         _print_json([{"folder": result.folder, **result.record} for result in results])
     if missing:
@@ -319,6 +316,16 @@ def reproduce(
     if smoke:
         err.print("a trial on tiny networks: claims are not judged", highlight=False)
     raise typer.Exit(0 if smoke or all(result.holds for result in results) else 1)
+
+
+def _show(result: "Result", quiet: bool, again: bool) -> None:
+    """Write the page of a result, and print its claims."""
+    from stairwise.experiments.experiment import page
+
+    page(result).write(result.folder / "report.html")
+    if not quiet:
+        _print_claims(result)
+        print(f"{result.folder}{' (read back; --force runs it again)' if again else ''}\n")
 
 
 @app.command()
