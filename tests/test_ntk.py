@@ -601,14 +601,15 @@ def network_and_images(twice):
 
 
 TWO = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from stairwise.ntk.empirical import empirical_ntk
 from tests.test_ntk import network_and_images
 dist.init_process_group("gloo")
 model, x = network_and_images(sys.argv[2] == "True")
 K = empirical_ntk(model, x, memory=float(sys.argv[3]), precision="float64")
 torch.save(K, f"{sys.argv[1]}/{dist.get_rank()}.pt")
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # threads of gloo do not always survive the end of the interpreter
 """
 
 
