@@ -10,7 +10,7 @@ import torch
 
 import stairwise as sw
 from stairwise.checks import InputError
-from stairwise.experiments.tangent import Outputs, compare, drift, embed, fixed_views, over_time, study
+from stairwise.experiments.tangent import Outputs, compare, drift, drifted, embed, fixed_views, over_time, study
 from stairwise.files import load_arrays
 from stairwise.ntk.empirical import empirical_ntk
 from stairwise.ntk.predict import predict_embeddings
@@ -102,11 +102,17 @@ def test_the_kernel_through_training(runs, tmp_path):
     assert found.theory[-1] == pytest.approx(study(runs[0], n=30, device="cpu", initial=False).scores["theory"])
     assert [path.name for path in found.write(tmp_path)] == ["drift.npz", "drift.png"]
     assert load_arrays(tmp_path / "drift.npz")["theory"].shape == (4,)
+    assert found.chance == pytest.approx(4 / 60)
+    for n in (30, 25):  # those of other pairs are not taken for these
+        arrays = drifted(runs[0], n, 0, "cpu", "float32", lambda *_: None)
+        assert int(arrays["n"]) == n
+        assert (arrays["theory"][-1] == pytest.approx(found.theory[-1])) == (n == 30)
     last = list(runs[0].kept())[-1][2].state_dict()
     assert all(torch.equal(value, last[name]) for name, value in runs[0].network().state_dict().items())
     bare = sw.train(TINY.with_settings({"keep": 0, "steps": 9}), tmp_path / "bare", device="cpu")
     with pytest.raises(InputError, match="keep=10"):
         over_time(bare, n=30, device="cpu")
+    assert drifted(bare, 30, 0, "cpu", "float32", lambda *_: None) is None
 
 
 def test_command_line(runs):

@@ -19,14 +19,14 @@ from matplotlib.figure import Figure
 
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.experiments.runs import D50, METHODS, RunsConfig, about, methods_in, obtain, runs_table
-from stairwise.experiments.tangent import DRIFT, over_time, studied
+from stairwise.experiments.tangent import drifted, studied
 from stairwise.figures.tangent import draw_alignments
-from stairwise.files import load_arrays
 from stairwise.report.page import Page, Picture, Table
 from stairwise.train.run import Run
 
 SMOKE = {"smoke": True, "n": 40}
 PAIRS = 250  # for the kernel through training
+MOVED = ("steps", "with_first", "with_last", "theory")
 SCORES = ("theory", "kernel PCA", "theory, initial kernel", "kernel PCA, initial kernel", "chance")
 
 
@@ -65,12 +65,9 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
             f"{method}.spectrum": kept["spectrum"].astype(np.float32),
             f"{method}.last": runs[method].series("eigenvalues" if method == "bt" else "covariance")[-1],
         }
-        moved = runs[method].folder / "ntk" / "drift.npz"
-        if not moved.is_file() and any(runs[method].kept()):
-            over_time(runs[method], PAIRS, config.seed, config.device, config.precision, progress).write(moved.parent)
-        if moved.is_file():
-            found_drift = load_arrays(moved)
-            arrays[f"{method}.drift"] = np.stack([found_drift[name] for name in DRIFT])
+        moved = drifted(runs[method], PAIRS, config.seed, config.device, config.precision, progress)
+        if moved is not None:
+            arrays[f"{method}.drift"] = np.stack([moved[name] for name in MOVED])
     return arrays
 
 
@@ -117,7 +114,7 @@ def drift_table(arrays: Arrays) -> Table:
     rows = []
     for m in methods_in(arrays):
         if f"{m}.drift" in arrays:
-            steps, _, _, first, last, theory = arrays[f"{m}.drift"]
+            steps, first, last, theory = arrays[f"{m}.drift"]
             rows += [
                 [METHODS[m], f"{s:.0f}", *(f"{v:.3f}" for v in values)]
                 for s, *values in zip(steps, first, last, theory, strict=True)

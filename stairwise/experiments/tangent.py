@@ -31,7 +31,7 @@ from stairwise.train.pairs import Pairs
 from stairwise.train.process import choose_device
 from stairwise.train.run import CHECKPOINTS, Run
 
-__all__ = ["Drift", "Outputs", "Tangent", "compare", "drift", "fixed_views", "over_time", "studied", "study"]
+__all__ = ["Drift", "Outputs", "Tangent", "compare", "drift", "drifted", "fixed_views", "over_time", "studied", "study"]
 
 Floats = NDArray[np.float64]
 Progress = Callable[[float, str], None]
@@ -181,7 +181,7 @@ def studied(
     return stored["scores"], load_arrays(folder / "tangent.npz")
 
 
-DRIFT = ("steps", "t", "change", "with_first", "with_last", "theory")
+DRIFT = ("n", "seed", "steps", "t", "change", "with_first", "with_last", "theory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,19 +189,24 @@ class Drift:
     """The tangent kernel through training.
 
     Attributes:
+        n, seed: pairs, and what fixes them.
         steps, t: times, the first 0.
         change: ‖K − K_0‖/‖K_0‖ of kernels scaled to trace 1, (T,).
         with_first, with_last: <K, K'>/‖K‖‖K'‖ with the kernel at the beginning and at the end, (T,).
         theory: alignment of the final embeddings with those predicted from K; nan where K does not resolve d modes.
+        chance: what it would be of any d directions, d/2n.
     """
 
     run: Path
+    n: int
+    seed: int
     steps: NDArray[np.int64]
     t: Floats
     change: Floats
     with_first: Floats
     with_last: Floats
     theory: Floats
+    chance: float
 
     def table(self) -> Table:
         """For people."""
@@ -217,7 +222,7 @@ class Drift:
 
         save_arrays(folder / "drift.npz", {name: getattr(self, name) for name in DRIFT})
         with style(), atomic(folder / "drift.png") as part:
-            draw_drift(self.steps, self.with_first, self.with_last, self.theory).savefig(part)
+            draw_drift(self.steps, self.with_first, self.with_last, self.theory, self.chance).savefig(part)
         return [folder / "drift.npz", folder / "drift.png"]
 
 
@@ -250,13 +255,30 @@ def over_time(
     first, last = drift(kernels), drift(kernels[::-1])[::-1]
     return Drift(
         run.folder,
+        n,
+        seed,
         np.array([0, *(step for step, _, _ in kept)]),
         np.array([0.0, *(t for _, t, _ in kept)]),
         np.array([one["distance"] for one in first]),
         np.array([one["alignment"] for one in first]),
         np.array([one["alignment"] for one in last]),
         np.array(theory),
+        z.shape[1] / len(z),
     )
+
+
+def drifted(run: Run, n: int, seed: int, device: str, precision: str, progress: Progress) -> dict[str, Any] | None:
+    """Arrays of `over_time`, read from RUN/ntk if they are of the same pairs, else made and written; None where the run
+    has not kept weights."""
+    stored = run.folder / "ntk" / "drift.npz"
+    if stored.is_file():
+        found = load_arrays(stored)
+        if (int(found["n"]), int(found["seed"])) == (n, seed):
+            return found
+    if not any(run.kept()):
+        return None
+    over_time(run, n, seed, device, precision, progress).write(stored.parent)
+    return load_arrays(stored)
 
 
 def embed(model: nn.Module, x: Tensor) -> Floats:

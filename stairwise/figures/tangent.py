@@ -71,16 +71,20 @@ def draw_matrix(names: Sequence[str], values: NDArray, chance: float) -> Figure:
     return figure
 
 
-def draw_drift(steps: NDArray, with_first: NDArray, with_last: NDArray, theory: NDArray) -> Figure:
+def draw_drift(steps: NDArray, with_first: NDArray, with_last: NDArray, theory: NDArray, chance: float) -> Figure:
     """Alignment of the kernel with its first and last self, and what it predicts of the final span, over training."""
     figure, axes = panels(2, height=2.6)
     line = {**MEASURED, "linewidth": 1.6, "marker": "o", "markersize": 4}
-    for values, name, color in ((with_first, "kernel at the start", PCA), (with_last, "kernel at the end", THEORY)):
+    for values, name, color in ((with_first, "with the first", PCA), (with_last, "with the last", THEORY)):
         axes[0].plot(steps, values, **{**line, "color": color}, label=name)
-    axes[0].set(xlabel="step", ylabel="alignment of kernels", ylim=(None, 1.02), title="tangent kernel, with the")
+    axes[0].set(xlabel="step", ylabel="alignment of kernels", ylim=(None, 1.02), title="the tangent kernel moves")
     axes[0].legend(frameon=False)
-    axes[1].plot(steps, theory, **{**line, "color": THEORY})
-    axes[1].set(xlabel="step of the kernel", ylabel="alignment", ylim=(0, 1), title="predicted with final span")
+    axes[1].plot(steps, theory, **{**line, "color": THEORY}, label="theory")
+    axes[1].axhline(chance, color=CHANCE, linestyle="--", linewidth=1, label="chance")
+    axes[1].set(
+        xlabel="step of the kernel", ylabel="alignment", ylim=(0, 1), title="share of the final span it predicts"
+    )
+    axes[1].legend(frameon=False)
     return figure
 
 

@@ -114,6 +114,8 @@ def _draw_spectra(ax: Axes, course: Course, shown: int, log: bool) -> None:
     ax.set(xlabel="time $t$ = Σ lr", ylabel=f"eigenvalues of {course.of}", xlim=(0, course.times[-1]))
     if log:
         top = np.nanmax(curves)
-        ax.set(yscale="log", ylim=(max(1e-7 * top, np.min(curves[curves > 0], initial=top) / 2), 2 * top))
+        ax.set(yscale="log")
+        ax.minorticks_off()
+        ax.set(ylim=(max(1e-7 * top, np.min(curves[curves > 0], initial=top) / 2), 2 * top))
     else:
         ax.set(ylim=(0, None))

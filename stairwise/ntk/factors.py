@@ -74,6 +74,11 @@ def _aligned(x: Tensor) -> Tensor:
     return F.pad(x, (0, -x.shape[-1] % 8)) if x.is_cuda and x.dtype == torch.float16 else x
 
 
+def _block(x: Tensor) -> int:
+    """Rows of a block of a symmetric product."""
+    return -(-len(x) // (BLOCKS_GPU if x.is_cuda else BLOCKS))
+
+
 def _by_rows(n: int, m: int, rows: int, symmetric: bool, block: Callable[[slice, slice], Tensor]) -> Tensor:
     """A matrix (n, m) from its blocks of so many rows; of a symmetric one the lower half is computed."""
     out: Tensor | None = None
@@ -214,7 +219,7 @@ def _explicit(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None,
         part = slice(start, start + width)
         x = how.outer(a, b[:, :, part], "mine")
         y = x if theirs is None else how.outer(theirs[0], theirs[1][:, :, part], "theirs")
-        rows = n if theirs is not None else -(-n // (BLOCKS_GPU if a.is_cuda else BLOCKS))
+        rows = n if theirs is not None else _block(a)
         out += _by_rows(n, m, rows, theirs is None, lambda i, j, x=x, y=y: _product(x[i], y[j]))  # type: ignore[misc]
     return out
 
@@ -225,7 +230,7 @@ def _ghost(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, ho
     m = n if theirs is None else len(theirs[0])
     bytes_each = 4 if how.half else mine[0].element_size()
     rows = max(1, int(how.slice_bytes / (2 * m * positions**2 * bytes_each)))
-    rows = rows if theirs is not None else min(rows, -(-n // (2 * BLOCKS_GPU if mine[0].is_cuda else BLOCKS)))
+    rows = rows if theirs is not None else min(rows, _block(mine[0]))
     flat = [[_positions_first(x, g) for x in mine] for g in range(groups)]
     other = flat if theirs is None else [[_positions_first(x, g) for x in theirs] for g in range(groups)]
 
