@@ -50,6 +50,20 @@ def test_recorded_steps_equal_steps_taken_one_by_one(changes, tmp_path):
     assert graph.series("eigenvalues") == pytest.approx(eager.series("eigenvalues"), rel=1e-2, abs=1e-4)
 
 
+def test_recorded_passes_leave_the_running_averages_of_passes_in_order(tmp_path):
+    """A recording runs the two views' passes at once."""
+    recipe = replace(TINY, encoder="resnet18", encoder_options={"stem": "small", "width": 16}, optimizer="lars")
+    graph = sw.train(recipe, tmp_path / "graph", device="cuda")
+    eager = sw.train(replace(recipe, graph=False), tmp_path / "eager", device="cuda")
+    assert graph.series("loss") == pytest.approx(eager.series("loss"), rel=1e-3)
+    theirs = eager.network().state_dict()
+    for name, value in graph.network().state_dict().items():
+        if "num_batches" in name:
+            assert value == theirs[name] == 2 * recipe.steps
+        else:
+            assert torch.allclose(value, theirs[name], rtol=1e-2, atol=1e-3 * float(value.abs().max())), name
+
+
 def test_steps_are_recorded(tmp_path):
     trainer = Trainer(TINY, tmp_path, torch.device("cuda"))
     pairs = trainer.pairs.stream(batch_rows(500, 128, seed=0), 0)

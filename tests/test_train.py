@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,10 @@ import stairwise as sw
 from stairwise.checks import InputError, RunWarning
 from stairwise.data.images import load
 from stairwise.monitor.log import CLOCKS, MetricsLog, read_log
+from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.train import checkpoint
 from stairwise.train.loop import Diverged, Stopped, Trainer
-from stairwise.train.objective import Bootstrap, build_objective, capturable
+from stairwise.train.objective import Bootstrap, build_objective, capturable, two_passes
 from stairwise.train.process import StopRequest, choose_device, locked
 from stairwise.train.recipe import Recipe, load_recipe, recipe_names
 from stairwise.train.run import Run
@@ -665,3 +667,26 @@ def test_no_stray_warnings(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sw.train(TINY, tmp_path)
+
+
+def test_two_passes_at_once_leave_what_two_in_order_leave():
+    """Batch norms' running averages, their counters and the gradient."""
+    torch.manual_seed(0)
+    network = build_network(build_encoder("resnet18", {"stem": "small", "width": 4}), torch.zeros(2, 3, 16, 16), [8], 4)
+    for m, momentum in zip(network.modules(), np.linspace(0.05, 0.5, 200), strict=False):
+        if isinstance(m, torch.nn.modules.batchnorm._BatchNorm):
+            m.momentum = float(momentum)
+    network.projector.insert(0, torch.nn.BatchNorm1d(network.projector[0].in_features).eval())
+    other = deepcopy(network)
+    for step in range(3):
+        x_a, x_b = torch.randn(2, 8, 3, 16, 16)
+        one = [network(x_a)[1], network(x_b)[1]]
+        two = [z for _, z in two_passes(other, x_a, x_b, lambda first, second: (first(), second()))]
+        for z, w in zip(one, two, strict=True):
+            assert torch.equal(z, w)
+        for outputs in (one, two):
+            (outputs[0] * outputs[1]).sum().backward()
+        for (name, value), mine in zip(network.state_dict().items(), other.state_dict().values(), strict=True):
+            assert torch.allclose(value, mine, rtol=1e-5, atol=1e-6), (step, name)
+        for p, q in zip(network.parameters(), other.parameters(), strict=True):
+            assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6)
