@@ -43,6 +43,7 @@ Arrays = dict[str, np.ndarray]
 Progress = Callable[[float, str], None]  # share done, what is being done
 
 CATALOG = {
+    "fig1": "the banner: a linear model and a ResNet learn one dimension at a time (Fig. 1)",
     "fig1ab": "the linear model's staircase, predicted and measured (Fig. 1A,B)",
     "fig1cd": "a ResNet's staircase, Barlow Twins from small initialization (Fig. 1C,D)",
     "fig2ab": "a nonlinear network's staircase, and its tangent kernel's prediction (Fig. 2A,B)",

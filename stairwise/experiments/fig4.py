@@ -4,8 +4,8 @@
     stairwise reproduce fig4 --data cifar10
     stairwise reproduce fig4 --smoke              seconds on a CPU, photographs; numbers without meaning
 
-Four times, evenly spaced. Dashed: the threshold between grown and waiting modes at each. Expected: two bands, and the
-upper one gains members as time goes on.
+Four times, evenly spaced in t = Σ lr. Dashed: the threshold between grown and waiting modes at each. Expected: two
+bands, and the upper one gains members as time goes on.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     arrays = about(runs)
     for method, run in runs.items():
         spectra = run.series(SPECTRA[method][0][0])
-        rows = np.linspace(0, len(spectra) - 1, TIMES + 1).round().astype(int)[1:]
+        rows = np.searchsorted(run.times, run.times[-1] * np.arange(1, TIMES + 1) / TIMES)
         arrays |= {f"{method}.t": run.times[rows], f"{method}.lam": spectra[rows].astype(np.float32)}
     return arrays
 

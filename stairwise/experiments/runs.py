@@ -26,6 +26,7 @@ from stairwise.train.run import RECIPE, Run
 __all__ = [
     "D50",
     "METHODS",
+    "MODES",
     "SMALL",
     "STANDARD",
     "NeedsGPU",
@@ -35,7 +36,9 @@ __all__ = [
     "methods_in",
     "obtain",
     "runs_table",
+    "spectrum_panels",
     "steps_of",
+    "steps_table",
     "thinned",
 ]
 
@@ -214,6 +217,18 @@ def steps_of(arrays: Arrays, prefix: str) -> Steps:
     """The steps that `curves` has kept."""
     times, modes, rises, levels, events = arrays[f"{prefix}.steps"]
     return Steps(times, modes.astype(np.int64), rises, levels, events.astype(np.int64))
+
+
+def steps_table(arrays: Arrays, spectra: dict[str, str]) -> Table:
+    """Every step of each spectrum: prefix and name."""
+    rows = []
+    for prefix, name in spectra.items():
+        steps = steps_of(arrays, prefix)
+        rows += [
+            [name, str(mode + 1), f"{t:,.0f}", f"{rise:.3g}", f"{level:.3g}"]
+            for mode, t, rise, level in zip(steps.modes, steps.times, steps.rise_times, steps.levels, strict=True)
+        ]
+    return Table("Steps", ["eigenvalues of", "mode", "t", "rise time", "plateau"], rows)
 
 
 def spectrum_panels(arrays: Arrays, prefixes: Sequence[tuple[str, str]]) -> list[Panel]:

@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from stairwise.figures.style import MEASURED, PREDICTED, mode_colors, panels
+from stairwise.figures.staircase import draw_loss, draw_spectrum
+from stairwise.figures.style import MEASURED, PREDICTED, key, mode_colors, panels
 
-__all__ = ["Course", "draw_bands", "draw_courses", "draw_histograms", "draw_layers", "draw_probes"]
+__all__ = ["Course", "draw_bands", "draw_banner", "draw_courses", "draw_histograms", "draw_layers", "draw_probes"]
 
 THIN = {**MEASURED, "linewidth": 1.1}  # dozens of curves a panel
 RISEN, WAITING = 0.02, "#c9ced6"  # modes that never reach this share of the largest eigenvalue are grey
@@ -45,6 +46,20 @@ def draw_courses(courses: Sequence[Course], shown: int = 32) -> Figure:
     return figure
 
 
+def draw_banner(times: NDArray, measured: NDArray, predicted: NDArray, course: Course) -> Figure:
+    """Loss and eigenvalues of C of a linear model (A, B, predicted dashed) and of a network (C, D)."""
+    figure, axes = panels(2, rows=2, height=1.9)
+    draw_loss(axes[0], times, ((1 - measured) ** 2).sum(1), ((1 - predicted) ** 2).sum(1))
+    draw_spectrum(axes[1], times, measured, predicted)
+    _draw_loss(axes[2], course)
+    _draw_spectra(axes[3], course, course.spectra.shape[1], log=False)
+    titles = ("linear model: loss", "linear model: eigenvalues", f"{course.name}: loss", f"{course.name}: eigenvalues")
+    for ax, letter, title in zip(axes, "ABCD", titles, strict=True):
+        ax.set_title(f"{letter}   {title}")
+    key(figure, [("measured", MEASURED), ("predicted", PREDICTED)])
+    return figure
+
+
 def draw_bands(spectra: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figure:
     """Title, times, eigenvalues (T, d) and threshold of each: a panel on a logarithmic axis, the threshold dashed."""
     columns = min(len(spectra), 2)
@@ -65,16 +80,22 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
     columns = len(rows[0][1])
     figure, axes = panels(columns, rows=len(rows), height=1.7)
     for r, (name, times, spectra, thresholds) in enumerate(rows):
-        positive = np.maximum(spectra, 1e-6 * spectra.max())
-        bins = np.geomspace(positive.min() * 0.8, positive.max() * 1.25, 33)
-        for c, (t, lam, threshold) in enumerate(zip(times, positive, thresholds, strict=True)):
-            ax = axes[r * columns + c]
-            ax.hist(lam, bins=list(bins), color="#1b4a7a")
-            ax.set(xscale="log", title=f"{name}, t = {t:.3g}" if c == 0 else f"t = {t:.3g}", xlabel="eigenvalue")
-            if c == 0:
-                ax.set_ylabel("modes")
+        least = 1e-6 * spectra.max()
+        bins = np.geomspace(spectra[spectra > least].min() * 0.8, spectra.max() * 1.25, 33)
+        row = axes[r * columns : (r + 1) * columns]
+        for ax, t, lam, threshold in zip(row, times, spectra, thresholds, strict=True):
+            ax.hist(lam[lam > least], bins=list(bins), color="#1b4a7a")
+            ax.set(xscale="log", title=f"t = {t:,.3g}" if t < 1e3 else f"t = {t:,.0f}", xlabel="eigenvalue")
+            if below := int((lam <= least).sum()):
+                ax.text(
+                    0.02, 0.97, f"{below} near 0\nor below", transform=ax.transAxes, va="top", fontsize=6, color="0.4"
+                )
             if threshold > 0:
                 ax.axvline(threshold, **PREDICTED)
+        top = max(ax.get_ylim()[1] for ax in row)
+        for ax in row:
+            ax.set_ylim(0, top)
+        row[0].set(ylabel="modes", title=f"{name}, {row[0].get_title(loc='left')}")
     return figure
 
 
@@ -88,14 +109,17 @@ def draw_layers(columns: Sequence[tuple[str, NDArray, NDArray, NDArray, str]]) -
     return figure
 
 
-def draw_probes(methods: Sequence[tuple[str, dict[str, tuple[NDArray, NDArray]]]]) -> Figure:
-    """Name and, for each kind of initialization, progress and accuracy: a panel each."""
-    figure, axes = panels(len(methods), height=2.3)
+def draw_probes(methods: Sequence[tuple[str, dict[str, list[NDArray]]]]) -> Figure:
+    """Name and, for each kind of initialization, progress, grown modes and accuracy: two panels each."""
+    figure, axes = panels(2, rows=len(methods), height=2.3)
     looks = {"standard": {"color": "#1b4a7a"}, "small": {"color": "#c08a2d"}}
-    for ax, (name, found) in zip(axes, methods, strict=True):
-        for kind, (x, y) in found.items():
-            ax.plot(x, 100 * y, **{**MEASURED, "linewidth": 1.6, **looks[kind]}, marker="o", markersize=3, label=kind)
-        ax.set(xlabel="share of the training", ylabel="probe accuracy in %", title=name)
+    for (name, found), left, right in zip(methods, axes[::2], axes[1::2], strict=True):
+        for kind, (x, modes, y) in found.items():
+            look = {**MEASURED, "linewidth": 1.6, **looks[kind], "marker": "o", "markersize": 3}
+            left.plot(x, 100 * y, **look, label=kind)
+            right.plot(modes, 100 * y, **look)
+        left.set(xlabel="share of the training", ylabel="probe accuracy in %", title=name)
+        right.set(xlabel="grown modes", ylabel="probe accuracy in %", xlim=(0, None))
     axes[0].legend(title="initialization", loc="lower right")
     return figure
 

@@ -5,7 +5,7 @@ straight line of slope 8γ (`theory.modes`). A step is such a rise that has ende
 zero, its rise time the inverse of the slope.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,9 @@ Floats = NDArray[np.float64]
 FEWEST = 8  # records that a curve must have
 LOW, HIGH = np.exp(-6), 0.4  # part of a rise to which the line is fitted, as λ/p: above, few samples bias it
 FEW = 3  # but at least these many records, where the rise is faster than they are
+BENT = (
+    0.3  # where the last record is so far above the line, the rise accelerates or began later: early ones are dropped
+)
 RANGE = 10.0  # a step multiplies its eigenvalue at least by this
 GROWN = 0.02  # and ends at no less than this share of the highest plateau
 SATURATED = 2.0  # and is followed by at least this many rise times at its level
@@ -109,11 +112,14 @@ class Coupling:
         correlation: of the rates at which modes rise, over time, at the best lag.
         lag: by how much the second is later, in units of t.
         unshifted: the correlation without lag.
+        by_chance: what 99 % of the correlations stay below when one is shifted against the other, round and round, by
+            more than a twentieth of the whole time.
     """
 
     correlation: float
     lag: float
     unshifted: float
+    by_chance: float
 
 
 def coupling(t: ArrayLike, lam: ArrayLike, other: ArrayLike, most: float = 0.1) -> Coupling:
@@ -135,11 +141,13 @@ def coupling(t: ArrayLike, lam: ArrayLike, other: ArrayLike, most: float = 0.1) 
     even = np.linspace(times[0], times[-1], len(times))
     x, y = (np.diff(np.interp(even, times, _count(spectra))) for spectra in (first, second))
     reach = max(1, int(most * len(x)))
-    found = Coupling(-np.inf, 0.0, _correlation(x, y))
+    far = range(max(1, len(x) // 20), len(x) - max(1, len(x) // 20))
+    chance = float(np.quantile([_correlation(x, np.roll(y, shift)) for shift in far], 0.99))
+    found = Coupling(-np.inf, 0.0, _correlation(x, y), chance)
     for shift in sorted(range(-reach, reach + 1), key=abs):
         one = _correlation(x[max(0, -shift) : len(x) - max(0, shift)], y[max(0, shift) : len(y) + min(0, shift)])
         if one > found.correlation:
-            found = Coupling(one, float(shift * (even[1] - even[0])), found.unshifted)
+            found = replace(found, correlation=one, lag=float(shift * (even[1] - even[0])))
     return found
 
 
@@ -202,7 +210,7 @@ def _level(spectra: Floats, own: float, high: NDArray[np.bool_]) -> float:
 
 
 def _line(t: Floats, share: Floats, cross: int) -> tuple[float, float] | None:
-    """Time of the zero and slope of the log-odds before a crossing, by weighted least squares."""
+    """Time of the zero and slope of the log-odds before a crossing."""
     first = cross
     while first > 0 and (share[first - 1] > LOW or first > cross - FEW):
         first -= 1
@@ -212,9 +220,19 @@ def _line(t: Floats, share: Floats, cross: int) -> tuple[float, float] | None:
         chosen = np.arange(max(0, cross - 1), min(cross + 1, len(t)))
     if len(chosen) < 2:
         return None
-    x, p = t[chosen], np.clip(share[chosen], 1e-300, 0.98)
+    line, late = _fit(t[chosen], share[chosen])
+    while late > BENT and len(chosen) > FEW:
+        chosen = chosen[1:]
+        line, late = _fit(t[chosen], share[chosen])
+    return line
+
+
+def _fit(t: Floats, share: Floats) -> tuple[tuple[float, float] | None, float]:
+    """Zero and slope of the log-odds by weighted least squares, and how far above the line the last of them is."""
+    p = np.clip(share, 1e-300, 0.98)
     odds = np.log(p / (1 - p))
     weights = (1 - p) ** 2  # the noise of λ is relative: that of the log-odds is 1/(1 − p) times it
-    mean_x, mean_y = np.average(x, weights=weights), np.average(odds, weights=weights)
-    rate = np.average((x - mean_x) * (odds - mean_y), weights=weights) / np.average((x - mean_x) ** 2, weights=weights)
-    return (float(mean_x - mean_y / rate), float(rate)) if rate > 0 else None
+    mean_t, mean_y = np.average(t, weights=weights), np.average(odds, weights=weights)
+    rate = np.average((t - mean_t) * (odds - mean_y), weights=weights) / np.average((t - mean_t) ** 2, weights=weights)
+    late = float(odds[-1] - mean_y - rate * (t[-1] - mean_t))
+    return (float(mean_t - mean_y / rate), float(rate)) if rate > 0 else None, late

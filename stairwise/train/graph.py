@@ -1,5 +1,6 @@
 """Work recorded as a CUDA graph, one launch instead of thousands, which decides the speed of small batches; streams."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,7 +86,9 @@ class Recorded:
         pool = next(iter(self.recordings.values()))[0].pool() if self.recordings else None
         try:
             # thread_local: threads that feed images may pin memory meanwhile
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"), warnings.catch_warnings():
+                # gradients of passes on two streams meet on one of them, as they should
+                warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
                 out = self.work(*self.inputs, **options)
         except RuntimeError as error:
             # random numbers cannot be trusted after a failed recording, so there is no going on in this process
