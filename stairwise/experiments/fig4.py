@@ -67,7 +67,7 @@ def check(arrays: Arrays) -> list[Claim]:
 
 def table(arrays: Arrays) -> Table:
     """Time by time."""
-    rows = [[METHODS[m], f"{t:.3g}", str(n), f"{cut:.3g}", f"{two:.3f}"] for m, t, n, cut, two in _found(arrays)]
+    rows = [[METHODS[m], f"{t:,.4g}", str(n), f"{cut:.3g}", f"{two:.3f}"] for m, t, n, cut, two in _found(arrays)]
     return Table("Grown modes", ["method", "t", "grown", "threshold", "depth of the valley"], rows)
 
 
