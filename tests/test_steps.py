@@ -56,6 +56,32 @@ def test_other_levels_and_units():
     assert scaled.levels == pytest.approx(40 * plain.levels)
 
 
+def test_steps_of_modes_that_accelerate():
+    """y' = r e^{κ y}, as in deep networks: a line through the whole rise would be late by several rise times."""
+    t, kappa, end = np.linspace(0, 1000, 2000), 0.4, np.array([200.0, 500.0, 850.0])
+    rate = np.expm1(-kappa * np.log(1e-6)) / (kappa * end)
+    inner = np.exp(-kappa * np.log(1e-6)) - kappa * rate * t[:, None]
+    y = np.where(t[:, None] < end, -np.log(np.maximum(inner, 1e-12)) / kappa, rate * (t[:, None] - end))
+    steps = sw.detect_steps(t, 1 / (1 + np.exp(-y)))
+    assert steps.modes.tolist() == [0, 1, 2]
+    assert (np.abs(steps.times - end) < 3 / rate).all()
+    assert (steps.rise_times < 3 / rate).all()  # at the crossing, not over the whole rise
+
+
+def test_steps_that_begin_on_a_low_plateau():
+    """Sorted eigenvalues: one that rests at 0.05 is passed by every other, whose curves begin there."""
+    t = np.linspace(0, 100, 400)
+    at = np.array([20.0, 50.0, 80.0])
+    lam = 1 / (1 + np.exp(-2 * (t[:, None] - at)))
+    lam = -np.sort(-np.column_stack([lam, np.full(len(t), 0.05)]), axis=1)
+    noisy = lam * np.exp(0.03 * np.random.default_rng(0).standard_normal(lam.shape))
+    steps = sw.detect_steps(t, noisy)
+    high = steps.levels > 0.5
+    assert steps.modes[high].tolist() == [0, 1, 2]
+    assert np.abs(steps.times[high] - at).max() < 1.0
+    assert steps.rise_times[high].max() < 1.5  # 0.5, and what 0.25 between records allows
+
+
 def test_what_is_no_step():
     t = np.linspace(0, 1, 50)
     rng = np.random.default_rng(0)
