@@ -120,6 +120,12 @@ def test_experiments_find_what_is_in_runs(tmp_path):
     steps = steps_of(found.arrays, "C")
     assert steps.modes.tolist() == list(range(12))
     assert steps.times == pytest.approx(0.1 + np.log(1e6) / (8 * rates[:12]), rel=0.02)
+    # two runs, two rows
+    invented(tmp_path / "runs" / "stl10-bt-small-fast", "stl10-bt-small-fast", 2 * rates)
+    both = run("fig1cd", tmp_path, {"runs": str(tmp_path / "runs"), "fast": True})
+    assert both.holds
+    assert len(both.claims) == 2 * len(found.claims)
+    assert steps_of(both.arrays, "fast C").times[-1] < steps.times[-1]
     # a run that changes is read again, and checks can fail
     invented(tmp_path / "runs" / "stl10-bt-small", "stl10-bt-small", rates[8:], hidden_lag=3.0)
     again = run("fig1cd", tmp_path, {"runs": str(tmp_path / "runs")})

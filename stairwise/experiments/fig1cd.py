@@ -1,6 +1,7 @@
 """Fig. 1C,D: the staircase of a ResNet-50, Barlow Twins from small initialization.
 
     stairwise reproduce fig1cd                    one run on one GPU, STL-10
+    stairwise reproduce fig1cd --set fast=true    another one at twice the learning rate beside it
     stairwise reproduce fig1cd --data cifar10     a minute on one H200, ResNet-18
     stairwise reproduce fig1cd --smoke            seconds on a CPU, photographs; numbers without meaning
 
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 from stairwise.checks import InputError
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.experiments.runs import (
+    FAST,
     MODES,
     SMALL,
     RunsConfig,
@@ -39,22 +41,34 @@ SMOKE = {"smoke": True}
 
 @dataclass(frozen=True)
 class Config(RunsConfig):
-    """E4 of the paper."""
+    """E4 of the paper; fast: also at twice its learning rate, where more modes have the time to grow."""
 
-    kinds = (SMALL,)
+    kinds = (SMALL, FAST)
     methods: str = "bt"
+    fast: bool = False
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Loss, eigenvalues of C and of the covariance."""
     if config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt", config.methods, "fig2cf shows the others")
-    run = obtain(config, SMALL, progress)["bt"]
-    arrays = {**about({"bt": run}), **curves("C", run, "eigenvalues"), **curves("covariance", run, "covariance")}
-    t, held = run.probes("held_eigenvalues")
-    if len(t):
-        arrays |= {"held.t": t, "held.lam": held[:, :MODES].astype(np.float32), "held.images": run.recipe.held_out}
+    kinds = {"": SMALL, "fast ": FAST} if config.fast else {"": SMALL}
+    runs = {
+        name: obtain(config, kind, progress, (i / len(kinds), (i + 1) / len(kinds)))["bt"]
+        for i, (name, kind) in enumerate(kinds.items())
+    }
+    arrays = about({f"{name}bt": run for name, run in runs.items()})
+    for name, run in runs.items():
+        arrays |= curves(f"{name}C", run, "eigenvalues") | curves(f"{name}covariance", run, "covariance")
+        t, held = run.probes("held_eigenvalues")
+        if len(t):
+            arrays |= {f"{name}held.t": t, f"{name}held.lam": held[:, :MODES].astype(np.float32)}
     return arrays
+
+
+def runs_in(arrays: Arrays) -> dict[str, str]:
+    """Runs of which there are arrays, and how their claims begin."""
+    return {name: words for name, words in (("", ""), ("fast ", "twice the rate: ")) if f"{name}C.t" in arrays}
 
 
 def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
@@ -69,44 +83,51 @@ def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
 
 def check(arrays: Arrays) -> list[Claim]:
     """Steps, from a loss of d."""
-    steps, lam = steps_of(arrays, "C"), arrays["C.lam"]
-    ratio, both = sharper(arrays, "C", "covariance")
-    start = float(arrays["C.loss"][0] / arrays["C.d"])
-    claims = [
-        Claim("steps in the eigenvalues of C", len(steps), "≥ 10", len(steps) >= 10),
-        Claim(
-            "steps in those of the covariance",
-            len(steps_of(arrays, "covariance")),
-            "≥ 10",
-            len(steps_of(arrays, "covariance")) >= 10,
-        ),
-        Claim.close("loss at the first record, over d", start, 1.0, 0.05),
-        Claim.at_most("largest eigenvalue of C at the first record", float(lam[0, 0]), 0.1),
-        Claim(
-            f"rise time in C over that in the covariance, median of {both}", ratio, "reported", bool(np.isfinite(ratio))
-        ),
-    ]
-    if "held.lam" in arrays:
-        held = grown(arrays["held.lam"][-1].astype(float))[0]
-        claims.append(Claim.close("grown modes on images not trained on", held, float(arrays["C.grown"][0]), 1))
+    claims = []
+    for name, words in runs_in(arrays).items():
+        lam, loss, d = (arrays[f"{name}C.{x}"] for x in ("lam", "loss", "d"))
+        ratio, both = sharper(arrays, f"{name}C", f"{name}covariance")
+        for what, text in (("C", "the eigenvalues of C"), ("covariance", "those of the covariance")):
+            steps = len(steps_of(arrays, f"{name}{what}"))
+            claims.append(Claim(f"{words}steps in {text}", steps, "≥ 10", steps >= 10))
+        claims += [
+            Claim.close(f"{words}loss at the first record, over d", float(loss[0] / d), 1.0, 0.05),
+            Claim.at_most(f"{words}largest eigenvalue of C at the first record", float(lam[0, 0]), 0.1),
+            Claim(
+                f"{words}rise time in C over that in the covariance, median of {both}",
+                ratio,
+                "reported",
+                bool(np.isfinite(ratio)),
+            ),
+        ]
+        if f"{name}held.lam" in arrays:
+            held, here = grown(arrays[f"{name}held.lam"][-1].astype(float))[0], float(arrays[f"{name}C.grown"][0])
+            claims.append(Claim.close(f"{words}grown modes on images not trained on", held, here, 1))
     return claims
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Loss and eigenvalues of C."""
-    return draw_courses(
-        [Course("Barlow Twins", arrays["C.t"], arrays["C.loss"], arrays["C.lam"], "C")], shown=arrays["C.lam"].shape[1]
-    )
+    """Loss and eigenvalues of C, a row a run."""
+    courses = []
+    for name in runs_in(arrays):
+        t, loss, lam = (arrays[f"{name}C.{x}"] for x in ("t", "loss", "lam"))
+        courses.append(Course("Barlow Twins" + (", twice the rate" if name else ""), t, loss, lam, "C"))
+    return draw_courses(courses, shown=max(course.spectra.shape[1] for course in courses))
 
 
 def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, str]) -> Page:
     """Interactive version."""
+    spectra = {
+        f"{name}{key}": what + (", twice the rate" if name else "")
+        for name in runs_in(arrays)
+        for key, what in (("C", "C"), ("covariance", "the centred covariance"))
+    }
     return Page(
         "A network's staircase: Barlow Twins from small initialization",
         "Dimensions of the embedding are learned one after the other, each at a time of its own.",
-        spectrum_panels(arrays, [("C", "Eigenvalues of C"), ("covariance", "Eigenvalues of the centred covariance")]),
+        spectrum_panels(arrays, [(key, f"Eigenvalues of {what}") for key, what in spectra.items()]),
         [
-            steps_table(arrays, {"C": "C", "covariance": "centred covariance"}),
+            steps_table(arrays, spectra),
             runs_table(arrays),
             claims_table(claims),
         ],

@@ -25,6 +25,7 @@ from stairwise.train.run import RECIPE, Run
 
 __all__ = [
     "D50",
+    "FAST",
     "METHODS",
     "MODES",
     "SMALL",
@@ -44,7 +45,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
-SMALL, STANDARD, D50 = "-small", "", "-d50"
+SMALL, STANDARD, D50, FAST = "-small", "", "-d50", "-small-fast"
 FREE = {"label", "keep", "held_out", "graph", "channels_last"}
 RECORDS, MODES = 150, 96  # of a spectrum over time that is kept
 SMOKE: dict[str, Any] = {
