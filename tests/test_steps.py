@@ -64,7 +64,7 @@ def test_steps_of_modes_that_accelerate():
     y = np.where(t[:, None] < end, -np.log(np.maximum(inner, 1e-12)) / kappa, rate * (t[:, None] - end))
     steps = sw.detect_steps(t, 1 / (1 + np.exp(-y)))
     assert steps.modes.tolist() == [0, 1, 2]
-    assert (np.abs(steps.times - end) < 3 / rate).all()
+    assert (np.abs(steps.times - end) <= t[1]).all()
     assert (steps.rise_times < 3 / rate).all()  # at the crossing, not over the whole rise
 
 
@@ -80,6 +80,20 @@ def test_steps_that_begin_on_a_low_plateau():
     assert steps.modes[high].tolist() == [0, 1, 2]
     assert np.abs(steps.times[high] - at).max() < 1.0
     assert steps.rise_times[high].max() < 1.5  # 0.5, and what 0.25 between records allows
+
+
+def test_coupling_against_chance():
+    """Staircases that rise together are above what shifts in time give, those of other times are not."""
+    t = np.linspace(0, 100, 400)
+    rng = np.random.default_rng(0)
+
+    def stairs(at):
+        return 1 / (1 + np.exp(-2 * (t[:, None] - at))) * np.exp(0.02 * rng.standard_normal((len(t), len(at))))
+
+    at = np.array([12.0, 30.0, 41.0, 63.0, 88.0])
+    together, apart = (sw.monitor.steps.coupling(t, stairs(at), 7 * stairs(other)) for other in (at, at + 6))
+    assert together.unshifted > 2 * together.by_chance
+    assert apart.unshifted < apart.by_chance < 0.6
 
 
 def test_what_is_no_step():

@@ -24,7 +24,7 @@ from stairwise.monitor.log import CLOCKS, MetricsLog, read_log
 from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.train import checkpoint
 from stairwise.train.loop import Diverged, Stopped, Trainer
-from stairwise.train.objective import Bootstrap, build_objective, capturable, two_passes
+from stairwise.train.objective import Bootstrap, build_objective, can_pass_at_once, capturable, two_passes
 from stairwise.train.process import StopRequest, choose_device, locked
 from stairwise.train.recipe import Recipe, load_recipe, recipe_names
 from stairwise.train.run import Run
@@ -667,6 +667,52 @@ def test_no_stray_warnings(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sw.train(TINY, tmp_path)
+
+
+class _Twice(nn.Module):
+    """A norm that is used twice in a pass, one once and one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.once, self.twice, self.never = (nn.BatchNorm1d(5) for _ in range(3))
+
+    def forward(self, x):
+        return self.twice(self.once(x) * x.abs() + self.twice(x))
+
+
+def test_two_passes_at_once_with_norms_used_twice_and_never():
+    torch.manual_seed(0)
+    one, two = _Twice(), _Twice()
+    for _ in range(3):
+        x_a, x_b = torch.randn(2, 16, 5) * 3 + 1
+        one(x_a), one(x_b)
+        two_passes(two, x_a, x_b, lambda first, second: (first(), second()))
+    for (name, value), mine in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        assert torch.allclose(value, mine, rtol=1e-5, atol=1e-6), name
+    assert (two.once.num_batches_tracked, two.twice.num_batches_tracked, two.never.num_batches_tracked) == (6, 12, 0)
+
+
+def test_what_may_pass_at_once():
+    """State that two passes would write over one another's must be that of plain batch norms."""
+
+    def net(*modules):
+        return nn.Sequential(nn.Linear(4, 4), *modules)
+
+    assert can_pass_at_once(net(nn.ReLU(), nn.BatchNorm1d(4), nn.Dropout()))
+    assert can_pass_at_once(net(nn.BatchNorm1d(4, track_running_stats=False)))
+    assert can_pass_at_once(net(nn.BatchNorm1d(4, momentum=None).eval()))
+    frozen = net()
+    frozen[0].bias.requires_grad_(False)
+    counting = nn.ReLU()
+    counting.register_buffer("calls", torch.zeros(()))
+    for other in (
+        frozen,
+        net(counting),
+        net(nn.SyncBatchNorm(4)),
+        net(nn.BatchNorm1d(4, momentum=None)),
+        net(_Twice()),  # not of a package that is known to keep its state in buffers
+    ):
+        assert not can_pass_at_once(other)
 
 
 def test_two_passes_at_once_leave_what_two_in_order_leave():

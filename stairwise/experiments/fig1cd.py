@@ -63,6 +63,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
         t, held = run.probes("held_eigenvalues")
         if len(t):
             arrays |= {f"{name}held.t": t, f"{name}held.lam": held[:, :MODES].astype(np.float32)}
+            arrays[f"{name}held.grown"] = [grown(spectrum)[0] for spectrum in held]
     return arrays
 
 
@@ -100,8 +101,8 @@ def check(arrays: Arrays) -> list[Claim]:
                 bool(np.isfinite(ratio)),
             ),
         ]
-        if f"{name}held.lam" in arrays:
-            held, here = grown(arrays[f"{name}held.lam"][-1].astype(float))[0], float(arrays[f"{name}C.grown"][0])
+        if f"{name}held.grown" in arrays:
+            held, here = float(arrays[f"{name}held.grown"][-1]), float(arrays[f"{name}C.grown"][0])
             claims.append(Claim.close(f"{words}grown modes on images not trained on", held, here, 1))
     return claims
 

@@ -5,8 +5,8 @@
 
 Accuracy of a probe (logistic regression, else ridge, else nearest neighbours) on the representations. STL-10 here has
 its 13,000 labelled images: pretrained on train and the first 4000 of test, fitted on train, scored on the other 4000 of
-test; the paper pretrained on 105,000. Expected: within a few percent of each other at the end; where small
-initialization is behind because fewer modes have grown, not behind at the same number of them (right panels).
+test; the paper pretrained on 105,000. Expected: within a few percent of each other at the end. Right: the same over the
+number of grown modes, of which small initialization has fewer at any time.
 """
 
 from dataclasses import dataclass
@@ -93,12 +93,6 @@ def check(arrays: Arrays) -> list[Claim]:
     for m in _methods(arrays):
         standard, small = (float(arrays[f"{m}.{kind}.accuracy"][-1]) for kind in ("standard", "small"))
         claims.append(Claim.at_most(f"{METHODS[m]}: standard less small, at the end", standard - small, 0.05))
-        modes = float(arrays[f"{m}.small.grown"][-1])
-        as_many = np.flatnonzero(arrays[f"{m}.standard.grown"] >= modes)
-        if len(as_many):
-            gap = float(arrays[f"{m}.standard.accuracy"][as_many[0]]) - small
-            text = f"{METHODS[m]}: the same, standard when it first has the {modes:.0f} grown modes of small"
-            claims.append(Claim.at_most(text, gap, 0.05))
     return claims
 
 

@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 SMALL, STANDARD, D50, FAST = "-small", "", "-d50", "-small-fast"
 FREE = {"label", "keep", "held_out", "graph", "channels_last"}
-RECORDS, MODES = 150, 96  # of a spectrum over time that is kept
+RECORDS, MODES, FIRST = 150, 96, 12  # of a spectrum over time that is kept; modes of which every record is
 SMOKE: dict[str, Any] = {
     "data": "photos",
     "pretrain": 400,
@@ -211,6 +211,7 @@ def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
         f"{prefix}.steps": np.stack([steps.times, steps.modes, steps.rise_times, steps.levels, steps.events]),
         f"{prefix}.grown": np.array(grown(spectra[-1])),
         f"{prefix}.d": spectra.shape[1],
+        f"{prefix}.every": np.column_stack([t, spectra[:, :FIRST]]).astype(np.float32),
     }
 
 

@@ -84,18 +84,18 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
         bins = np.geomspace(spectra[spectra > least].min() * 0.8, spectra.max() * 1.25, 33)
         row = axes[r * columns : (r + 1) * columns]
         for ax, t, lam, threshold in zip(row, times, spectra, thresholds, strict=True):
+            moment = f"t = {t:.3g}" if t < 1e3 else f"t = {t:,.0f}"
             ax.hist(lam[lam > least], bins=list(bins), color="#1b4a7a")
-            ax.set(xscale="log", title=f"t = {t:,.3g}" if t < 1e3 else f"t = {t:,.0f}", xlabel="eigenvalue")
+            ax.set(xscale="log", title=moment if ax is not row[0] else f"{name}, {moment}", xlabel="eigenvalue")
             if below := int((lam <= least).sum()):
-                ax.text(
-                    0.02, 0.97, f"{below} near 0\nor below", transform=ax.transAxes, va="top", fontsize=6, color="0.4"
-                )
+                note = f"{below} below\n1e-6 of the\nlargest"
+                ax.text(0.98, 0.97, note, transform=ax.transAxes, va="top", ha="right", fontsize=6, color="0.4")
             if threshold > 0:
                 ax.axvline(threshold, **PREDICTED)
         top = max(ax.get_ylim()[1] for ax in row)
         for ax in row:
             ax.set_ylim(0, top)
-        row[0].set(ylabel="modes", title=f"{name}, {row[0].get_title(loc='left')}")
+        row[0].set_ylabel("modes")
     return figure
 
 

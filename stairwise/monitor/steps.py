@@ -50,7 +50,7 @@ class Steps:
     """Steps in order of time.
 
     Attributes:
-        times: when the eigenvalue crossed half of its plateau, (K,).
+        times: when the eigenvalue crossed half of its plateau, to about a rise time or the records' spacing, (K,).
         modes: which, counted from 0, (K,).
         rise_times: 1/8γ, (K,): the smaller, the sharper.
         levels: plateaus, (K,).
@@ -113,7 +113,7 @@ class Coupling:
         lag: by how much the second is later, in units of t.
         unshifted: the correlation without lag.
         by_chance: what 99 % of the correlations stay below when one is shifted against the other, round and round, by
-            more than a twentieth of the whole time.
+            at least a twentieth of the whole time.
     """
 
     correlation: float
@@ -125,8 +125,8 @@ class Coupling:
 def coupling(t: ArrayLike, lam: ArrayLike, other: ArrayLike, most: float = 0.1) -> Coupling:
     """Do embeddings and hidden representations, say, rise at the same times?
 
-    Compared are the changes of Σ_j λ_j/(λ_j + ρ), ρ a tenth of the largest eigenvalue ever, which counts grown modes
-    softly. Lags of at most the share `most` of the whole time are tried; among equals the smallest is taken.
+    Compared are the changes of the total variance Σ_j λ_j, which for C counts the modes that have grown. Lags of at
+    most the share `most` of the whole time are tried; among equals the smallest is taken.
 
     Example:
         >>> t = np.linspace(0, 6, 300)
@@ -139,7 +139,7 @@ def coupling(t: ArrayLike, lam: ArrayLike, other: ArrayLike, most: float = 0.1) 
     times, first = records(t, lam)
     second = records(t, other)[1]
     even = np.linspace(times[0], times[-1], len(times))
-    x, y = (np.diff(np.interp(even, times, _count(spectra))) for spectra in (first, second))
+    x, y = (np.diff(np.interp(even, times, np.maximum(spectra, 0.0).sum(axis=1))) for spectra in (first, second))
     reach = max(1, int(most * len(x)))
     far = range(max(1, len(x) // 20), len(x) - max(1, len(x) // 20))
     chance = float(np.quantile([_correlation(x, np.roll(y, shift)) for shift in far], 0.99))
@@ -149,12 +149,6 @@ def coupling(t: ArrayLike, lam: ArrayLike, other: ArrayLike, most: float = 0.1) 
         if one > found.correlation:
             found = replace(found, correlation=one, lag=float(shift * (even[1] - even[0])))
     return found
-
-
-def _count(spectra: Floats) -> Floats:
-    """Grown modes, softly, (T,)."""
-    lam = np.maximum(spectra, 0.0)
-    return np.asarray((lam / (lam + max(0.1 * float(lam.max()), 1e-300))).sum(axis=1))
 
 
 def _correlation(x: Floats, y: Floats) -> float:
@@ -210,7 +204,7 @@ def _level(spectra: Floats, own: float, high: NDArray[np.bool_]) -> float:
 
 
 def _line(t: Floats, share: Floats, cross: int) -> tuple[float, float] | None:
-    """Time of the zero and slope of the log-odds before a crossing."""
+    """Time of the zero and slope of the log-odds before record `cross`, the first above one half."""
     first = cross
     while first > 0 and (share[first - 1] > LOW or first > cross - FEW):
         first -= 1
@@ -221,10 +215,15 @@ def _line(t: Floats, share: Floats, cross: int) -> tuple[float, float] | None:
     if len(chosen) < 2:
         return None
     line, late = _fit(t[chosen], share[chosen])
-    while late > BENT and len(chosen) > FEW:
-        chosen = chosen[1:]
-        line, late = _fit(t[chosen], share[chosen])
-    return line
+    kept = len(chosen)
+    while late > BENT and kept > FEW:
+        kept -= 1
+        shorter, late = _fit(t[chosen[-kept:]], share[chosen[-kept:]])
+        line = shorter or line
+    if line is None or 2 * kept > len(chosen) or not 0 < cross < len(t):
+        return line
+    # no straight line at all: it crosses between the records around one half
+    return float(np.clip(line[0], t[cross - 1], t[cross])), line[1]
 
 
 def _fit(t: Floats, share: Floats) -> tuple[tuple[float, float] | None, float]:

@@ -64,10 +64,10 @@ def alpha_req(eigenvalues: ArrayLike) -> float:
 def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
     r"""Number of grown eigenvalues and the threshold between them and the rest: the paper's dashed lines (Figs. 3, 4).
 
-    The threshold is the cut of log λ that leaves the least variance within its two sides (Otsu); geometric middle of
-    the two values next to it. What lies below a ten-thousandth of the largest counts as equal, or the noise of modes
-    that wait would decide. Everything counts as grown where the cut explains less than half of the variance or where
-    the two sides are less than a factor of 10 apart; nothing does where no eigenvalue is positive.
+    Two sides are found by the cut of log λ that leaves the least variance within them (Otsu); the threshold is in the
+    middle of the widest gap between their medians. What lies below a ten-thousandth of the largest counts as equal, or
+    the noise of modes that wait would decide. Everything counts as grown where the cut explains less than half of the
+    variance or where the two sides are less than a factor of 10 apart; nothing does where no eigenvalue is positive.
 
     >>> count, threshold = grown([1.0, 0.9, 0.8, 1e-4, 1e-5])
     >>> count, 1e-3 < threshold < 0.8
@@ -111,7 +111,10 @@ def _logarithms(eigenvalues: ArrayLike) -> Floats:
 
 
 def _cut(y: Floats) -> int | None:
-    """How many of y, descending, are above the cut that leaves the least variance; None: there are no two sides."""
+    """How many of y, descending, are above the widest gap between the two sides of the cut that leaves least variance.
+
+    None: there are no two sides.
+    """
     n = len(y)
     if n < 2 or y[0] == y[-1]:
         return None
@@ -121,7 +124,9 @@ def _cut(y: Floats) -> int | None:
     best = int(np.argmax(between))
     if between[best] < (centred**2).sum() / 2 or apart[best] < np.log(10):
         return None
-    return best + 1
+    # a large side draws that cut into its own tail: take the widest gap between the medians of the two
+    first, last = (best + 1) // 2, (best + 1 + n) // 2
+    return first + 1 + int(np.argmax(y[first:last] - y[first + 1 : last + 1]))
 
 
 def subspace_alignment(F: ArrayLike, G: ArrayLike) -> float:

@@ -15,7 +15,7 @@ WARM = 3  # calls that are made one by one, on a side stream, before recording
 Pair = tuple[Tensor, Tensor]
 
 
-def beside(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> Pair:
+def beside(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
     """Both results, computed side by side on two streams; inside a recording."""
     here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
     aside.wait_stream(here)

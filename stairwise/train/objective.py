@@ -1,6 +1,7 @@
 """What a step minimizes: two views in, the loss and everything measurable out."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -14,7 +15,16 @@ from stairwise.nets.encoder import Network
 from stairwise.nets.perceptron import head
 from stairwise.train.graph import beside
 
-__all__ = ["AbstractObjective", "Bootstrap", "Embedded", "Joint", "build_objective", "capturable", "two_passes"]
+__all__ = [
+    "AbstractObjective",
+    "Bootstrap",
+    "Embedded",
+    "Joint",
+    "build_objective",
+    "can_pass_at_once",
+    "capturable",
+    "two_passes",
+]
 
 TRIAL = (torch.eye(4)[:, :3], torch.eye(4)[:, :3])  # two views, to try options on
 
@@ -23,6 +33,7 @@ UNCAPTURABLE = ("sharpened", "smoothed", "fourth_power", "hinged")
 
 
 AVERAGES = ("running_mean", "running_var")
+STATELESS = ("torch", "torchvision", "timm", "stairwise")  # packages whose modules keep their state in buffers
 Both = Callable[[Callable[[], Any], Callable[[], Any]], Any]
 
 
@@ -52,7 +63,7 @@ class AbstractObjective(nn.Module, ABC):
         if together:
             h, z = self.network(torch.cat([x_a, x_b]))
             (h_a, h_b), (z_a, z_b) = h.chunk(2), z.chunk(2)
-        elif x_a.is_cuda and torch.cuda.is_current_stream_capturing() and _only_norms_remember(self.network):
+        elif x_a.is_cuda and torch.cuda.is_current_stream_capturing() and can_pass_at_once(self.network):
             (h_a, z_a), (h_b, z_b) = two_passes(self.network, x_a, x_b, beside)
         else:
             (h_a, z_a), (h_b, z_b) = self.network(x_a), self.network(x_b)
@@ -60,10 +71,10 @@ class AbstractObjective(nn.Module, ABC):
 
 
 def two_passes(network: nn.Module, x_a: Tensor, x_b: Tensor, both: Both) -> Any:
-    """network(x_a), network(x_b) by both(first, second), which may run them at once.
+    """network(x_a), network(x_b) by both(first, second), which may run them at once, if `can_pass_at_once`.
 
     Batch norms end as after one pass and then the other: the second pass has copies of their running averages r₀, and
-    r = (1 − m)(r_a − r₀) + r_b puts the two updates in order.
+    r = (1 − m)ᵏ (r_a − r₀) + r_b, of a norm that is used k times in a pass, puts the updates in order.
     """
     norms = [m for m in network.modules() if _remembers(m)]
     if not norms:
@@ -71,36 +82,49 @@ def two_passes(network: nn.Module, x_a: Tensor, x_b: Tensor, both: Both) -> Any:
     own = [dict(m._buffers) for m in norms]
     averages = [m._buffers[name].data for m in norms for name in AVERAGES]  # .data: autograd may have kept them
     before, copies = torch._foreach_add(averages, 0.0), torch._foreach_add(averages, 0.0)
+    used = Counter[nn.Module]()
 
     def second() -> Any:
         for i, m in enumerate(norms):
             m._buffers.update(zip(AVERAGES, copies[2 * i : 2 * i + 2], strict=True))
         return network(x_b)
 
+    hooks = [m.register_forward_pre_hook(lambda m, _: used.update([m])) for m in norms]
     try:
         for m in norms:
             m._buffers["num_batches_tracked"] = None  # many small kernels; counted below
         out = both(lambda: network(x_a), second)
     finally:
+        for hook in hooks:
+            hook.remove()
         for m, buffers in zip(norms, own, strict=True):
             m._buffers.update(buffers)
     torch._foreach_sub_(averages, before)
-    torch._foreach_mul_(averages, [1 - m.momentum for m in norms for _ in AVERAGES])
+    torch._foreach_mul_(averages, [(1 - m.momentum) ** (used[m] // 2) for m in norms for _ in AVERAGES])
     torch._foreach_add_(averages, copies)
-    torch._foreach_add_([m.num_batches_tracked for m in norms], 2)
+    torch._foreach_add_([m.num_batches_tracked for m in norms], [used[m] for m in norms])
     return out
 
 
-def _remembers(module: nn.Module) -> bool:
-    """A batch norm that updates running averages."""
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats
+def can_pass_at_once(network: nn.Module) -> bool:
+    """Whether two passes at once cannot write over one another's state, as far as that can be seen.
 
-
-def _only_norms_remember(network: nn.Module) -> bool:
-    """Whether two passes at once cannot write over one another's state."""
-    return all(
-        (_remembers(m) and m.momentum is not None) or not m.training or not m._buffers for m in network.modules()
+    Modules of your own and parameters that are not trained may be written to in a pass.
+    """
+    return all(p.requires_grad for p in network.parameters()) and all(
+        type(m).__module__.partition(".")[0] in STATELESS and (_remembers(m) or not _has_buffers(m))
+        for m in network.modules()
     )
+
+
+def _remembers(module: nn.Module) -> bool:
+    """A plain batch norm that updates running averages, exponentially."""
+    plain = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and module.training
+    return plain and module.momentum is not None and None not in module._buffers.values()
+
+
+def _has_buffers(module: nn.Module) -> bool:
+    return module.training and any(value is not None for value in module._buffers.values())
 
 
 class Joint(AbstractObjective):
