@@ -5,7 +5,7 @@
     stairwise reproduce fig3 --smoke              seconds on a CPU, photographs; numbers without meaning
 
 Eigenvalues over time: of C after the batch norm that Barlow Twins' loss applies, and of C without it; of the centred
-covariance for SimCLR and VICReg. Dashed: the threshold between grown and waiting modes at the end (Otsu's cut).
+covariance for SimCLR and VICReg. Dashed: the threshold between grown and waiting modes at the end.
 Expected: two bands with a valley between them: around the threshold at most half as many modes as at the lower peak.
 """
 

@@ -85,11 +85,10 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
         row = axes[r * columns : (r + 1) * columns]
         for ax, t, lam, threshold in zip(row, times, spectra, thresholds, strict=True):
             moment = f"t = {t:.3g}" if t < 1e3 else f"t = {t:,.0f}"
+            hidden = int((lam <= least).sum())  # too small, or not positive, for a logarithmic axis
             ax.hist(lam[lam > least], bins=list(bins), color="#1b4a7a")
-            ax.set(xscale="log", title=moment if ax is not row[0] else f"{name}, {moment}", xlabel="eigenvalue")
-            if below := int((lam <= least).sum()):
-                note = f"{below} below\n1e-6 of the\nlargest"
-                ax.text(0.98, 0.97, note, transform=ax.transAxes, va="top", ha="right", fontsize=6, color="0.4")
+            ax.set(xscale="log", title=moment if ax is not row[0] else f"{name}, {moment}")
+            ax.set_xlabel(f"eigenvalue ({hidden} not shown)" if hidden else "eigenvalue")
             if threshold > 0:
                 ax.axvline(threshold, **PREDICTED)
         top = max(ax.get_ylim()[1] for ax in row)
