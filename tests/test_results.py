@@ -123,6 +123,14 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
         assert "| " + " | ".join(row) + " |" in page
 
 
+def test_grown_modes_on_images_not_trained_on():
+    page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
+    standard, small = load_arrays(RESULTS / "fig3.npz")["bt-unseen"], load_arrays(RESULTS / "fig1cd.npz")["unseen"]
+    for of, a, b in zip(("C", "the centred covariance"), standard, small, strict=True):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| grown modes of {of},"))
+        assert row.endswith(f"| {a[0]}, {a[1]} | {b[0]}, {b[1]} |")
+
+
 def test_the_index_names_every_experiment_and_its_state():
     index = (RESULTS / "README.md").read_text(encoding="utf-8")
     rows = {line.split("|")[1].strip(" `"): line for line in index.splitlines() if line.startswith("| `")}

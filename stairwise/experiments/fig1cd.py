@@ -21,7 +21,6 @@ from stairwise.checks import InputError
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.experiments.runs import (
     FAST,
-    MODES,
     SMALL,
     RunsConfig,
     about,
@@ -31,10 +30,11 @@ from stairwise.experiments.runs import (
     spectrum_panels,
     steps_of,
     steps_table,
+    unseen,
+    unseen_claims,
 )
 from stairwise.figures.training import Course, draw_courses
 from stairwise.report.page import Page, Picture
-from stairwise.theory.spectra import grown
 
 SMOKE = {"smoke": True}
 
@@ -60,10 +60,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     arrays = about({f"{name}bt": run for name, run in runs.items()})
     for name, run in runs.items():
         arrays |= curves(f"{name}C", run, "eigenvalues") | curves(f"{name}covariance", run, "covariance")
-        t, held = run.probes("held_eigenvalues")
-        if len(t):
-            arrays |= {f"{name}held.t": t, f"{name}held.lam": held[:, :MODES].astype(np.float32)}
-            arrays[f"{name}held.grown"] = [grown(spectrum)[0] for spectrum in held]
+        arrays |= unseen(name, run)
     return arrays
 
 
@@ -101,9 +98,7 @@ def check(arrays: Arrays) -> list[Claim]:
                 bool(np.isfinite(ratio)),
             ),
         ]
-        if f"{name}held.grown" in arrays:
-            held, here = float(arrays[f"{name}held.grown"][-1]), float(arrays[f"{name}C.grown"][0])
-            claims.append(Claim.close(f"{words}grown modes on images not trained on", held, here, 1))
+        claims += unseen_claims(arrays, name, words)
     return claims
 
 

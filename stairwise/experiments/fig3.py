@@ -23,9 +23,12 @@ from stairwise.experiments.runs import (
     RunsConfig,
     about,
     curves,
+    methods_in,
     obtain,
     runs_table,
     spectrum_panels,
+    unseen,
+    unseen_claims,
 )
 from stairwise.figures.training import draw_bands
 from stairwise.report.page import Page, Picture, Table
@@ -52,6 +55,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     runs = obtain(config, STANDARD, progress)
     arrays = about(runs)
     for method, run in runs.items():
+        arrays |= unseen(f"{method}-", run)
         for series, _ in SPECTRA[method]:
             key = f"{method}-{series}"
             arrays |= curves(key, run, series)
@@ -79,6 +83,8 @@ def check(arrays: Arrays) -> list[Claim]:
         claims.append(Claim(f"{title}: depth of the valley at the threshold", two, "≥ 0.5", two >= DEEP))
         d = int(arrays[f"{key}.d"])
         claims.append(Claim(f"{title}: grown of {d}", float(count), f"1 … {d - 1}", 0 < count < d))
+    for method in methods_in(arrays):
+        claims += unseen_claims(arrays, f"{method}-", f"{METHODS[method]}: ")
     return claims
 
 

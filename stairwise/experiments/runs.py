@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError, one_of
-from stairwise.experiments.experiment import Arrays, Progress
+from stairwise.experiments.experiment import Arrays, Claim, Progress
 from stairwise.monitor.sinks import METRICS
 from stairwise.monitor.steps import Steps, detect_steps
 from stairwise.report.page import Line, Panel, Table
@@ -41,11 +41,14 @@ __all__ = [
     "steps_of",
     "steps_table",
     "thinned",
+    "unseen",
+    "unseen_claims",
 ]
 
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 SMALL, STANDARD, D50, FAST = "-small", "", "-d50", "-small-fast"
+HELD = {"eigenvalues": "C", "covariance": "the covariance"}
 FREE = {"label", "keep", "held_out", "graph", "channels_last"}
 RECORDS, MODES, FIRST = 150, 96, 12  # of a spectrum over time that is kept; modes of which every record is
 SMOKE: dict[str, Any] = {
@@ -213,6 +216,25 @@ def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
         f"{prefix}.d": spectra.shape[1],
         f"{prefix}.every": np.column_stack([t, spectra[:, :FIRST]]).astype(np.float32),
     }
+
+
+def unseen(prefix: str, run: Run) -> dict[str, Any]:
+    """Grown modes of C and of the covariance at the end: on training batches, and on images not trained on, (2, 2)."""
+    rows = []
+    for series in HELD:
+        _, held = run.probes(f"held_{series}")
+        if len(held):
+            rows.append([grown(run.series(series)[-1])[0], grown(held[-1])[0]])
+    return {f"{prefix}unseen": np.array(rows)} if rows else {}
+
+
+def unseen_claims(arrays: Arrays, prefix: str, words: str) -> list[Claim]:
+    """As many modes have grown on images not trained on."""
+    found = zip(HELD.values(), arrays.get(f"{prefix}unseen", ()), strict=False)
+    return [
+        Claim.close(f"{words}grown modes of {of}, on images not trained on", float(other), float(here), 1)
+        for of, (here, other) in found
+    ]
 
 
 def steps_of(arrays: Arrays, prefix: str) -> Steps:
