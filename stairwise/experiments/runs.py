@@ -27,7 +27,6 @@ __all__ = [
     "D50",
     "FAST",
     "METHODS",
-    "MODES",
     "SMALL",
     "STANDARD",
     "NeedsGPU",

@@ -19,9 +19,7 @@ Floats = NDArray[np.float64]
 FEWEST = 8  # records that a curve must have
 LOW, HIGH = np.exp(-6), 0.4  # part of a rise to which the line is fitted, as λ/p: above, few samples bias it
 FEW = 3  # but at least these many records, where the rise is faster than they are
-BENT = (
-    0.3  # where the last record is so far above the line, the rise accelerates or began later: early ones are dropped
-)
+BENT = 0.3  # the last record so far above the line: the rise accelerates, or began later; early ones are dropped
 RANGE = 10.0  # a step multiplies its eigenvalue at least by this
 GROWN = 0.02  # and ends at no less than this share of the highest plateau
 SATURATED = 2.0  # and is followed by at least this many rise times at its level
