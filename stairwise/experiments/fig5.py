@@ -66,6 +66,8 @@ def check(arrays: Arrays) -> list[Claim]:
         for key, when in WHEN.items():
             _, lag, unshifted, chance = (float(x) for x in arrays[f"{m}.{key}"])
             text = f"{METHODS[m]}: correlation of the changes{when}"
+            claims.append(Claim(text, unshifted, "≥ 0.5", unshifted >= 0.5))
+            text = f"{METHODS[m]}: the same, against chance{when}"
             claims.append(Claim(text, unshifted, f"> {chance:.3f}, 99 % of shifts in time", unshifted > chance))
             text = f"{METHODS[m]}: |best lag|, as a share of the whole time{when}"
             claims.append(Claim.at_most(text, abs(lag), 0.02))
