@@ -152,6 +152,22 @@ def test_spectra_without_bands_have_no_valley(spectrum):
     assert bimodality(spectrum) < 0.1
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_random_spectra_without_bands(seed):
+    """The threshold is where the gap is widest, so a gap by chance must not count; with few modes it may."""
+    rng = np.random.default_rng(seed)
+    featureless = {
+        "log-uniform": np.exp(-9 * rng.random(512)),
+        "log-normal": np.exp(2 * rng.standard_normal(512)),
+        "power law": np.arange(1, 513) ** -2.0 * np.exp(0.1 * rng.standard_normal(512)),
+        "long tail": rng.exponential(size=512) ** 3,
+    }
+    for name, spectrum in featureless.items():
+        assert bimodality(spectrum) < 0.4, name
+    banded = np.concatenate([10 * np.exp(0.4 * rng.standard_normal(25)), featureless["log-normal"] / 1e4])
+    assert bimodality(banded) > 0.9
+
+
 def test_a_study_of_other_weights_is_made_again(settings, results, tmp_path):
     runs = Path(settings["table1"]["runs"])
     folder = tmp_path / "smoke-bt-d50"

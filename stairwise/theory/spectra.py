@@ -84,7 +84,8 @@ def bimodality(eigenvalues: ArrayLike) -> float:
     r"""Depth of the valley at `grown`'s threshold: 1 − (modes near it) / (modes near the lower peak beside it).
 
     Near: within a factor of 2 in either direction. 1: nothing lies between the grown and the waiting; 0 or less, or
-    no threshold: there are no two bands.
+    no threshold: there are no two bands. Of few modes it says little: half of the random log-uniform spectra of 32
+    reach 0.5 by a gap of chance, a sixth of those of 128, none of 512.
 
     >>> bimodality([1.0, 0.9, 0.8, 0.7, 1e-3, 2e-3, 3e-3]), bimodality(np.exp(-np.linspace(0, 9, 999))) < 0.1
     (1.0, True)
