@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
 
 import stairwise as sw
 from stairwise.checks import InputError
@@ -16,6 +17,7 @@ from stairwise.ntk.capture import Capture, RulesChanged
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
 from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
+from stairwise.ntk.products import ConvolutionsByProducts
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
 from tests.two_processes import run_two
 
@@ -546,6 +548,74 @@ def test_channels_last_images():
     model, x = build("resnet")
     last = x.contiguous(memory_format=torch.channels_last)
     assert torch.equal(empirical_ntk(model, last, precision="float64"), empirical_ntk(model, x, precision="float64"))
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (1, 1), (2, 1), (3, 3)])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (2, 1), (3, 3)])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (2, 3), (5, 5)])
+@pytest.mark.parametrize("size", [(7, 6), (9, 11)])
+def test_convolutions_by_products(size, kernel, stride, padding):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(4, 3, *size, requires_grad=True), torch.randn(5, 3, *kernel), torch.randn(5)
+    with ConvolutionsByProducts():
+        found = F.conv2d(x, weight, bias, stride, padding, (1, 1), 1)
+    wanted = F.conv2d(x, weight, bias, stride, padding)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    b = torch.randn_like(wanted)
+    gradients = [torch.autograd.grad(out, x, b)[0] for out in (found, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "circular"}])
+def test_other_convolutions_are_left_alone(options):
+    layer, x = nn.Conv2d(3, 6, 3, **{"padding": 1, **options}), torch.randn(2, 3, 6, 6)
+    with ConvolutionsByProducts():
+        found = layer(x)
+    torch.testing.assert_close(found, layer(x))
+
+
+class Viewing(nn.Module):
+    """Cannot take channels-last images."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        out = self.conv(x)
+        return out.view(len(out), 2, -1).sum(dim=2)
+
+
+def rectified():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 1), nn.ReLU(inplace=True), Pool())
+
+
+@pytest.mark.parametrize("size", [9, 16])  # few positions, and so many that cuDNN would be better
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    ("make", "taken"),
+    [
+        (rectified, True),
+        (lambda: build_encoder("resnet18", {"stem": "small", "width": 4}), True),
+        (lambda: build_encoder("resnet50", {"width": 4}), True),
+        (lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.GroupNorm(2, 6), nn.Conv2d(6, 4, 3, 2), Pool()), True),
+        (Viewing, False),
+    ],
+)
+def test_passes_by_products(make, taken, half, size):
+    """The same gradients, and inner products, from images in the other layout."""
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(6, 3, size, size)
+    plain, by_products = Capture(model, mean, x), Capture(model, mean, x, by_products=True)
+    assert by_products.by_products is taken
+    one, other = plain.factors(x), by_products.factors(x)
+    assert one.keys() == other.keys() == {name for name, _ in model.named_parameters()}
+    for name, factor in one.items():
+        torch.testing.assert_close(other[name].gradients(), factor.gradients(), rtol=1e-3, atol=1e-4)
+        grams = [f.gram(None, Contraction(half, 1e4)) for f in (other[name], factor)]
+        torch.testing.assert_close(*grams, rtol=1e-2 if half else 1e-3, atol=float(grams[1].max()) * 1e-3 + 1e-9)
+        mixed = other[name].gram(factor, Contraction(half, 1e4))
+        torch.testing.assert_close(mixed, grams[1], rtol=1e-2 if half else 1e-3, atol=float(mixed.max()) * 1e-3 + 1e-9)
 
 
 class Dropping(nn.Module):

@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
 from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
+from stairwise.ntk.products import ConvolutionsByProducts
 
 __all__ = ["Capture", "RulesChanged", "Scalar"]
 
@@ -34,13 +35,18 @@ class RulesChanged(Exception):
 class Capture:
     """Per-sample gradients of a network, by parameter.
 
+    Arguments:
+        model, scalar: the gradients are those of scalar(model(x)), (N,).
+        trial: samples, of which a few are tried.
+        by_products: compute convolutions as matrix products, images in channels-last layout, if the model can take it.
+
     Attributes:
         by_rule: names of parameters whose gradients come from rules; the others' come from vmap(grad). Until `verify`
             has been called, a supposition.
         sample_bytes: memory for the factors of one sample, about.
     """
 
-    def __init__(self, model: nn.Module, scalar: Scalar, trial: Tensor) -> None:
+    def __init__(self, model: nn.Module, scalar: Scalar, trial: Tensor, by_products: bool = False) -> None:
         self.model, self.scalar = model, scalar
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
@@ -53,7 +59,15 @@ class Capture:
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
         self.trial, self.verified, self.sample_bytes = trial[:TRIAL], False, 0.0
-        self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
+        self.by_products = by_products and trial.ndim == 4
+        few = torch.cat([trial[:TRIAL], trial[:1]])
+        try:
+            self.by_rule = self._called(few)
+        except RuntimeError:  # a model may want to `view` its images in a way that channels-last layout does not allow
+            if not self.by_products:
+                raise
+            self.by_products = False
+            self.by_rule = self._called(few)
 
     def verify(self) -> None:
         """Compare rules with autograd, once. Worth while after `factors`: a GPU is busy then, and this is Python's."""
@@ -74,7 +88,7 @@ class Capture:
     def _factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         found: dict[str, AbstractFactor] = {}
         if self.by_rule:
-            scalars, calls = self._forward(x)
+            scalars, calls = self._forward_fast(x)
             b = torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
             found = {name: f for name, f in self._by_rules(calls, b, len(x)).items() if name in self.by_rule}
             if found.keys() != self.by_rule:  # these samples are treated in another way than those of the trial
@@ -123,6 +137,17 @@ class Capture:
                 one.remove()
         return scalars, calls
 
+    def _forward_fast(self, x: Tensor) -> tuple[Tensor, list[Call]]:
+        """The same by products, if they are asked for, and checked, for which the device must have finished."""
+        if self.by_products:
+            with ConvolutionsByProducts():
+                scalars, calls = self._forward(x.contiguous(memory_format=torch.channels_last))
+        else:
+            scalars, calls = self._forward(x)
+        if not bool(torch.isfinite(scalars).all()):
+            raise InputError("the model's output", "must be finite", None, "check the weights and the inputs")
+        return scalars, calls
+
     def _scalars(self, output: Any, n: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
             found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
@@ -130,8 +155,6 @@ class Capture:
         scalars = self.scalar(output)
         if scalars.shape != (n,):
             raise InputError("output", "must give one number a sample", f"shape {tuple(scalars.shape)}")
-        if not bool(torch.isfinite(scalars).all()):
-            raise InputError("the model's output", "must be finite", None, "check the weights and the inputs")
         return scalars
 
     def _tried(self, x: Tensor) -> set[str]:
@@ -139,24 +162,30 @@ class Capture:
         nothing; and it has some."""
         scalars, calls = self._forward(x)
         edges, used = [edge for _, _, edge in calls], list(self.parameters.values())
-        right, moved = set(self.parameters), set[str]()
+        right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], Tensor]()
         for i in range(len(x)):
             out = torch.autograd.grad(scalars[i], [*edges, *used], allow_unused=True, retain_graph=True)
             found = self._by_rules(calls, out[: len(edges)], len(x))
-            pairs = {
-                name: (_gradients(found[name]), whole.to_dense().flatten())
-                for name, whole in zip(self.parameters, out[len(edges) :], strict=True)
-                if whole is not None and name in found
-            }
-            agree, some = _compared(pairs, i)
-            right &= agree
-            moved |= some
+            for name, whole in zip(self.parameters, out[len(edges) :], strict=True):
+                gradients = _gradients(found[name]) if name in found and whole is not None else None
+                if gradients is None or gradients.shape[1:] != (whole.numel(),):
+                    right.discard(name)
+                else:
+                    sizes[i, name] = _sizes(gradients, whole.to_dense().flatten(), i)
+        # the device is asked once: its answer waits for all that it was given to do before
+        measured = torch.stack([*sizes.values()]).tolist() if sizes else []
+        for (_, name), (off, size) in zip(sizes, measured, strict=True):
+            tolerance = AGREE_DOUBLE if self.parameters[name].dtype == torch.float64 else AGREE
+            if off > tolerance * (size + 1e-30):
+                right.discard(name)
+            if size > 0:
+                moved.add(name)
         return right & moved
 
     def _called(self, x: Tensor) -> set[str]:
         """Parameters of modules that are given one row a sample at another number of samples too: rows that are
         something else may be as many by chance."""
-        _, calls = self._forward(x)
+        _, calls = self._forward_fast(x)
         self.sample_bytes = _memory(self.modules, calls) / len(x)
         known = {name for name, given, _ in calls if len(given) == len(x)}
         return {name for name in self.parameters if name.rpartition(".")[0] in known}
@@ -200,21 +229,12 @@ def _gradients(factor: AbstractFactor) -> Tensor | None:
         return None
 
 
-def _compared(pairs: dict[str, tuple[Tensor | None, Tensor]], i: int) -> tuple[set[str], set[str]]:
-    """Names of gradients (n, size), by rules, and (size,), by autograd, that agree: sample i has all of it, the others
-    nothing; and names of those that are not zero. Compared on the device, which is asked once."""
-    names, sizes = [], []
-    for name, (found, whole) in pairs.items():
-        if found is not None and found.shape[1:] == whole.shape:
-            rest = [found[:i], found[i + 1 :]]
-            names.append(name)
-            sizes.append(torch.stack([_largest(v) for v in (found[i] - whole, *rest, whole)]))
-    if not names:
-        return set(), set()
-    tolerance = AGREE_DOUBLE if next(iter(pairs.values()))[1].dtype == torch.float64 else AGREE
-    rows = torch.stack([row.double() for row in sizes]).tolist()
-    agree = {name for name, (*off, size) in zip(names, rows, strict=True) if max(off) <= tolerance * (size + 1e-30)}
-    return agree, {name for name, row in zip(names, rows, strict=True) if row[-1] > 0}
+def _sizes(found: Tensor, whole: Tensor, i: int) -> Tensor:
+    """Largest error of gradients (n, size) by rules, where sample i has all of autograd's (size,) and the others have
+    nothing; and the largest element, (2,)."""
+    off = found.clone()
+    off[i] -= whole
+    return torch.stack([_largest(off), _largest(whole)]).double()
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, one_of
 from stairwise.losses.ranks import rank, world
 from stairwise.ntk.capture import Capture, RulesChanged, Scalar
-from stairwise.ntk.factors import AbstractFactor, Contraction
+from stairwise.ntk.factors import AbstractFactor, Contraction, Direct
 
 __all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
 
 PRECISIONS = ("float32", "tf32", "float16", "float64")
 SLICE = 2.5e8  # bytes of explicit gradients at a time on a CPU
+SMALL = 4096  # elements of a parameter whose inner products are a matter of launches
 PEAK = 1.5  # memory at the height of the two passes, in units of the factors: most activations are factors
 
 
@@ -95,7 +97,8 @@ def _ntk(
     memory: float | None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Tensor:
-    capture = Capture(model, scalar, x)
+    # TF32's tensor cores make cuDNN's convolutions the faster ones
+    capture = Capture(model, scalar, x, by_products=x.is_cuda and precision in ("float32", "float16"))
     budget = memory or _least(_free(x.device), x.device)
     while True:
         try:
@@ -195,11 +198,25 @@ def _tiles(rows: int, columns: int | None) -> list[tuple[int, int]]:
 def _total(mine: dict[str, AbstractFactor], theirs: dict[str, AbstractFactor] | None, how: Contraction) -> Tensor:
     """Sum over parameters; a parameter that no sample uses on one side adds nothing."""
     names = [name for name in mine if theirs is None or name in theirs]
-    grams = (mine[name].gram(None if theirs is None else theirs[name], how) for name in names)
+    pairs = [(mine[name], None if theirs is None else theirs[name]) for name in names]
+    grams = (one.gram(other, how) for one, other in _together(pairs))
     total = next(grams)
     for gram in grams:
         total += gram
     return total
+
+
+def _together(pairs: list[tuple[AbstractFactor, Any]]) -> Iterator[tuple[AbstractFactor, Any]]:
+    """Pairs of factors; of all small parameters, biases and those of norms, one."""
+    small = []
+    for mine, theirs in pairs:
+        if isinstance(mine, Direct) and mine.values.shape[1] <= SMALL:
+            small.append((mine.values, None if theirs is None else theirs.values))
+        else:
+            yield mine, theirs
+    if small:
+        values, others = zip(*small, strict=True)
+        yield Direct(torch.cat(values, dim=1)), None if others[0] is None else Direct(torch.cat(others, dim=1))
 
 
 def _chunk(capture: Capture, budget: float, n: int) -> int:

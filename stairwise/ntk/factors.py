@@ -8,7 +8,7 @@ the gradient with respect to its outputs, t positions. Inner products of two sam
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -63,7 +63,8 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 def _to_half(x: Tensor, below: float = 1.0) -> tuple[Tensor, Tensor]:
     """Each sample scaled so that its largest element is 1/√below, and the scales, (n, 1)."""
-    scale = torch.linalg.vector_norm(x.flatten(1), ord=torch.inf, dim=1).clamp_min(1e-30) * below**0.5
+    rest = tuple(range(1, x.ndim))
+    scale = torch.linalg.vector_norm(x, ord=torch.inf, dim=rest).clamp_min(1e-30) * below**0.5
     half = torch.empty_like(x, dtype=torch.float16)
     torch.mul(x, scale.reciprocal().view(-1, *[1] * (x.ndim - 1)), out=half)  # read once, written once
     return half, scale[:, None]
@@ -71,7 +72,12 @@ def _to_half(x: Tensor, below: float = 1.0) -> tuple[Tensor, Tensor]:
 
 def _aligned(x: Tensor) -> Tensor:
     """Zeros after the last axis up to a multiple of eight, without which float16 products of GPUs are slow."""
-    return F.pad(x, (0, -x.shape[-1] % 8)) if x.is_cuda and x.dtype == torch.float16 else x
+    padded = x.is_cuda and x.dtype == torch.float16 and x.stride(-1) == 1
+    return F.pad(x, (0, -x.shape[-1] % 8)) if padded else x
+
+
+def _channels_last(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _block(x: Tensor) -> int:
@@ -118,7 +124,11 @@ class Direct(AbstractFactor):
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Direct)
-        return self.values @ (self if other is None else other).values.T  # small, or too odd to be rounded
+        if not how.half:
+            return self.values @ (self if other is None else other).values.T
+        mine, scale = _to_half(self.values)
+        theirs, their_scale = (mine, scale) if other is None else _to_half(other.values)
+        return _product(_aligned(mine), _aligned(theirs)).mul_(scale).mul_(their_scale.T)
 
     def gradients(self) -> Tensor:
         return self.values
@@ -143,10 +153,12 @@ class Outer(AbstractFactor):
 
     @property
     def a(self) -> Tensor:
-        return patches(self.module, self.x)
+        return patches(self.module, self.x.contiguous())
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Outer)
+        if other is not None and _channels_last(self.x) != _channels_last(other.x):
+            return replace(self, x=self.x.contiguous()).gram(replace(other, x=other.x.contiguous()), how)
         mine, scale = self._prepared(how, "patches")
         theirs, their_scale = (mine, scale) if other is None else other._prepared(how, "their patches")
         (n, groups, p, positions), q, m = mine[0].shape, mine[1].shape[2], len(theirs[0])
@@ -254,16 +266,23 @@ def _positions_first(x: Tensor, group: int) -> Tensor:
 
 
 def patches(module: nn.Module, x: Tensor, how: Contraction | None = None, name: str = "") -> Tensor:
-    """What a linear map's weights multiply: (N, groups, p, T); in the buffer of that name, if there is one."""
+    """What a linear map's weights multiply: (N, groups, p, T); in the buffer of that name, if there is one. p goes over
+    channels, then the kernel; of images in channels-last layout over the kernel, then channels."""
     if isinstance(module, nn.Linear):
         return x.reshape(len(x), -1, x.shape[-1]).transpose(1, 2).unsqueeze(1)
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
     if {*module.kernel_size, *module.stride} == {1} and not isinstance(module.padding, str) and not any(module.padding):
         return x.reshape(len(x), module.groups, x.shape[1] // module.groups, -1)
     windows = _windows(module, x)
-    if how is not None:
+    if _channels_last(x):
+        windows = windows.movedim(2, 4)
+        n, groups, *kernel, channels, high, wide = windows.shape
+        shape = (n, high, wide, groups, *kernel, channels)
+        kept = how.buffer(name, windows.numel(), windows).view(shape) if how is not None else windows.new_empty(shape)
+        windows = kept.permute(0, 3, 4, 5, 6, 1, 2).copy_(windows)
+    elif how is not None:
         windows = how.buffer(name, windows.numel(), windows).view(windows.shape).copy_(windows)
-    return windows.reshape(len(x), module.groups, -1, windows.shape[4] * windows.shape[5])
+    return windows.flatten(5, 6).flatten(2, 4)
 
 
 def patches_bytes(module: nn.Module, x: Tensor) -> float:
@@ -274,7 +293,7 @@ def patches_bytes(module: nn.Module, x: Tensor) -> float:
 
 
 def _windows(module: nn.Module, x: Tensor) -> Tensor:
-    """A view of what a convolution sees: (N, channels, kernel height, kernel width, height, width)."""
+    """A view of what a convolution sees: (N, groups, channels, kernel height, kernel width, height, width)."""
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
     if isinstance(module.padding, str) or module.padding_mode != "zeros":
         padding = list(module._reversed_padding_repeated_twice)
@@ -286,13 +305,13 @@ def _windows(module: nn.Module, x: Tensor) -> Tensor:
     if isinstance(module, nn.Conv1d):  # images of one row
         x, one = x.unsqueeze(2), (1,)
     kernel, stride, dilation = ((*one, *v) for v in (module.kernel_size, module.stride, module.dilation))
-    x = x.contiguous()
     sides = zip(x.shape[2:], kernel, stride, dilation, strict=True)
     outs = [(side - d * (k - 1) - 1) // step + 1 for side, k, step, d in sides]
-    high, wide = x.stride()[2:]
-    strides = (*x.stride()[:2], high * dilation[0], wide * dilation[1], high * stride[0], wide * stride[1])
+    sample, channel, high, wide = x.stride()
+    channels = x.shape[1] // module.groups
+    steps = (channels * channel, channel, high * dilation[0], wide * dilation[1], high * stride[0], wide * stride[1])
     # F.unfold would launch a kernel for every image
-    return x.as_strided((*x.shape[:2], *kernel, *outs), strides)
+    return x.as_strided((len(x), module.groups, channels, *kernel, *outs), (sample, *steps))
 
 
 def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
@@ -310,10 +329,11 @@ def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, 
     assert module.running_mean is not None
     assert module.running_var is not None
     n, channels = x.shape[:2]
-    if x[0, 0].numel() < FEW:
-        normed = (x.reshape(n, channels, -1) - module.running_mean[:, None]) * b.reshape(n, channels, -1)
-        yield "weight", Direct(normed.sum(dim=2) / (module.running_var + module.eps).sqrt())
-        yield "bias", Direct(b.reshape(n, channels, -1).sum(dim=2))
+    if x[0, 0].numel() < FEW or _channels_last(x):
+        x, b = (v if v.ndim == 4 else v.reshape(n, channels, -1, 1) for v in (x, b))
+        normed = (x - module.running_mean[:, None, None]).mul_(b)
+        yield "weight", Direct(normed.sum(dim=(2, 3)) / (module.running_var + module.eps).sqrt())
+        yield "bias", Direct(b.sum(dim=(2, 3)))
         return
     # every channel of every sample is a channel of its own to torch's fused sums
     as_channels = [v.reshape(1, n * channels, -1) for v in (b, x)]
