@@ -70,10 +70,11 @@ def _to_half(x: Tensor, below: float = 1.0) -> tuple[Tensor, Tensor]:
     return half, scale[:, None]
 
 
-def _aligned(x: Tensor) -> Tensor:
-    """Zeros after the last axis up to a multiple of eight, without which float16 products of GPUs are slow."""
-    padded = x.is_cuda and x.dtype == torch.float16 and x.stride(-1) == 1
-    return F.pad(x, (0, -x.shape[-1] % 8)) if padded else x
+def _aligned(*factors: Tensor) -> list[Tensor]:
+    """Zeros after the last axis up to a multiple of eight, without which float16 products of GPUs are slow; not if that
+    is not the axis along which they are laid out."""
+    padded = any(x.is_cuda and x.dtype == torch.float16 and x.stride(-1) == 1 for x in factors)
+    return [F.pad(x, (0, -x.shape[-1] % 8)) if padded else x for x in factors]
 
 
 def _channels_last(x: Tensor) -> bool:
@@ -128,7 +129,7 @@ class Direct(AbstractFactor):
             return self.values @ (self if other is None else other).values.T
         mine, scale = _to_half(self.values)
         theirs, their_scale = (mine, scale) if other is None else _to_half(other.values)
-        return _product(_aligned(mine), _aligned(theirs)).mul_(scale).mul_(their_scale.T)
+        return _product(*_aligned(mine, theirs)).mul_(scale).mul_(their_scale.T)
 
     def gradients(self) -> Tensor:
         return self.values
@@ -220,17 +221,17 @@ class Lookup(AbstractFactor):
 
 def _explicit(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, how: Contraction) -> Tensor:
     """Inner products of gradients that are formed, slice by slice."""
-    a, b = map(_aligned, mine)
-    theirs = None if theirs is None else (_aligned(theirs[0]), _aligned(theirs[1]))
+    a, b = _aligned(*mine)
+    their_a, their_b = (a, b) if theirs is None else _aligned(*theirs)
     n, groups, p, _ = a.shape
-    m = n if theirs is None else len(theirs[0])
+    m = len(their_a)
     row_bytes = (n + (0 if theirs is None else m)) * groups * p * a.element_size()
     width = max(1, int(how.slice_bytes / row_bytes))
     out = a.new_zeros((n, m), dtype=torch.float32 if how.half else a.dtype)
     for start in range(0, b.shape[2], width):
         part = slice(start, start + width)
         x = how.outer(a, b[:, :, part], "mine")
-        y = x if theirs is None else how.outer(theirs[0], theirs[1][:, :, part], "theirs")
+        y = x if theirs is None else how.outer(their_a, their_b[:, :, part], "theirs")
         rows = n if theirs is not None else _block(a)
         out += _by_rows(n, m, rows, theirs is None, lambda i, j, x=x, y=y: _product(x[i], y[j]))  # type: ignore[misc]
     return out

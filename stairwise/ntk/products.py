@@ -18,7 +18,8 @@ Pair = tuple[int, int]
 
 
 class ConvolutionsByProducts(TorchFunctionMode):
-    """Within it, plain 2-D convolutions of float32 are matrix products, which pass gradients on to images, not weights.
+    """Within it, plain 2-D convolutions of float32 are matrix products, and batch norm in evaluation mode keeps the
+    layout on the way back, too, which torch's does not. Gradients are passed on to images, not to parameters.
 
     Example:
         >>> x, w = torch.randn(5, 3, 8, 8), torch.randn(4, 3, 3, 3)
@@ -29,20 +30,53 @@ class ConvolutionsByProducts(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func is torch.conv2d and len(args) == 7 and not kwargs:  # as nn.Conv2d calls it
             x, weight, bias, stride, padding, dilation, groups = args
             plain = groups == 1 and all(isinstance(v, tuple) for v in (stride, padding)) and dilation == (1, 1)
             if plain and x.ndim == 4 and x.dtype == weight.dtype == torch.float32:
                 return _convolution(x, weight, bias, stride, padding)
-        return func(*args, **(kwargs or {}))
+        if func is F.batch_norm and len(args) == 3 and not kwargs.get("training", False):
+            x, mean, var = args
+            if x.ndim == 4 and x.dtype == var.dtype == torch.float32:
+                return _BatchNorm.apply(x, mean, var, kwargs["weight"], kwargs["bias"], kwargs["eps"])
+        return func(*args, **kwargs)
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     if stride == (1, 1) and weight[0, 0].numel() > 1 and x[0, 0].numel() > WINOGRAD:
-        out = torch.conv2d(x.contiguous(), weight, bias, stride, padding)
-        return out.contiguous(memory_format=torch.channels_last)
+        planes, rows = torch.contiguous_format, torch.channels_last
+        return _Laid.apply(torch.conv2d(_Laid.apply(x, planes, rows), weight, bias, stride, padding), rows, planes)
     out = _Convolution.apply(x, weight, stride, padding)
     return out if bias is None else out + bias.view(-1, 1, 1)
+
+
+class _Laid(torch.autograd.Function):
+    """The same numbers in one layout, and their gradients in another."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: torch.memory_format, back: torch.memory_format) -> Tensor:
+        ctx.back = back
+        return x.contiguous(memory_format=there)
+
+    @staticmethod
+    def backward(ctx: Any, b: Tensor) -> tuple[Tensor, None, None]:
+        return b.contiguous(memory_format=ctx.back), None, None
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        scale = (var + eps).rsqrt()
+        ctx.save_for_backward(scale if weight is None else scale * weight)
+        return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+
+    @staticmethod
+    def backward(ctx: Any, b: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = ctx.saved_tensors
+        return b.contiguous(memory_format=torch.channels_last) * scale[:, None, None], None, None, None, None, None
 
 
 class _Convolution(torch.autograd.Function):
