@@ -126,6 +126,15 @@ def test_experiments_find_what_is_in_runs(tmp_path):
     assert both.holds
     assert len(both.claims) == 2 * len(found.claims)
     assert steps_of(both.arrays, "fast C").times[-1] < steps.times[-1]
+    for name in ("fig5", "fig7"):
+        few, more = (
+            run(name, tmp_path, {"runs": str(tmp_path / "runs"), "methods": "bt", "fast": fast})
+            for fast in (False, True)
+        )
+        assert more.holds
+        assert len(more.claims) == 2 * len(few.claims)
+        with pytest.raises(InputError, match="methods must be bt"):
+            run(name, tmp_path, {"runs": str(tmp_path / "runs"), "fast": True})
     # a run that changes is read again, and checks can fail
     invented(tmp_path / "runs" / "stl10-bt-small", "stl10-bt-small", rates[8:], hidden_lag=3.0)
     again = run("fig1cd", tmp_path, {"runs": str(tmp_path / "runs")})

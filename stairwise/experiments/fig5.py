@@ -1,6 +1,7 @@
 """Fig. 5: hidden representations step when the embeddings do, small initialization.
 
     stairwise reproduce fig5                      the small-initialization runs, which it shares with fig1cd and fig2cf
+    stairwise reproduce fig5 --set methods=bt --set fast=true    Barlow Twins, and the same at twice the learning rate
     stairwise reproduce fig5 --data cifar10
     stairwise reproduce fig5 --smoke              seconds on a CPU, photographs; numbers without meaning
 
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from stairwise.checks import InputError
 from stairwise.experiments.experiment import Arrays, Claim, Progress, claims_table
 from stairwise.experiments.runs import (
+    FAST,
     METHODS,
     SMALL,
     RunsConfig,
@@ -33,23 +36,29 @@ from stairwise.monitor.steps import coupling
 from stairwise.report.page import Page, Picture, Table
 
 SMOKE = {"smoke": True}
+TITLES = {**METHODS, "bt-fast": "Barlow Twins, twice the rate"}
 OPENING = 0.06  # of the time: left out once, since everything grows at first
 WHEN = {"coupling": "", "coupling_late": ", without the opening"}
 
 
 @dataclass(frozen=True)
 class Config(RunsConfig):
-    """E4, E6 and E8 of the paper."""
+    """E4, E6 and E8 of the paper; fast: also Barlow Twins at twice the learning rate."""
 
-    kinds = (SMALL,)
+    kinds = (SMALL, FAST)
+    fast: bool = False
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Both spectra over time, and how they go together."""
-    runs = obtain(config, SMALL, progress)
+    if config.fast and config.chosen() != ["bt"]:
+        raise InputError("methods", "must be bt where fast is true", config.methods, "leave one of them out")
+    runs = obtain(config, SMALL, progress, (0.0, 0.5 if config.fast else 1.0))
+    if config.fast:
+        runs["bt-fast"] = obtain(config, FAST, progress, (0.5, 1.0))["bt"]
     arrays = about(runs)
     for method, run in runs.items():
-        series = "eigenvalues" if method == "bt" else "covariance"
+        series = "eigenvalues" if method.startswith("bt") else "covariance"
         arrays |= curves(f"{method}.z", run, series) | curves(f"{method}.h", run, "hidden")
         t, z, h = run.times, run.series(series), run.series("hidden")
         for key, late in (("coupling", t >= 0), ("coupling_late", t > OPENING * t[-1])):
@@ -65,11 +74,11 @@ def check(arrays: Arrays) -> list[Claim]:
     for m in methods_in(arrays):
         for key, when in WHEN.items():
             _, lag, unshifted, chance = (float(x) for x in arrays[f"{m}.{key}"])
-            text = f"{METHODS[m]}: correlation of the changes{when}"
+            text = f"{TITLES[m]}: correlation of the changes{when}"
             claims.append(Claim(text, unshifted, "≥ 0.5", unshifted >= 0.5))
-            text = f"{METHODS[m]}: the same, against chance{when}"
+            text = f"{TITLES[m]}: the same, against chance{when}"
             claims.append(Claim(text, unshifted, f"> {chance:.3f}, 99 % of shifts in time", unshifted > chance))
-            text = f"{METHODS[m]}: |best lag|, as a share of the whole time{when}"
+            text = f"{TITLES[m]}: |best lag|, as a share of the whole time{when}"
             claims.append(Claim.at_most(text, abs(lag), 0.02))
     return claims
 
@@ -81,7 +90,7 @@ def table(arrays: Arrays) -> Table:
         for key, when in WHEN.items():
             correlation, lag, unshifted, chance = (float(x) for x in arrays[f"{m}.{key}"])
             rows.append(
-                [METHODS[m] + when, f"{unshifted:.3f}", f"{chance:.3f}", f"{correlation:.3f}", f"{100 * lag:+.2f} %"]
+                [TITLES[m] + when, f"{unshifted:.3f}", f"{chance:.3f}", f"{correlation:.3f}", f"{100 * lag:+.2f} %"]
             )
     header = ["method", "correlation", "99 % of shifts stay below", "at the best lag", "that lag, of the whole time"]
     return Table("Embeddings and representations", header, rows)
@@ -91,7 +100,13 @@ def draw(arrays: Arrays) -> Figure:
     """A column a method: embeddings above, representations below."""
     return draw_layers(
         [
-            (METHODS[m], arrays[f"{m}.z.t"], arrays[f"{m}.z.lam"], arrays[f"{m}.h.lam"], "C" if m == "bt" else "Cov z")
+            (
+                TITLES[m],
+                arrays[f"{m}.z.t"],
+                arrays[f"{m}.z.lam"],
+                arrays[f"{m}.h.lam"],
+                "C" if m.startswith("bt") else "Cov z",
+            )
             for m in methods_in(arrays)
         ]
     )
@@ -100,7 +115,7 @@ def draw(arrays: Arrays) -> Figure:
 def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, str]) -> Page:
     """Interactive version."""
     layers = [
-        (f"{m}.{x}", f"{METHODS[m]}, {name}")
+        (f"{m}.{x}", f"{TITLES[m]}, {name}")
         for m in methods_in(arrays)
         for x, name in (("z", "embeddings"), ("h", "representations"))
     ]

@@ -111,10 +111,10 @@ def draw_layers(columns: Sequence[tuple[str, NDArray, NDArray, NDArray, str]]) -
 def draw_probes(methods: Sequence[tuple[str, dict[str, list[NDArray]]]]) -> Figure:
     """Name and, for each kind of initialization, progress, grown modes and accuracy: two panels each."""
     figure, axes = panels(2, rows=len(methods), height=2.3)
-    looks = {"standard": {"color": "#1b4a7a"}, "small": {"color": "#c08a2d"}}
+    colors = ("#1b4a7a", "#c08a2d", "#8c3b52")
     for (name, found), left, right in zip(methods, axes[::2], axes[1::2], strict=True):
-        for kind, (x, modes, y) in found.items():
-            look = {**MEASURED, "linewidth": 1.6, **looks[kind], "marker": "o", "markersize": 3}
+        for (kind, (x, modes, y)), color in zip(found.items(), colors, strict=False):
+            look = {**MEASURED, "linewidth": 1.6, "color": color, "marker": "o", "markersize": 3}
             left.plot(x, 100 * y, **look, label=kind)
             right.plot(modes, 100 * y, **look)
         left.set(xlabel="share of the training", ylabel="probe accuracy in %", title=name)
