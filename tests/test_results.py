@@ -100,19 +100,32 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
     arrays = load_arrays(RESULTS / f"{name}.npz")
     page = (RESULTS / f"{name}.md").read_text(encoding="utf-8").replace("\n", " ")
     if name == "fig1cd":
-        ratio, matched = fig1cd.sharper(arrays, "C", "covariance")
+        (ratio, matched), (fast, more) = (fig1cd.sharper(arrays, f"{r}C", f"{r}covariance") for r in ("", "fast "))
         assert f"the rise time in C is {ratio:.2f} times that in the" in page
-        assert matched == 8
-        rows = steps_table(arrays, {"C": "C"}).rows
-        assert len(rows) == 9
-        passed = [int(np.argmax(arrays["C.lam"][:, j] > 0.5)) for j in range(9)]
-        assert max(arrays["C.lam"][i, j + 1] for j, i in enumerate(passed)) < 0.005
+        assert f"at twice the rate {fast:.2f} times, of twelve" in page
+        assert (matched, more) == (8, 12)
+        rows = steps_table(arrays, {"C": "C", "fast C": "C, twice the rate"}).rows
+        assert len(rows) == 9 + 13
+        for run, steps, next_one in (("C", 9, 0.005), ("fast C", 13, 0.02)):
+            lam = arrays[f"{run}.lam"]
+            passed = [int(np.argmax(lam[:, j] > 0.5)) for j in range(steps)]
+            assert max(lam[i, j + 1] for j, i in enumerate(passed)) < next_one
     elif name == "fig7":
         rows = []
-        at_end = [100 * float(arrays[f"bt.{kind}.accuracy"][-1]) for kind in ("standard", "small")]
-        modes = [arrays[f"bt.{kind}.grown"] for kind in ("standard", "small")]
-        assert f"{modes[1][-1]} have grown where the standard run has {modes[0][-1]}," in page
-        assert "{:.1f} % against {:.1f} %, {:.1f} points".format(*at_end, at_end[0] - at_end[1]) in page
+        kinds = ("standard", "small", "fast")
+        at_end = [100 * float(arrays[f"bt.{kind}.accuracy"][-1]) for kind in kinds]
+        modes = [arrays[f"bt.{kind}.grown"] for kind in kinds]
+        ends = "{1} have grown where the standard run has {0}, and {2} at twice the rate"
+        assert ends.format(*(m[-1] for m in modes)) in page
+        assert "{:.1f} % against {:.1f} %, {:.1f} points".format(*at_end[:2], at_end[0] - at_end[1]) in page
+        assert f"{at_end[2]:.1f} %, {at_end[0] - at_end[2]:.1f} points, just above our bar of 5" in page
+        slow, fast = (
+            dict(zip(m.tolist(), arrays[f"bt.{kind}.accuracy"], strict=True))
+            for m, kind in zip(modes[1:], kinds[1:], strict=True)
+        )
+        both = slow.keys() & fast.keys()
+        assert len(both) >= 4
+        assert max(abs(slow[k] - fast[k]) for k in both) < 0.025, "the page says that they are on one curve"
         assert (
             f"{modes[0][0]} after a twentieth of the training, with {100 * arrays['bt.standard.accuracy'][0]:.1f} %"
             in page
@@ -125,10 +138,11 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
 
 def test_grown_modes_on_images_not_trained_on():
     page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
-    standard, small = load_arrays(RESULTS / "fig3.npz")["bt-unseen"], load_arrays(RESULTS / "fig1cd.npz")["unseen"]
-    for of, a, b in zip(("C", "the centred covariance"), standard, small, strict=True):
+    small = load_arrays(RESULTS / "fig1cd.npz")
+    found = (load_arrays(RESULTS / "fig3.npz")["bt-unseen"], small["unseen"], small["fast unseen"])
+    for of, *runs in zip(("C", "the centred covariance"), *found, strict=True):
         (row,) = (line for line in page.splitlines() if line.startswith(f"| grown modes of {of},"))
-        assert row.endswith(f"| {a[0]}, {a[1]} | {b[0]}, {b[1]} |")
+        assert row.endswith("".join(f" | {a}, {b}" for a, b in runs) + " |")
 
 
 def test_the_index_names_every_experiment_and_its_state():
@@ -178,13 +192,22 @@ def test_the_tangent_kernel_of_the_stl10_run():
     page = (RESULTS / "tables.md").read_text(encoding="utf-8").replace("\n", " ")
     arrays = load_arrays(RESULTS / "stl10-bt-d50.npz")
     found = json.loads(str(arrays["scores"]))
-    assert f"theory {found['theory']:.3f}, kernel PCA {found['kernel PCA']:.3f}, from the initial kernel" in page
+    n, theory, pca = arrays["by_pairs"]
+    at = n.tolist().index(1000)
+    assert f"At n = 1000 pairs: theory {theory[at]:.3f}, kernel PCA {pca[at]:.3f};" in page
     initial = [found[f"{name}, initial kernel"] for name in ("theory", "kernel PCA")]
-    assert "{:.3f} and {:.3f}, at step 42,900".format(*initial) in page
-    n, theory, _ = arrays["by_pairs"]
+    assert "from the initial kernel, n = 4000, {:.3f} and {:.3f}.".format(*initial) in page
+    assert f"captures {found['theory']:.3f}, kernel PCA {found['kernel PCA']:.3f}, chance {found['chance']:.3f}" in page
+    assert f"error of the kernel {found['kernel_error']:.1e}".replace("e-0", "e-") in page
     chance = arrays["by_dimension"].shape[1] / (2 * n)
-    assert ", ".join(f"{v:.3f}" for v in (theory - chance) / (1 - chance)) + " for n = 125 to 1000" in page
+    for name, shares in (("theory", theory), ("kernel PCA", pca)):
+        cells = " | ".join(f"{v:.3f}" for v in (shares - chance) / (1 - chance))
+        assert f"| {name} | {cells} |" in page
     assert f"{(arrays['last'] > 0.5).sum()} of 50 eigenvalues of C" in page
+    steps = arrays["drift.steps"].tolist()
+    for step in (0, 5600, 22400, 44800):
+        values = (arrays[f"drift.{name}"][steps.index(step)] for name in ("with_first", "with_last", "theory"))
+        assert f"| Barlow Twins, STL-10 | {step} | " + " | ".join(f"{v:.3f}" for v in values) + " |" in page
 
 
 def test_the_tangent_kernel_foretells_the_first_eight_steps():
