@@ -18,6 +18,7 @@ from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
 from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.products import ConvolutionsByProducts
+from stairwise.ntk.windows import laid_in_rows, windows
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
 from tests.two_processes import run_two
 
@@ -566,6 +567,21 @@ def test_convolutions_by_products(size, kernel, stride, padding):
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [3, 4, 8, 16])  # copied one by one, or in words of 16 bytes
+@pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 1), (1, 2))])
+@pytest.mark.parametrize("given", [False, True])
+def test_windows_of_channels_last_images_in_rows(kind, channels, stride, dilation, given):
+    torch.manual_seed(0)
+    x = torch.randn(3, channels, 7, 6).to(kind).contiguous(memory_format=torch.channels_last)[1:]
+    seen = windows(x, (3, 2), stride, dilation)
+    rows = laid_in_rows(seen, torch.empty(seen.numel(), dtype=kind) if given else None)
+    assert rows.is_contiguous()
+    assert torch.equal(rows.permute(0, 3, 6, 4, 5, 1, 2), seen)
+    unfolded = F.unfold(x.double(), (3, 2), dilation, 0, stride).view(2, channels, 3, 2, -1)
+    assert torch.equal(seen[:, 0].flatten(4).double(), unfolded)
+
+
 @pytest.mark.parametrize("options", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "circular"}])
 def test_other_convolutions_are_left_alone(options):
     layer, x = nn.Conv2d(3, 6, 3, **{"padding": 1, **options}), torch.randn(2, 3, 6, 6)
@@ -607,8 +623,8 @@ def test_passes_by_products(make, taken, half, size):
     torch.manual_seed(0)
     model, x = make().eval(), torch.randn(6, 3, size, size)
     plain, by_products = Capture(model, mean, x), Capture(model, mean, x, by_products=True)
-    assert by_products.by_products is taken
     one, other = plain.factors(x), by_products.factors(x)
+    assert by_products.by_products is taken
     if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):  # the layout is kept throughout
         outer = [f for f in other.values() if isinstance(f, Outer) and f.x[0, 0].numel() > 1]
         assert all(f.x.stride(1) == f.b.stride(2) == 1 for f in outer)

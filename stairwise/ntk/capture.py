@@ -60,19 +60,15 @@ class Capture:
         }
         self.trial, self.verified, self.sample_bytes = trial[:TRIAL], False, 0.0
         self.by_products = by_products and trial.ndim == 4
-        few = torch.cat([trial[:TRIAL], trial[:1]])
-        try:
-            self.by_rule = self._called(few)
-        except RuntimeError:  # a model may want to `view` its images in a way that channels-last layout does not allow
-            if not self.by_products:
-                raise
-            self.by_products = False
-            self.by_rule = self._called(few)
+        self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
 
     def verify(self) -> None:
-        """Compare rules with autograd, once. Worth while after `factors`: a GPU is busy then, and this is Python's."""
+        """Compare rules with autograd, once. Worth while after `factors`: a GPU is busy then, and this is Python's. In
+        a stream of its own it does not wait for what the GPU has still to do."""
         if not self.verified:
-            right = self._tried(self.trial)
+            beside = torch.cuda.Stream(self.trial.device) if self.trial.is_cuda else None
+            with torch.cuda.stream(beside):  # all that it reads was there when this object was made
+                right = self._tried(self.trial)
             self.verified = True
             if not self.by_rule <= right:
                 self.by_rule &= right
@@ -88,7 +84,8 @@ class Capture:
     def _factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         found: dict[str, AbstractFactor] = {}
         if self.by_rule:
-            scalars, calls = self._forward_fast(x)
+            scalars, calls = self._fast_forward(x)
+            _check_finite(scalars)
             b = torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
             found = {name: f for name, f in self._by_rules(calls, b, len(x)).items() if name in self.by_rule}
             if found.keys() != self.by_rule:  # these samples are treated in another way than those of the trial
@@ -137,16 +134,17 @@ class Capture:
                 one.remove()
         return scalars, calls
 
-    def _forward_fast(self, x: Tensor) -> tuple[Tensor, list[Call]]:
-        """The same by products, if they are asked for, and checked, for which the device must have finished."""
+    def _fast_forward(self, x: Tensor) -> tuple[Tensor, list[Call]]:
+        """The same; by products, if they are asked for and the model can take channels-last images."""
         if self.by_products:
-            with ConvolutionsByProducts():
-                scalars, calls = self._forward(x.contiguous(memory_format=torch.channels_last))
-        else:
-            scalars, calls = self._forward(x)
-        if not bool(torch.isfinite(scalars).all()):
-            raise InputError("the model's output", "must be finite", None, "check the weights and the inputs")
-        return scalars, calls
+            try:
+                with ConvolutionsByProducts():
+                    return self._forward(x.contiguous(memory_format=torch.channels_last))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # it may want to `view` them in another way
+                self.by_products = False
+        return self._forward(x)
 
     def _scalars(self, output: Any, n: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
@@ -185,7 +183,8 @@ class Capture:
     def _called(self, x: Tensor) -> set[str]:
         """Parameters of modules that are given one row a sample at another number of samples too: rows that are
         something else may be as many by chance."""
-        _, calls = self._forward_fast(x)
+        scalars, calls = self._forward(x)
+        _check_finite(scalars)
         self.sample_bytes = _memory(self.modules, calls) / len(x)
         known = {name for name, given, _ in calls if len(given) == len(x)}
         return {name for name in self.parameters if name.rpartition(".")[0] in known}
@@ -227,6 +226,12 @@ def _gradients(factor: AbstractFactor) -> Tensor | None:
         return factor.gradients()
     except RuntimeError:  # shapes that no rule expects
         return None
+
+
+def _check_finite(scalars: Tensor) -> None:
+    """Waits for the device."""
+    if not bool(torch.isfinite(scalars).all()):
+        raise InputError("the model's output", "must be finite", None, "check the weights and the inputs")
 
 
 def _sizes(found: Tensor, whole: Tensor, i: int) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stairwise.ntk.windows import channels_last, laid_in_rows, windows
+
 __all__ = ["RULES", "AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "factors", "patches_bytes"]
 
 BLOCKS, BLOCKS_GPU = 8, 2  # rows of a symmetric product are taken in so many blocks: saves nearly half, or a quarter
@@ -75,10 +77,6 @@ def _aligned(*factors: Tensor) -> list[Tensor]:
     is not the axis along which they are laid out."""
     padded = any(x.is_cuda and x.dtype == torch.float16 and x.stride(-1) == 1 for x in factors)
     return [F.pad(x, (0, -x.shape[-1] % 8)) if padded else x for x in factors]
-
-
-def _channels_last(x: Tensor) -> bool:
-    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def _block(x: Tensor) -> int:
@@ -158,7 +156,7 @@ class Outer(AbstractFactor):
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Outer)
-        if other is not None and _channels_last(self.x) != _channels_last(other.x):
+        if other is not None and channels_last(self.x) != channels_last(other.x):
             return replace(self, x=self.x.contiguous()).gram(replace(other, x=other.x.contiguous()), how)
         mine, scale = self._prepared(how, "patches")
         theirs, their_scale = (mine, scale) if other is None else other._prepared(how, "their patches")
@@ -274,16 +272,14 @@ def patches(module: nn.Module, x: Tensor, how: Contraction | None = None, name: 
     assert isinstance(module, nn.Conv1d | nn.Conv2d)
     if {*module.kernel_size, *module.stride} == {1} and not isinstance(module.padding, str) and not any(module.padding):
         return x.reshape(len(x), module.groups, x.shape[1] // module.groups, -1)
-    windows = _windows(module, x)
-    if _channels_last(x):
-        windows = windows.movedim(2, 4)
-        n, groups, *kernel, channels, high, wide = windows.shape
-        shape = (n, high, wide, groups, *kernel, channels)
-        kept = how.buffer(name, windows.numel(), windows).view(shape) if how is not None else windows.new_empty(shape)
-        windows = kept.permute(0, 3, 4, 5, 6, 1, 2).copy_(windows)
-    elif how is not None:
-        windows = how.buffer(name, windows.numel(), windows).view(windows.shape).copy_(windows)
-    return windows.flatten(5, 6).flatten(2, 4)
+    seen = _windows(module, x)
+    out = how.buffer(name, seen.numel(), seen) if how is not None else None
+    if channels_last(x):
+        rows = laid_in_rows(seen, out)
+        return rows.flatten(4, 6).permute(0, 3, 4, 1, 2).flatten(3, 4)
+    if out is not None:
+        seen = out.view(seen.shape).copy_(seen)
+    return seen.flatten(5, 6).flatten(2, 4)
 
 
 def patches_bytes(module: nn.Module, x: Tensor) -> float:
@@ -306,13 +302,7 @@ def _windows(module: nn.Module, x: Tensor) -> Tensor:
     if isinstance(module, nn.Conv1d):  # images of one row
         x, one = x.unsqueeze(2), (1,)
     kernel, stride, dilation = ((*one, *v) for v in (module.kernel_size, module.stride, module.dilation))
-    sides = zip(x.shape[2:], kernel, stride, dilation, strict=True)
-    outs = [(side - d * (k - 1) - 1) // step + 1 for side, k, step, d in sides]
-    sample, channel, high, wide = x.stride()
-    channels = x.shape[1] // module.groups
-    steps = (channels * channel, channel, high * dilation[0], wide * dilation[1], high * stride[0], wide * stride[1])
-    # F.unfold would launch a kernel for every image
-    return x.as_strided((len(x), module.groups, channels, *kernel, *outs), (sample, *steps))
+    return windows(x, kernel, stride, dilation, module.groups)
 
 
 def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
@@ -330,11 +320,14 @@ def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, 
     assert module.running_mean is not None
     assert module.running_var is not None
     n, channels = x.shape[:2]
-    if x[0, 0].numel() < FEW or _channels_last(x):
+    if x[0, 0].numel() < FEW or channels_last(x):
         x, b = (v if v.ndim == 4 else v.reshape(n, channels, -1, 1) for v in (x, b))
-        normed = (x - module.running_mean[:, None, None]).mul_(b)
-        yield "weight", Direct(normed.sum(dim=(2, 3)) / (module.running_var + module.eps).sqrt())
-        yield "bias", Direct(b.sum(dim=(2, 3)))
+        bias = b.sum(dim=(2, 3))
+        yield (
+            "weight",
+            Direct(((b * x).sum(dim=(2, 3)) - module.running_mean * bias) / (module.running_var + module.eps).sqrt()),
+        )
+        yield "bias", Direct(bias)
         return
     # every channel of every sample is a channel of its own to torch's fused sums
     as_channels = [v.reshape(1, n * channels, -1) for v in (b, x)]

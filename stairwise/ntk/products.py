@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from stairwise.ntk.windows import laid_in_rows, windows
+
 __all__ = ["ConvolutionsByProducts"]
 
 WINOGRAD = 64  # positions, above which cuDNN is better at kernels of stride 1
@@ -85,12 +87,12 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(weight)
         ctx.stride, ctx.padding, ctx.size = stride, padding, x.shape
         matrix = weight.permute(2, 3, 1, 0).reshape(-1, len(weight))
-        return _products(x, matrix, weight.shape[2:], stride, padding)
+        return _products(x, matrix, tuple(weight.shape[2:]), stride, padding)
 
     @staticmethod
     def backward(ctx: Any, b: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
-        (n, channels, high, wide), kernel = ctx.size, weight.shape[2:]
+        (n, channels, high, wide), kernel = ctx.size, tuple(weight.shape[2:])
         rest = (kernel[0] - 1 - ctx.padding[0], kernel[1] - 1 - ctx.padding[1])
         if ctx.stride == (1, 1) and min(rest) >= 0:  # a convolution with the turned kernel
             turned = weight.flip(2, 3).permute(2, 3, 0, 1).reshape(-1, channels)
@@ -109,15 +111,13 @@ class _Convolution(torch.autograd.Function):
 
 def _products(x: Tensor, matrix: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     """Rows of what the kernel sees, (N · positions, kernel · channels), times a matrix: (N, out, height, width)."""
-    x = x.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+    x = x.contiguous(memory_format=torch.channels_last)
     if any(padding):
-        x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
-    sample, high, wide, channel = x.stride()
-    outs = [(side - k) // step + 1 for side, k, step in zip(x.shape[1:3], kernel, stride, strict=True)]
-    strides = (sample, high * stride[0], wide * stride[1], high, wide, channel)
-    seen = x.as_strided((len(x), *outs, *kernel, x.shape[3]), strides).reshape(-1, len(matrix))
-    out = torch.empty(
-        (len(x), matrix.shape[1], *outs), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
-    )
-    torch.mm(seen, matrix, out=out.permute(0, 2, 3, 1).view(-1, matrix.shape[1]))
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+    seen = windows(x, kernel, stride)
+    size = (len(x), matrix.shape[1], *seen.shape[5:])
+    # one position after the other are rows already
+    rows = x.permute(0, 2, 3, 1) if kernel == stride == (1, 1) else laid_in_rows(seen)
+    out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    torch.mm(rows.reshape(-1, len(matrix)), matrix, out=out.permute(0, 2, 3, 1).view(-1, matrix.shape[1]))
     return out
