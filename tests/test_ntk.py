@@ -602,6 +602,22 @@ class Viewing(nn.Module):
         return out.view(len(out), 2, -1).sum(dim=2)
 
 
+def steered(x):
+    """The weights of the second convolution come from the first, so that there are two ways for gradients."""
+    weight = torch.linspace(-1, 1, 12).view(4, 3, 1, 1)
+    h = torch.conv2d(x, weight, None, (1, 1), (0, 0), (1, 1), 1)
+    weight = h[:1].mean(dim=(2, 3)).view(4, 1, 1, 1).expand(4, 4, 1, 1)
+    return torch.conv2d(h, weight, None, (1, 1), (0, 0), (1, 1), 1).sum()
+
+
+def test_weights_that_are_computed_pass_gradients_on():
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 4, 4, requires_grad=True)
+    with ConvolutionsByProducts():
+        found = torch.autograd.grad(steered(x), x)
+    torch.testing.assert_close(found, torch.autograd.grad(steered(x), x))
+
+
 def rectified():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 1), nn.ReLU(inplace=True), Pool())
 

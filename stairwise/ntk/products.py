@@ -36,13 +36,19 @@ class ConvolutionsByProducts(TorchFunctionMode):
         if func is torch.conv2d and len(args) == 7 and not kwargs:  # as nn.Conv2d calls it
             x, weight, bias, stride, padding, dilation, groups = args
             plain = groups == 1 and all(isinstance(v, tuple) for v in (stride, padding)) and dilation == (1, 1)
-            if plain and x.ndim == 4 and x.dtype == weight.dtype == torch.float32:
+            if plain and x.ndim == 4 and x.dtype == torch.float32 and _given(weight, x):
                 return _convolution(x, weight, bias, stride, padding)
         if func is F.batch_norm and len(args) == 3 and not kwargs.get("training", False):
             x, mean, var = args
-            if x.ndim == 4 and x.dtype == var.dtype == torch.float32:
-                return _BatchNorm.apply(x, mean, var, kwargs["weight"], kwargs["bias"], kwargs["eps"])
+            weight, bias = kwargs["weight"], kwargs["bias"]
+            if x.ndim == 4 and x.dtype == torch.float32 and all(_given(v, x) for v in (mean, var, weight, bias)):
+                return _BatchNorm.apply(x, mean, var, weight, bias, kwargs["eps"])
         return func(*args, **kwargs)
+
+
+def _given(v: Tensor | None, x: Tensor) -> bool:
+    """Whether it is a parameter, not computed from something that would have to get a gradient."""
+    return v is None or (v.is_leaf and v.dtype == x.dtype)
 
 
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
