@@ -201,7 +201,8 @@ def page(result: Result) -> Page:
     facts = {
         "command": f"stairwise reproduce {result.name}" + _arguments(config),
         "configuration": ", ".join(f"{k} = {v}" for k, v in result.record["config"].items()),
-        "time": f"{result.record['seconds']:g} s on {result.record['device']}",
+        "time": f"{result.record['seconds']:g} s on {result.record['device']}"
+        + (", reading the runs below, which have their own" if "about" in result.arrays else ""),
         "versions": ", ".join(f"{k} {v}" for k, v in result.record["versions"].items()),
         "commit": str(result.record["commit"] or "not in a git checkout"),
         "made": result.record["made"],

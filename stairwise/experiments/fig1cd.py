@@ -1,13 +1,14 @@
 """Fig. 1C,D: the staircase of a ResNet-50, Barlow Twins from small initialization.
 
-    stairwise reproduce fig1cd                    one run on one GPU, STL-10
+    stairwise reproduce fig1cd                    one run, STL-10: eleven minutes on one H200
     stairwise reproduce fig1cd --set fast=true    another one at twice the learning rate beside it
     stairwise reproduce fig1cd --data cifar10     a minute on one H200, ResNet-18
     stairwise reproduce fig1cd --smoke            seconds on a CPU, photographs; numbers without meaning
 
-Expected: the loss falls from d in steps, the eigenvalues of C rise one after the other, at least ten of them within the
-run. Steps are found by `detect_steps`, in C and in the centred covariance; the paper sees the latter sharper at times.
-Spectra of images that it did not train on have as many grown modes.
+9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper had 105,000. Expected: the loss falls from d
+in steps, the eigenvalues of C rise one after the other: nine, which is less than the ten that we ask for, and thirteen
+at twice the rate. Steps are found by `detect_steps`, in C and in the centred covariance; the paper sees the latter
+sharper at times. Spectra of images that it did not train on have as many grown modes.
 """
 
 from dataclasses import dataclass
@@ -70,13 +71,19 @@ def runs_in(arrays: Arrays) -> dict[str, str]:
 
 
 def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
-    """Median ratio of rise times, first over second, of steps that are each other's nearest in time; their number."""
+    """Median ratio of rise times, first over second, of steps that are each other's nearest in time and that both rise
+    no faster than the records follow; their number."""
     ours, theirs = steps_of(arrays, first), steps_of(arrays, second)
     if not (len(ours) and len(theirs)):
         return float("nan"), 0
+    t = arrays[f"{first}.every"][:, 0].astype(float)
     apart = np.abs(ours.times[:, None] - theirs.times)
-    pairs = [(i, int(j)) for i, j in enumerate(apart.argmin(axis=1)) if apart[:, j].argmin() == i]
-    return float(np.median([ours.rise_times[i] / theirs.rise_times[j] for i, j in pairs])), len(pairs)
+    ratios = []
+    for i, j in enumerate(apart.argmin(axis=1)):
+        between = np.interp(ours.times[i], (t[1:] + t[:-1]) / 2, np.diff(t))
+        if apart[:, j].argmin() == i and min(ours.rise_times[i], theirs.rise_times[j]) >= between:
+            ratios.append(ours.rise_times[i] / theirs.rise_times[j])
+    return float(np.median(ratios)) if ratios else float("nan"), len(ratios)
 
 
 def check(arrays: Arrays) -> list[Claim]:
@@ -91,13 +98,10 @@ def check(arrays: Arrays) -> list[Claim]:
         claims += [
             Claim.close(f"{words}loss at the first record, over d", float(loss[0] / d), 1.0, 0.05),
             Claim.at_most(f"{words}largest eigenvalue of C at the first record", float(lam[0, 0]), 0.1),
-            Claim(
-                f"{words}rise time in C over that in the covariance, median of {both}",
-                ratio,
-                "reported",
-                bool(np.isfinite(ratio)),
-            ),
         ]
+        if both:
+            text = f"{words}rise time in C over that in the covariance, median of {both} that are resolved"
+            claims.append(Claim(text, ratio, "reported", True))
         claims += unseen_claims(arrays, name, words)
     return claims
 

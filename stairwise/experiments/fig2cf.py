@@ -1,9 +1,10 @@
 """Fig. 2C–F: SimCLR and VICReg learn in steps as well, from small initialization.
 
-    stairwise reproduce fig2cf                    two runs on one GPU, STL-10
+    stairwise reproduce fig2cf                    two runs, STL-10: a quarter of an hour each on one H200
     stairwise reproduce fig2cf --data cifar10     two minutes on one H200, ResNet-18
     stairwise reproduce fig2cf --smoke            seconds on a CPU, photographs; numbers without meaning
 
+9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper had 105,000.
 Eigenvalues are those of the centred covariance. Expected: at least four steps of each.
 """
 

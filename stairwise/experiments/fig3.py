@@ -1,9 +1,10 @@
 """Fig. 3: standard initialization. Dimensions still join one by one, and a threshold tells the grown from the waiting.
 
-    stairwise reproduce fig3                      three runs on one GPU, STL-10; --set methods=bt: one
+    stairwise reproduce fig3                      three runs, STL-10: a quarter of an hour each on one H200; --set methods=bt: one
     stairwise reproduce fig3 --data cifar10
     stairwise reproduce fig3 --smoke              seconds on a CPU, photographs; numbers without meaning
 
+9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper had 105,000.
 Eigenvalues over time: of C after the batch norm that Barlow Twins' loss applies, and of C without it; of the centred
 covariance for SimCLR and VICReg. Dashed: the threshold between grown and waiting modes at the end.
 Expected: two bands with a valley between them: around the threshold at most half as many modes as at the lower peak.

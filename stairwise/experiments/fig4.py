@@ -4,6 +4,7 @@
     stairwise reproduce fig4 --data cifar10
     stairwise reproduce fig4 --smoke              seconds on a CPU, photographs; numbers without meaning
 
+9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper had 105,000.
 Four times, evenly spaced in t = Σ lr. Dashed: the threshold between grown and waiting modes at each. Expected: two
 bands, and the upper one gains members as time goes on.
 """

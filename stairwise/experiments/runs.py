@@ -164,6 +164,7 @@ def about(runs: dict[str, Run]) -> dict[str, Any]:
     for name, run in runs.items():
         last = run.records[-1]
         found[name] = {"recipe": run.folder.name, **{k: run.facts.get(k) for k in keys}, "seconds": last["seconds"]}
+        found[name]["end"] = {k: round(float(last[k]), 5) for k in ("loss", "knn", "logistic") if k in last}
         found[name] |= {"seed": run.recipe.seed, "data": run.recipe.data, "pretrain": run.facts["training_images"]}
     return {"about": np.array(json.dumps(found, default=str))}
 
@@ -218,13 +219,15 @@ def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
 
 
 def unseen(prefix: str, run: Run) -> dict[str, Any]:
-    """Grown modes of C and of the covariance at the end: on training batches, and on images not trained on, (2, 2)."""
-    rows = []
+    """Grown modes of C and of the covariance at the end: on training batches, and on images not trained on, (2, 2); and
+    the leading eigenvalues of the latter."""
+    rows, spectra = [], []
     for series in HELD:
         _, held = run.probes(f"held_{series}")
         if len(held):
             rows.append([grown(run.series(series)[-1])[0], grown(held[-1])[0]])
-    return {f"{prefix}unseen": np.array(rows)} if rows else {}
+            spectra.append(held[-1][:MODES].astype(np.float32))
+    return {f"{prefix}unseen": np.array(rows), f"{prefix}unseen.lam": np.array(spectra)} if rows else {}
 
 
 def unseen_claims(arrays: Arrays, prefix: str, words: str) -> list[Claim]:

@@ -1,9 +1,10 @@
 """Table 1: how much of the trained embeddings' span the theory predicts from the tangent kernel after training.
 
-    stairwise reproduce table1                    three runs on one GPU, ResNet-50 on STL-10
+    stairwise reproduce table1                    three runs, ResNet-50 on STL-10: a quarter of an hour each on one H200
     stairwise reproduce table1 --data cifar10     four minutes on one H200, ResNet-18, all three methods
     stairwise reproduce table1 --smoke            seconds on a CPU, photographs; numbers without meaning
 
+9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper had 105,000.
 1000 pairs, d = 50. Beside it the baseline of kernel PCA, which does not know which points are pairs, the same from the
 kernel at initialization, and chance, d/2n. Expected: theory above kernel PCA above chance for every method. The paper
 blames finite n for the gap from 1; a table of alignments less chance by n tests it.

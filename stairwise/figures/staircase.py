@@ -41,15 +41,18 @@ def draw_spectrum(ax: Axes, times: NDArray, measured: NDArray, predicted: NDArra
 
 
 def _number_the_rises(ax: Axes, times: NDArray, measured: NDArray) -> None:
-    """A number above each curve where it passes one half; crowded ones are left out."""
-    last = -np.inf
-    for j, curve in enumerate(measured.T):
-        if not (curve >= 0.5).any():
-            continue
-        at = times[np.argmax(curve >= 0.5)]
-        if at - last > 0.035 * times[-1]:
-            ax.text(max(at, 0.015 * times[-1]), 1.05, str(j + 1), fontsize=6, ha="center", va="bottom", color="0.3")
-            last = at
+    """A number above each curve where it passes one half; crowded ones share a place."""
+    rises = [(times[np.argmax(curve >= 0.5)], j + 1) for j, curve in enumerate(measured.T) if (curve >= 0.5).any()]
+    groups: list[list[tuple[float, int]]] = []
+    for at, j in rises:
+        if groups and at - groups[-1][0][0] <= 0.035 * times[-1]:
+            groups[-1].append((at, j))
+        else:
+            groups.append([(at, j)])
+    for group in groups:
+        middle, numbers = np.mean([at for at, _ in group]), [j for _, j in group]
+        name = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}{'–' if len(numbers) > 2 else ','}{numbers[-1]}"
+        ax.text(max(middle, 0.015 * times[-1]), 1.05, name, fontsize=6, ha="center", va="bottom", color="0.3")
 
 
 def draw_staircase(

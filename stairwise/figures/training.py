@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from stairwise.figures.staircase import draw_loss, draw_spectrum
-from stairwise.figures.style import MEASURED, PREDICTED, key, mode_colors, panels
+from stairwise.figures.style import MEASURED, PREDICTED, mode_colors, panels
 
 __all__ = ["Course", "draw_bands", "draw_banner", "draw_courses", "draw_histograms", "draw_layers", "draw_probes"]
 
@@ -56,7 +57,8 @@ def draw_banner(times: NDArray, measured: NDArray, predicted: NDArray, course: C
     titles = ("linear model: loss", "linear model: eigenvalues", f"{course.name}: loss", f"{course.name}: eigenvalues")
     for ax, letter, title in zip(axes, "ABCD", titles, strict=True):
         ax.set_title(f"{letter}   {title}")
-    key(figure, [("measured", MEASURED), ("predicted", PREDICTED)])
+    lines = [Line2D([], [], **{"color": "#7d9cc0", **look}) for look in (MEASURED, PREDICTED)]
+    axes[0].legend(lines, ["measured", "predicted"], handlelength=2.6)
     return figure
 
 
