@@ -1,6 +1,6 @@
 """The empirical tangent kernel against per-sample gradients by autograd and vmap(grad), on a zoo of modules."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
@@ -8,14 +8,15 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import stairwise as sw
 from stairwise.checks import InputError
 from stairwise.experiments.fig2ab import tangent_kernel
 from stairwise.nets.encoder import build_encoder, build_network
-from stairwise.ntk.capture import Capture, RulesChanged
+from stairwise.ntk.capture import Capture, RulesChanged, _sizes
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
-from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost
+from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost, factors
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.products import ConvolutionsByProducts
 from stairwise.ntk.windows import laid_in_rows, windows
@@ -555,15 +556,17 @@ def test_channels_last_images():
 @pytest.mark.parametrize("stride", [(1, 1), (2, 2), (2, 1), (3, 3)])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (2, 3), (5, 5)])
 @pytest.mark.parametrize("size", [(7, 6), (9, 11)])
-def test_convolutions_by_products(size, kernel, stride, padding):
+@pytest.mark.parametrize("out", [2, 5])  # fewer channels than there are, or more
+def test_convolutions_by_products(size, kernel, stride, padding, out):
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(4, 3, *size, requires_grad=True), torch.randn(5, 3, *kernel), torch.randn(5)
+    x = torch.randn(4, 3, *size, requires_grad=True)
+    weight, bias = torch.randn(out, 3, *kernel, requires_grad=True), torch.randn(out)
     with ConvolutionsByProducts():
         found = F.conv2d(x, weight, bias, stride, padding, (1, 1), 1)
     wanted = F.conv2d(x, weight, bias, stride, padding)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     b = torch.randn_like(wanted)
-    gradients = [torch.autograd.grad(out, x, b)[0] for out in (found, wanted)]
+    gradients = [torch.autograd.grad(y, x, b)[0] for y in (found, wanted)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
@@ -604,7 +607,7 @@ class Viewing(nn.Module):
 
 def steered(x):
     """The weights of the second convolution come from the first, so that there are two ways for gradients."""
-    weight = torch.linspace(-1, 1, 12).view(4, 3, 1, 1)
+    weight = torch.linspace(-1, 1, 12).view(4, 3, 1, 1).requires_grad_()
     h = torch.conv2d(x, weight, None, (1, 1), (0, 0), (1, 1), 1)
     weight = h[:1].mean(dim=(2, 3)).view(4, 1, 1, 1).expand(4, 4, 1, 1)
     return torch.conv2d(h, weight, None, (1, 1), (0, 0), (1, 1), 1).sum()
@@ -639,8 +642,10 @@ def test_passes_by_products(make, taken, half, size):
     torch.manual_seed(0)
     model, x = make().eval(), torch.randn(6, 3, size, size)
     plain, by_products = Capture(model, mean, x), Capture(model, mean, x, by_products=True)
-    one, other = plain.factors(x), by_products.factors(x)
+    with nullcontext() if taken else pytest.warns(RuntimeWarning, match="left to torch, which is slower: view size"):
+        one, other = plain.factors(x), by_products.factors(x)
     assert by_products.by_products is taken
+    by_products.verify()
     if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):  # the layout is kept throughout
         outer = [f for f in other.values() if isinstance(f, Outer) and f.x[0, 0].numel() > 1]
         assert all(f.x.stride(1) == f.b.stride(2) == 1 for f in outer)
@@ -651,6 +656,86 @@ def test_passes_by_products(make, taken, half, size):
         torch.testing.assert_close(*grams, rtol=1e-2 if half else 1e-3, atol=float(grams[1].max()) * 1e-3 + 1e-9)
         mixed = other[name].gram(factor, Contraction(half, 1e4))
         torch.testing.assert_close(mixed, grams[1], rtol=1e-2 if half else 1e-3, atol=float(mixed.max()) * 1e-3 + 1e-9)
+
+
+class Strided(nn.Module):
+    """Takes its images apart by their place in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.layer(x.as_strided((len(x), 16), (x.stride(0), 1)))
+
+
+class ViewsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone(memory_format=torch.preserve_format)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.view(len(g), -1).view(g.shape)
+
+
+class Recomputed(nn.Module):
+    """Checkpointed, or with a function of its own."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.convs, self.own = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 1)), own
+
+    def forward(self, x):
+        if self.own:
+            return self.convs[2](ViewsBackward.apply(self.convs[0](x))).mean(dim=(2, 3))
+        return checkpoint(self.convs, x, use_reentrant=False).mean(dim=(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:this model's convolutions are left to torch")
+@pytest.mark.parametrize(
+    "make",
+    [
+        Strided,
+        lambda: Recomputed(own=False),
+        lambda: Recomputed(own=True),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=(1,)), Pool()),
+        lambda: nn.Sequential(nn.Conv2d(3, 1, 3), nn.ReLU(inplace=True), Pool()),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 9, 3), Pool()).to(memory_format=torch.channels_last),
+    ],
+)
+@pytest.mark.parametrize("size", [6, 12])
+def test_models_that_products_do_not_suit(make, size, monkeypatch):
+    """Found out, and the kernel is right."""
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(5, 3, size, size)
+
+    def by_products(model, scalar, trial, by_products):
+        return Capture(model, scalar, trial, by_products=True)
+
+    monkeypatch.setattr("stairwise.ntk.empirical.Capture", by_products)
+    torch.testing.assert_close(empirical_ntk(model, x), by_autograd(model, x), rtol=1e-3, atol=1e-4)
+
+
+def test_rules_that_give_no_numbers_are_not_right():
+    found, whole = torch.tensor([[torch.nan, 0.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0])
+    off, size = _sizes(found, whole, 0).tolist()
+    assert np.isnan(off)
+    assert size == 1
+    assert not off <= size
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm_of_far_means(layout):
+    """Differences are taken before sums."""
+    torch.manual_seed(0)
+    model = nn.BatchNorm2d(3).eval()
+    model.running_mean += 1e4
+    x = (1e4 + torch.randn(5, 3, 6, 6)).contiguous(memory_format=layout)
+    b = torch.randn(5, 3, 6, 6).contiguous(memory_format=layout)
+    (exact,) = (f.values for name, f in factors(model.double(), x.double(), b.double()).items() if name == "weight")
+    (found,) = (f.values for name, f in factors(model.float(), x, b).items() if name == "weight")
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 class Dropping(nn.Module):

@@ -70,7 +70,7 @@ def together(arrays: Arrays, method: str) -> dict[str, tuple[float, ...]]:
     """By part of the time: correlation of the changes of total variance, 99 % of chance, the same at the best lag, and
     that lag as a share of the whole time."""
     t, z, h = arrays[f"{method}.total"].astype(float)
-    found = {}
+    found: dict[str, tuple[float, ...]] = {}
     for when, late in (("", t >= 0), (", without the opening", t > OPENING * t[-1])):
         one = coupling(t[late], z[late, None], h[late, None])
         found[when] = (one.unshifted, one.by_chance, one.correlation, one.lag / (t[-1] - t[0]))

@@ -2,12 +2,15 @@
 
 Layers with a rule (`factors.RULES`) give factored gradients. A trial on a few samples compares them with autograd;
 parameters for which they are not the whole story (used twice, tied, used by functions, samples not first) and
-parameters of all other modules get their per-sample gradients from vmap(grad), so the result is always complete.
+parameters of all other modules get their per-sample gradients from vmap(grad), so the result is always complete. On a
+GPU convolutions may be computed as products; the trial compares that, too.
 """
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
 TRIAL = 2  # samples
 PIECE = 64  # samples a pass on a CPU, whose caches are small, and of vmap, which keeps much
 AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and double precision
+PRODUCTS = 0.03  # of the size of a layer's gradients
 
 
 class RulesChanged(Exception):
@@ -60,19 +64,32 @@ class Capture:
         }
         self.trial, self.verified, self.sample_bytes = trial[:TRIAL], False, 0.0
         self.by_products = by_products and trial.ndim == 4
+        self.forward_done: torch.cuda.Event | None = None
         self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
 
     def verify(self) -> None:
-        """Compare rules with autograd, once. Worth while after `factors`: a GPU is busy then, and this is Python's. In
-        a stream of its own it does not wait for what the GPU has still to do."""
+        """Compare rules with autograd, and passes by products with plain ones, once. Worth while when a GPU has been
+        given all the rest: this is Python's, and in a stream of its own it does not wait for that."""
         if not self.verified:
-            beside = torch.cuda.Stream(self.trial.device) if self.trial.is_cuda else None
-            with torch.cuda.stream(beside):  # all that it reads was there when this object was made
+            with self._beside():
                 right = self._tried(self.trial)
+                by_products = self.by_products and self._products_agree(self.trial)
             self.verified = True
-            if not self.by_rule <= right:
+            if not self.by_rule <= right or by_products != self.by_products:
                 self.by_rule &= right
+                self.by_products = by_products
                 raise RulesChanged
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        if not self.trial.is_cuda:
+            yield
+            return
+        stream = _second_stream(self.trial.device)
+        if self.forward_done is not None:  # a model may keep something in its forward pass for the next
+            stream.wait_event(self.forward_done)
+        with torch.cuda.stream(stream):
+            yield
 
     def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         """Gradients of all samples, by name of parameter."""
@@ -84,9 +101,7 @@ class Capture:
     def _factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         found: dict[str, AbstractFactor] = {}
         if self.by_rule:
-            scalars, calls = self._fast_forward(x)
-            _check_finite(scalars)
-            b = torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
+            calls, b = self._passes(x)
             found = {name: f for name, f in self._by_rules(calls, b, len(x)).items() if name in self.by_rule}
             if found.keys() != self.by_rule:  # these samples are treated in another way than those of the trial
                 self.by_rule &= found.keys()
@@ -134,17 +149,50 @@ class Capture:
                 one.remove()
         return scalars, calls
 
-    def _fast_forward(self, x: Tensor) -> tuple[Tensor, list[Call]]:
-        """The same; by products, if they are asked for and the model can take channels-last images."""
+    def _passes(self, x: Tensor) -> tuple[list[Call], Sequence[Tensor | None]]:
+        """Calls of modules with rules and the gradients at their outputs; by products, if the model can take it."""
         if self.by_products:
             try:
-                with ConvolutionsByProducts():
-                    return self._forward(x.contiguous(memory_format=torch.channels_last))
-            except torch.OutOfMemoryError:
+                return self._by_products(x)
+            except InputError:
                 raise
-            except RuntimeError:  # it may want to `view` them in another way
+            except Exception as error:  # it may `view` images in another way, or compute some of it again, or anything
+                words = f"this model's convolutions are left to torch, which is slower: {error}"
+                warnings.warn(words, RuntimeWarning, stacklevel=2)
                 self.by_products = False
-        return self._forward(x)
+        return self._backward(*self._forward(x))
+
+    def _by_products(self, x: Tensor) -> tuple[list[Call], Sequence[Tensor | None]]:
+        with ConvolutionsByProducts():
+            scalars, calls = self._forward(x.contiguous(memory_format=torch.channels_last))
+        return self._backward(scalars, calls)
+
+    def _backward(self, scalars: Tensor, calls: list[Call]) -> tuple[list[Call], Sequence[Tensor | None]]:
+        if scalars.is_cuda:
+            self.forward_done = torch.cuda.Event()
+            self.forward_done.record()
+        _check_finite(scalars)
+        return calls, torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
+
+    def _products_agree(self, x: Tensor) -> bool:
+        """Whether inputs and gradients by products are those of plain passes, but for rounding, which may turn a unit
+        on or off."""
+        try:
+            calls, b = self._by_products(x)
+        except Exception:  # with so few samples it cannot do what it could with more
+            return False
+        plain_calls, plain_b = self._backward(*self._forward(x))
+        if [name for name, _, _ in calls] != [name for name, _, _ in plain_calls]:
+            return False
+        pairs = [*zip((c[1] for c in calls), (c[1] for c in plain_calls), strict=True), *zip(b, plain_b, strict=True)]
+        sizes = []
+        for one, other in pairs:
+            if one is None or other is None:
+                if one is not other:
+                    return False
+            elif one.is_floating_point():
+                sizes.append(torch.stack([(one - other).norm(), other.norm()]).double())
+        return all(off <= PRODUCTS * size + 1e-30 for off, size in (torch.stack(sizes).tolist() if sizes else []))
 
     def _scalars(self, output: Any, n: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
@@ -174,7 +222,7 @@ class Capture:
         measured = torch.stack([*sizes.values()]).tolist() if sizes else []
         for (_, name), (off, size) in zip(sizes, measured, strict=True):
             tolerance = AGREE_DOUBLE if self.parameters[name].dtype == torch.float64 else AGREE
-            if off > tolerance * (size + 1e-30):
+            if not off <= tolerance * (size + 1e-30):  # not a number, perhaps
                 right.discard(name)
             if size > 0:
                 moved.add(name)
@@ -226,6 +274,12 @@ def _gradients(factor: AbstractFactor) -> Tensor | None:
         return factor.gradients()
     except RuntimeError:  # shapes that no rule expects
         return None
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all: each keeps memory of its own."""
+    return torch.cuda.Stream(device)
 
 
 def _check_finite(scalars: Tensor) -> None:

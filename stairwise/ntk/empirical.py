@@ -143,11 +143,14 @@ def _by_tiles(
         if kept[0] != i:
             # the last column of a row is the next row
             kept = (i, theirs if y is None and theirs is not None and last == i else capture.factors(rows[i]))
-        with _precision("float32"):  # faster products would look like rules that fail
-            capture.verify()
         itself = y is None and i == j
         theirs, last = None if itself else capture.factors(columns[j]), j
-        block = _total(kept[1], theirs, how)
+        try:
+            block = _total(kept[1], theirs, how)
+        except RuntimeError:  # rules that do not fit?
+            _verify(capture)
+            raise
+        _verify(capture)
         here, there = slice(i * chunk, i * chunk + len(rows[i])), slice(j * chunk, j * chunk + len(columns[j]))
         if itself:
             K[here, here] = (block + block.T) / 2  # rounding
@@ -157,6 +160,11 @@ def _by_tiles(
                 K[there, here] = block.T
         progress(done + 1, len(tiles))
     return K
+
+
+def _verify(capture: Capture) -> None:
+    with _precision("float32"):  # faster products would look like rules that fail
+        capture.verify()
 
 
 def _least(value: float, device: torch.device) -> float:

@@ -75,8 +75,10 @@ def _to_half(x: Tensor, below: float = 1.0) -> tuple[Tensor, Tensor]:
 def _aligned(*factors: Tensor) -> list[Tensor]:
     """Zeros after the last axis up to a multiple of eight, without which float16 products of GPUs are slow; not if that
     is not the axis along which they are laid out."""
-    padded = any(x.is_cuda and x.dtype == torch.float16 and x.stride(-1) == 1 for x in factors)
-    return [F.pad(x, (0, -x.shape[-1] % 8)) if padded else x for x in factors]
+    rest = -factors[0].shape[-1] % 8
+    if not rest or not any(x.is_cuda and x.dtype == torch.float16 and x.stride(-1) == 1 for x in factors):
+        return list(factors)
+    return [F.pad(x, (0, rest)) for x in factors]
 
 
 def _block(x: Tensor) -> int:
@@ -126,8 +128,13 @@ class Direct(AbstractFactor):
         if not how.half:
             return self.values @ (self if other is None else other).values.T
         mine, scale = _to_half(self.values)
-        theirs, their_scale = (mine, scale) if other is None else _to_half(other.values)
-        return _product(*_aligned(mine, theirs)).mul_(scale).mul_(their_scale.T)
+        (mine,) = _aligned(mine)
+        if other is None:
+            theirs, their_scale = mine, scale
+        else:
+            theirs, their_scale = _to_half(other.values)
+            (theirs,) = _aligned(theirs)
+        return _product(mine, theirs).mul_(scale).mul_(their_scale.T)
 
     def gradients(self) -> Tensor:
         return self.values
@@ -322,12 +329,9 @@ def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, 
     n, channels = x.shape[:2]
     if x[0, 0].numel() < FEW or channels_last(x):
         x, b = (v if v.ndim == 4 else v.reshape(n, channels, -1, 1) for v in (x, b))
-        bias = b.sum(dim=(2, 3))
-        yield (
-            "weight",
-            Direct(((b * x).sum(dim=(2, 3)) - module.running_mean * bias) / (module.running_var + module.eps).sqrt()),
-        )
-        yield "bias", Direct(bias)
+        normed = (x - module.running_mean[:, None, None]).mul_(b)
+        yield "weight", Direct(normed.sum(dim=(2, 3)) / (module.running_var + module.eps).sqrt())
+        yield "bias", Direct(b.sum(dim=(2, 3)))
         return
     # every channel of every sample is a channel of its own to torch's fused sums
     as_channels = [v.reshape(1, n * channels, -1) for v in (b, x)]

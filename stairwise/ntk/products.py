@@ -1,7 +1,8 @@
 """Convolutions as matrix products, for passes in float32 on a GPU.
 
-Without TF32, cuDNN's gradients with respect to images reach 10 to 25 TFLOP/s on an H200, cuBLAS's products 30 to 45.
-Images are kept in channels-last layout, whose rows are what is multiplied.
+Without TF32, cuDNN's gradients with respect to images mostly reach 10 to 25 TFLOP/s on an H200, cuBLAS's products 30 to
+45. Images are kept in channels-last layout, whose rows are what is multiplied. What cuDNN is good at it keeps: kernels
+of stride 1 on large images.
 """
 
 from typing import Any
@@ -21,10 +22,10 @@ Pair = tuple[int, int]
 
 class ConvolutionsByProducts(TorchFunctionMode):
     """Within it, plain 2-D convolutions of float32 are matrix products, and batch norm in evaluation mode keeps the
-    layout on the way back, too, which torch's does not. Gradients are passed on to images, not to parameters.
+    layout on the way back, too, which torch's does not. Gradients are for images; parameters may not get any.
 
     Example:
-        >>> x, w = torch.randn(5, 3, 8, 8), torch.randn(4, 3, 3, 3)
+        >>> x, w = torch.randn(5, 3, 8, 8), torch.randn(4, 3, 3, 3, requires_grad=True)
         >>> with ConvolutionsByProducts():
         ...     by_products = F.conv2d(x, w, None, (2, 2), (1, 1), (1, 1), 1)
         >>> torch.allclose(by_products, F.conv2d(x, w, None, 2, 1), atol=1e-5)
@@ -33,10 +34,14 @@ class ConvolutionsByProducts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not args or not isinstance(args[0], Tensor) or torch.is_autocast_enabled(args[0].device.type):
+            return func(*args, **kwargs)
         if func is torch.conv2d and len(args) == 7 and not kwargs:  # as nn.Conv2d calls it
             x, weight, bias, stride, padding, dilation, groups = args
-            plain = groups == 1 and all(isinstance(v, tuple) for v in (stride, padding)) and dilation == (1, 1)
-            if plain and x.ndim == 4 and x.dtype == torch.float32 and _given(weight, x):
+            pairs = all(isinstance(v, tuple) and len(v) == 2 for v in (stride, padding)) and dilation == (1, 1)
+            # memory is planned for layers that are trained
+            known = weight.requires_grad and _given(weight, x)
+            if pairs and groups == 1 and x.ndim == 4 and x.dtype == torch.float32 and known:
                 return _convolution(x, weight, bias, stride, padding)
         if func is F.batch_norm and len(args) == 3 and not kwargs.get("training", False):
             x, mean, var = args
@@ -54,9 +59,13 @@ def _given(v: Tensor | None, x: Tensor) -> bool:
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     if stride == (1, 1) and weight[0, 0].numel() > 1 and x[0, 0].numel() > WINOGRAD:
         planes, rows = torch.contiguous_format, torch.channels_last
-        return _Laid.apply(torch.conv2d(_Laid.apply(x, planes, rows), weight, bias, stride, padding), rows, planes)
+        return _laid(torch.conv2d(_laid(x, planes, rows), weight, bias, stride, padding), rows, planes)
     out = _Convolution.apply(x, weight, stride, padding)
     return out if bias is None else out + bias.view(-1, 1, 1)
+
+
+def _laid(x: Tensor, there: torch.memory_format, back: torch.memory_format) -> Tensor:
+    return x if x.is_contiguous(memory_format=there) else _Laid.apply(x, there, back)
 
 
 class _Laid(torch.autograd.Function):
@@ -100,7 +109,8 @@ class _Convolution(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         (n, channels, high, wide), kernel = ctx.size, tuple(weight.shape[2:])
         rest = (kernel[0] - 1 - ctx.padding[0], kernel[1] - 1 - ctx.padding[1])
-        if ctx.stride == (1, 1) and min(rest) >= 0:  # a convolution with the turned kernel
+        # a convolution with the turned kernel, unless it would see more than the forward pass did
+        if ctx.stride == (1, 1) and min(rest) >= 0 and len(weight) <= channels:
             turned = weight.flip(2, 3).permute(2, 3, 0, 1).reshape(-1, channels)
             return _products(b, turned, kernel, (1, 1), rest), None, None, None
         rows = b.permute(0, 2, 3, 1)

@@ -46,7 +46,8 @@ def laid_in_rows(seen: Tensor, out: Tensor | None = None) -> Tensor:
     copy = rows.new_empty(rows.shape) if out is None else out.view(rows.shape)
     words = WORD // rows.element_size()
     apart = [*rows.stride()[:-1], rows.storage_offset(), copy.storage_offset(), rows.shape[-1]]
-    if rows.stride(-1) == 1 and all(v % words == 0 for v in apart):  # many at a time
+    aligned = rows.data_ptr() % WORD == copy.data_ptr() % WORD == 0
+    if aligned and rows.stride(-1) == 1 and all(v % words == 0 for v in apart):  # many at a time
         copy.view(torch.complex128).copy_(rows.view(torch.complex128))
         return copy
     return copy.copy_(rows)
