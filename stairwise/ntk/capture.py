@@ -74,10 +74,11 @@ class Capture:
             with self._beside():
                 right = self._tried(self.trial)
                 by_products = self.by_products and self._products_agree(self.trial)
-            self.verified = True
-            if not self.by_rule <= right or by_products != self.by_products:
+            self.verified, changed = True, not self.by_rule <= right or by_products != self.by_products
+            if by_products != self.by_products:
+                self._leave_to_torch("as products they give other gradients")
+            if changed:
                 self.by_rule &= right
-                self.by_products = by_products
                 raise RulesChanged
 
     @contextmanager
@@ -157,10 +158,13 @@ class Capture:
             except InputError:
                 raise
             except Exception as error:  # it may `view` images in another way, or compute some of it again, or anything
-                words = f"this model's convolutions are left to torch, which is slower: {error}"
-                warnings.warn(words, RuntimeWarning, stacklevel=2)
-                self.by_products = False
+                self._leave_to_torch(str(error))
         return self._backward(*self._forward(x))
+
+    def _leave_to_torch(self, why: str) -> None:
+        words = f"this model's convolutions are left to torch, which is slower: {why}"
+        warnings.warn(words, RuntimeWarning, stacklevel=3)
+        self.by_products = False
 
     def _by_products(self, x: Tensor) -> tuple[list[Call], Sequence[Tensor | None]]:
         with ConvolutionsByProducts():
