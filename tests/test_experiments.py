@@ -14,8 +14,8 @@ from stairwise.checks import InputError
 from stairwise.data.images import load
 from stairwise.experiments import fig1ab, fig2ab
 from stairwise.experiments.experiment import CATALOG, Claim, from_stored, label, page, run, smoke, store, stored_names
-from stairwise.experiments.outlook import outlook_on_features
 from stairwise.experiments.fig5 import together
+from stairwise.experiments.outlook import outlook_on_features
 from stairwise.experiments.runs import steps_of
 from stairwise.experiments.tangent import studied
 from stairwise.files import plain, save_arrays, save_json
