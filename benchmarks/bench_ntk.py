@@ -5,8 +5,8 @@
 CPU: ResNet-18 of half the width (2.8M parameters: vmap(grad) has to keep all gradients, 6 GB), 32 px, N = 512.
 GPU: ResNet-50, 96 px, d = 50, N = 2000 in every precision, with the error against float64 among 64 samples, as
 initialized; what the float16 products add to it, for the same network with batch-norm statistics of noise, whose
-gradients are chaotic (there float32 itself is off by 4 to 7e-3); then ResNet-18, 32 px, for as many images as asked for, and
-the time that 60,000 would take at the same rate (it grows with the square).
+gradients are chaotic (there float32 itself is off by 4 to 7e-3); then ResNet-18, 32 px, for as many images as asked
+for, and the time that 60,000 would take (it grows with the square).
 
   ours      `empirical_ntk`: factors of every layer, explicit or ghost products by cost
   vmap      vmap(grad) once, all gradients kept, one product
