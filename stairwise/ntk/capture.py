@@ -158,7 +158,7 @@ class Capture:
             except InputError:
                 raise
             except Exception as error:  # it may `view` images in another way, or compute some of it again, or anything
-                self._leave_to_torch(str(error))
+                self._leave_to_torch(next(iter(str(error).splitlines()), type(error).__name__))
         return self._backward(*self._forward(x))
 
     def _leave_to_torch(self, why: str) -> None:
