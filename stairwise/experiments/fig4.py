@@ -61,8 +61,8 @@ def check(arrays: Arrays) -> list[Claim]:
         counts = [count for name, _, count, _, _ in _found(arrays) if name == m]
         more = counts[-1] - counts[0]
         claims.append(Claim(f"{METHODS[m]}: grown at the last time, less at the first", more, "≥ 1", more >= 1))
-        two = [x[4] for x in _found(arrays) if x[0] == m][-1]
-        claims.append(Claim(f"{METHODS[m]}: depth of the valley at the last", two, "≥ 0.5", two >= DEEP))
+        two = min(x[4] for x in _found(arrays) if x[0] == m)
+        claims.append(Claim(f"{METHODS[m]}: least depth of the valley", two, "≥ 0.5", two >= DEEP))
     return claims
 
 
