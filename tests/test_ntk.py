@@ -460,10 +460,21 @@ def test_explicit_and_ghost_products_agree(positions, groups, slices):
     one, two = (Outer(layers, x[k], b[k]) for k in (0, 1))
     expected = one.gradients() @ two.gradients().T
     assert one.gram(two, how) == pytest.approx(expected, rel=1e-10)
-    for way in (_explicit, _ghost):
-        assert way((one.a, one.b), (two.a, two.b), how) == pytest.approx(expected, rel=1e-10)
-        assert way((one.a, one.b), None, how) == pytest.approx(one.gradients() @ one.gradients().T, rel=1e-10)
-    assert one.gram(None, how) == pytest.approx(one.gradients() @ one.gradients().T, rel=1e-10)
+    itself = one.gradients() @ one.gradients().T
+    assert one.gram(None, how) == pytest.approx(itself, rel=1e-10)
+    (mine, _), (theirs, _) = (factor.prepared(how, name) for factor, name in ((one, "one"), (two, "two")))
+    assert _ghost(mine, theirs, how) == pytest.approx(expected, rel=1e-10)
+    assert _ghost(mine, None, how) == pytest.approx(itself, rel=1e-10)
+    in_parts = Outer.joined([Outer(layers, x[0, :2], b[0, :2]), Outer(layers, x[0, 2:], b[0, 2:])])
+    torch.testing.assert_close(in_parts.gradients(), one.gradients())
+    for factor in (one, in_parts):
+        assert len(factor) == 6
+        assert _explicit(factor, two, how) == pytest.approx(expected, rel=1e-10)
+        assert _explicit(two, factor, how) == pytest.approx(expected.T, rel=1e-10)
+        assert _explicit(factor, None, how) == pytest.approx(itself, rel=1e-10)
+        assert factor.gram(two, how) == pytest.approx(expected, rel=1e-10)
+        rounded = factor.gram(None, Contraction(half=True, slice_bytes=slices))
+        torch.testing.assert_close(rounded.double(), itself, rtol=1e-2, atol=1e-2 * float(itself.max()))
 
 
 def test_lookup_counts_repeated_rows():

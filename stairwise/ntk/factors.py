@@ -19,7 +19,7 @@ from stairwise.ntk.windows import channels_last, laid_in_rows, windows
 
 __all__ = ["RULES", "AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "factors", "patches_bytes"]
 
-BLOCKS, BLOCKS_GPU = 8, 2  # rows of a symmetric product are taken in so many blocks: saves nearly half, or a quarter
+BLOCKS, BLOCKS_GPU = 4, 2  # rows of a symmetric product are taken in so many blocks: saves three eighths, or a quarter
 FEW = 64  # positions, below which torch's sums a channel are slow
 ENTRY, ENTRY_GPU = 100, 1000  # an entry of a ghost product is written and read; in units of multiplications, about
 
@@ -42,18 +42,21 @@ class Contraction:
         """Memory for `size` elements, whatever is in it."""
         kept = self.buffers.get(name)
         if kept is None or kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
-            kept = self.buffers[name] = like.new_empty(size)
+            # a CPU's memory is only taken where it is written: asked for once, in full
+            least = 0 if like.is_cuda else int(self.slice_bytes / like.element_size())
+            kept = self.buffers[name] = like.new_empty(max(size, least))
         return kept[:size]
 
-    def outer(self, a: Tensor, b: Tensor, name: str) -> Tensor:
-        """Flat gradients Σ_t b_t a_tᵀ in the buffer of that name, (N, groups · q · p)."""
-        n, groups, p, positions = a.shape
-        q = b.shape[2]
-        if a.dtype == torch.float16 and not a.is_cuda:  # CPUs are slow at it
-            return (b.float() @ a.float().transpose(2, 3)).half().flatten(1)
-        out = self.buffer(name, n * groups * q * p, a).view(n * groups, q, p)
-        torch.bmm(b.reshape(-1, q, positions), a.reshape(-1, p, positions).transpose(1, 2), out=out)
-        return out.view(n, -1)
+
+def _outer(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Flat gradients Σ_t b_t a_tᵀ, (n, groups · q · p)."""
+    (n, groups, p, positions), q = a.shape, b.shape[2]
+    into = out.view(n * groups, q, p)
+    b, a = b.reshape(-1, q, positions), a.reshape(-1, p, positions).transpose(1, 2)
+    if a.dtype == torch.float16 and not a.is_cuda:  # CPUs are slow at it
+        into.copy_(b.float() @ a.float())
+    else:
+        torch.bmm(b, a, out=into)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
@@ -151,33 +154,50 @@ class Outer(AbstractFactor):
     Attributes:
         x: the layer's input, of which `patches` makes a (N, g, p, T) when it is needed.
         b: gradient at the layer's output, (N, g, q, T).
+        more: the same of further samples; to put them into one tensor would cost more than it saves.
     """
 
     module: nn.Module
     x: Tensor
     b: Tensor
+    more: tuple["Outer", ...] = ()
 
     @property
-    def a(self) -> Tensor:
-        return patches(self.module, self.x.contiguous())
+    def parts(self) -> tuple["Outer", ...]:
+        return self, *self.more
+
+    def __len__(self) -> int:
+        return sum(len(part.x) for part in self.parts)
+
+    def _planes(self) -> "Outer":
+        """The same, not in channels-last layout."""
+        return replace(self, x=self.x.contiguous(), more=tuple(part._planes() for part in self.more))
+
+    def _whole(self) -> "Outer":
+        """The same in one tensor."""
+        x, b = (torch.cat([getattr(part, name) for part in self.parts]) for name in ("x", "b"))
+        return Outer(self.module, x, b) if self.more else self
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Outer)
-        if other is not None and channels_last(self.x) != channels_last(other.x):
-            return replace(self, x=self.x.contiguous()).gram(replace(other, x=other.x.contiguous()), how)
-        mine, scale = self._prepared(how, "patches")
-        theirs, their_scale = (mine, scale) if other is None else other._prepared(how, "their patches")
-        (n, groups, p, positions), q, m = mine[0].shape, mine[1].shape[2], len(theirs[0])
-        alike, share = theirs[0].shape[3] == positions, 0.5 if other is None else 1.0
+        if other is not None and len({channels_last(part.x) for part in (*self.parts, *other.parts)}) > 1:
+            return self._planes().gram(other._planes(), how)
+        them = self if other is None else other
+        n, m, share = len(self), len(them), 0.5 if other is None else 1.0
+        _, groups, q, positions = self.b.shape
+        p = self.module.weight[0].numel()
+        alike = all(part.b.shape[3] == positions for part in (*self.parts, *them.parts))
         explicit = groups * p * q * ((n + m) * positions + share * n * m)
         entry = p + q + (ENTRY_GPU if self.x.is_cuda else ENTRY)
         ghost = groups * share * n * m * positions**2 * entry
-        way = _ghost if alike and (positions == 1 or ghost < explicit) else _explicit
-        gram = way(mine, None if other is None else theirs, how)
-        return gram if scale is None or their_scale is None else gram.mul_(scale).mul_(their_scale.T)
+        if not alike or (positions > 1 and ghost >= explicit):
+            return _explicit(self, other, how)
+        (a, b), scale = self._whole().prepared(how, "patches")
+        theirs, their_scale = (None, scale) if other is None else other._whole().prepared(how, "their patches")
+        return _scaled(_ghost((a, b), theirs, how), scale, their_scale)
 
-    def _prepared(self, how: Contraction, name: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """a and b, and what scaled samples are to be multiplied with, (N, 1)."""
+    def prepared(self, how: Contraction, name: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """a and b of this part, and what scaled samples are to be multiplied with, (N, 1)."""
         if not how.half:
             return (patches(self.module, self.x, how, name), self.b), None
         x, s_x = _to_half(self.x)
@@ -185,11 +205,12 @@ class Outer(AbstractFactor):
         return (patches(self.module, x, how, name), b), s_x * s_b
 
     def gradients(self) -> Tensor:
-        return (self.b @ self.a.transpose(2, 3)).flatten(1)
+        parts = [(part.b @ patches(part.module, part.x.contiguous()).transpose(2, 3)).flatten(1) for part in self.parts]
+        return torch.cat(parts)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        return cls(parts[0].module, torch.cat([part.x for part in parts]), torch.cat([part.b for part in parts]))
+        return replace(parts[0], more=tuple(parts[1:]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,22 +245,59 @@ class Lookup(AbstractFactor):
         return cls(index, b, parts[0].size)
 
 
-def _explicit(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, how: Contraction) -> Tensor:
+class _Slices:
+    """Explicit gradients of some rows of the weight at a time, in a buffer of this name."""
+
+    def __init__(self, factor: Outer, how: Contraction, name: str) -> None:
+        self.factor, self.how, self.name = factor, how, name
+        self.scales: list[Tensor | None] = [None] * len(factor.parts)
+        self.only = self._part(0) if not factor.more else None  # made once; of several they take turns in the memory
+
+    def _part(self, k: int) -> list[Tensor]:
+        both, self.scales[k] = self.factor.parts[k].prepared(self.how, f"patches of {self.name}")
+        return _aligned(*both)
+
+    def rows(self, part: slice) -> Tensor:
+        """(N, groups · rows · p)."""
+        out: Tensor | None = None
+        first = 0
+        for k, one in enumerate(self.factor.parts):
+            a, b = self.only or self._part(k)
+            b = b[:, :, part]
+            if out is None:
+                size = a.shape[1] * a.shape[2] * b.shape[2]
+                out = self.how.buffer(self.name, len(self.factor) * size, a).view(-1, size)
+            _outer(a, b, out[first : first + len(one.x)])
+            first += len(one.x)
+        assert out is not None
+        return out
+
+    @property
+    def scale(self) -> Tensor | None:
+        return torch.cat([s for s in self.scales if s is not None]) if self.how.half else None
+
+
+def _explicit(mine: Outer, theirs: Outer | None, how: Contraction) -> Tensor:
     """Inner products of gradients that are formed, slice by slice."""
-    a, b = _aligned(*mine)
-    their_a, their_b = (a, b) if theirs is None else _aligned(*theirs)
-    n, groups, p, _ = a.shape
-    m = len(their_a)
-    row_bytes = (n + (0 if theirs is None else m)) * groups * p * a.element_size()
-    width = max(1, int(how.slice_bytes / row_bytes))
-    out = a.new_zeros((n, m), dtype=torch.float32 if how.half else a.dtype)
-    for start in range(0, b.shape[2], width):
+    ours = _Slices(mine, how, "mine")
+    others = None if theirs is None else _Slices(theirs, how, "theirs")
+    n, m = len(mine), len(mine if theirs is None else theirs)
+    row_bytes = (
+        (n + (0 if theirs is None else m)) * mine.module.weight[0].numel() * (2 if how.half else mine.x.element_size())
+    )
+    width = max(1, int(how.slice_bytes / (row_bytes * mine.b.shape[1])))
+    out = mine.x.new_zeros((n, m), dtype=torch.float32 if how.half else mine.x.dtype)
+    for start in range(0, mine.b.shape[2], width):
         part = slice(start, start + width)
-        x = how.outer(a, b[:, :, part], "mine")
-        y = x if theirs is None else how.outer(their_a, their_b[:, :, part], "theirs")
-        rows = n if theirs is not None else _block(a)
-        out += _by_rows(n, m, rows, theirs is None, lambda i, j, x=x, y=y: _product(x[i], y[j]))  # type: ignore[misc]
-    return out
+        x = ours.rows(part)
+        y = x if others is None else others.rows(part)
+        rows = n if others is not None else _block(x)
+        out += _by_rows(n, m, rows, others is None, lambda i, j, x=x, y=y: _product(x[i], y[j]))  # type: ignore[misc]
+    return _scaled(out, ours.scale, (ours if others is None else others).scale)
+
+
+def _scaled(gram: Tensor, scale: Tensor | None, their_scale: Tensor | None) -> Tensor:
+    return gram if scale is None or their_scale is None else gram.mul_(scale).mul_(their_scale.T)
 
 
 def _ghost(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, how: Contraction) -> Tensor:
