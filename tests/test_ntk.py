@@ -667,6 +667,9 @@ def test_passes_by_products(make, taken, half, size):
         torch.testing.assert_close(*grams, rtol=1e-2 if half else 1e-3, atol=float(grams[1].max()) * 1e-3 + 1e-9)
         mixed = other[name].gram(factor, Contraction(half, 1e4))
         torch.testing.assert_close(mixed, grams[1], rtol=1e-2 if half else 1e-3, atol=float(mixed.max()) * 1e-3 + 1e-9)
+        twice = factor.joined([factor, other[name]]).gram(None, Contraction(half, 1e4))
+        tolerance = {"rtol": 1e-2 if half else 1e-3, "atol": float(mixed.max()) * 1e-3 + 1e-9}
+        torch.testing.assert_close(twice, grams[1].repeat(2, 2), **tolerance)
 
 
 class Strided(nn.Module):

@@ -175,14 +175,17 @@ class Outer(AbstractFactor):
 
     def _whole(self) -> "Outer":
         """The same in one tensor."""
-        x, b = (torch.cat([getattr(part, name) for part in self.parts]) for name in ("x", "b"))
-        return Outer(self.module, x, b) if self.more else self
+        if not self.more:
+            return self
+        return Outer(
+            self.module, torch.cat([part.x for part in self.parts]), torch.cat([part.b for part in self.parts])
+        )
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Outer)
-        if other is not None and len({channels_last(part.x) for part in (*self.parts, *other.parts)}) > 1:
-            return self._planes().gram(other._planes(), how)
         them = self if other is None else other
+        if len({channels_last(part.x) for part in (*self.parts, *them.parts)}) > 1:
+            return self._planes().gram(None if other is None else other._planes(), how)
         n, m, share = len(self), len(them), 0.5 if other is None else 1.0
         _, groups, q, positions = self.b.shape
         p = self.module.weight[0].numel()
