@@ -165,7 +165,7 @@ def test_a_monitor_goes_on_from_a_checkpoint_on_the_gpu():
 
 
 def small_encoder(name):
-    """A narrow network with every parameter's gradient by a rule, and images: 36 and 9 positions are no multiples of 8."""
+    """A narrow network, all by rules, and images whose maps have 36 and 9 positions, no multiples of eight."""
     from stairwise.nets.encoder import build_encoder
 
     torch.manual_seed(0)
