@@ -1,6 +1,6 @@
 """Fig. 5: hidden representations step when the embeddings do, small initialization.
 
-    stairwise reproduce fig5                      the runs of fig1cd and fig2cf, a quarter of an hour each on one H200
+    stairwise reproduce fig5                      the runs of fig1cd and fig2cf, with their times
     stairwise reproduce fig5 --set methods=bt --set fast=true    Barlow Twins, and the same at twice the learning rate
     stairwise reproduce fig5 --data cifar10
     stairwise reproduce fig5 --smoke              seconds on a CPU, photographs; numbers without meaning

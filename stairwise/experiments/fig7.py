@@ -1,6 +1,6 @@
 """Fig. 7: linear probes through training, standard and small initialization.
 
-    stairwise reproduce fig7                      both runs of each method, a quarter of an hour each on one H200
+    stairwise reproduce fig7                      both runs of each method (Barlow Twins: 15 and 11 minutes, one H200)
     stairwise reproduce fig7 --set methods=bt --set fast=true    and one from small initialization at twice the rate
     stairwise reproduce fig7 --smoke              seconds on a CPU, photographs; numbers without meaning
 
