@@ -1,6 +1,6 @@
 """Fig. 3: standard initialization. Dimensions still join one by one, and a threshold tells the grown from the waiting.
 
-    stairwise reproduce fig3                      three runs, STL-10 (Barlow Twins, the one made: 15 minutes on one H200)
+    stairwise reproduce fig3                      three runs, STL-10 (Barlow Twins, the one made: 15 minutes, one H200)
     stairwise reproduce fig3 --data cifar10
     stairwise reproduce fig3 --smoke              seconds on a CPU, photographs; numbers without meaning
 

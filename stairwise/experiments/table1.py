@@ -1,6 +1,6 @@
 """Table 1: how much of the trained embeddings' span the theory predicts from the tangent kernel after training.
 
-    stairwise reproduce table1                    three runs, STL-10 (Barlow Twins, the one made: 15 minutes on one H200)
+    stairwise reproduce table1                    three runs, STL-10 (Barlow Twins, the one made: 15 minutes, one H200)
     stairwise reproduce table1 --data cifar10     four minutes on one H200, ResNet-18, all three methods
     stairwise reproduce table1 --smoke            seconds on a CPU, photographs; numbers without meaning
 
