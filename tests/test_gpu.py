@@ -174,18 +174,21 @@ def small_encoder(name):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_tangent_kernels_on_the_gpu(name):
+def test_tangent_kernels_on_the_gpu(name, monkeypatch):
+    """Smooth networks: rounding may turn a ReLU on or off."""
     from stairwise.ntk.capture import Capture
-    from stairwise.ntk.empirical import empirical_ntk, ntk_error
+    from stairwise.ntk.empirical import _verify, empirical_ntk, ntk_error
 
     model, x = small_encoder(name)
+    monkeypatch.setattr(torch, "relu", torch.nn.functional.silu)
+    model.maxpool = torch.nn.AvgPool2d(3, 2, 1)
     for by_products in (False, True):
         capture = Capture(model, lambda z: z[:, 0], x, by_products)
         capture.factors(x)
-        capture.verify()
+        _verify(capture)
         assert capture.by_rule == {name for name, _ in model.named_parameters()}
         assert capture.by_products == by_products
-    for precision, error in (("float64", 1e-10), ("float32", 1e-4), ("tf32", 2e-2), ("float16", 1e-3)):
+    for precision, error in (("float64", 1e-10), ("float32", 1e-5), ("tf32", 1e-2), ("float16", 2e-4)):
         K = empirical_ntk(model, x, precision=precision)
         assert ntk_error(model, x, K, 40) < error, precision
         tiled = empirical_ntk(model, x, precision=precision, memory=1e8 * (1 + (precision == "float64")))

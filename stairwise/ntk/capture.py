@@ -29,7 +29,9 @@ Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
 TRIAL = 2  # samples
 PIECE = 64  # samples a pass on a CPU, whose caches are small, and of vmap, which keeps much
 AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and double precision
-PRODUCTS = 0.03  # of the size of a layer's gradients
+# of the size of a layer's inputs and gradients; inputs are continuous in rounding, gradients jump when it turns a unit
+# on or off, and wrong ones are off by all of their size
+SAME_INPUT, SAME_GRADIENT = 0.03, 0.5
 
 
 class RulesChanged(Exception):
@@ -72,8 +74,8 @@ class Capture:
         given all the rest: this is Python's, and in a stream of its own it does not wait for that."""
         if not self.verified:
             with self._beside():
-                right = self._tried(self.trial)
-                by_products = self.by_products and self._products_agree(self.trial)
+                calls, b, right = self._tried(self.trial)
+                by_products = self.by_products and self._products_agree(calls, b)
             self.verified, changed = True, not self.by_rule <= right or by_products != self.by_products
             if by_products != self.by_products:
                 self._leave_to_torch("as products they give other gradients")
@@ -175,28 +177,27 @@ class Capture:
         if scalars.is_cuda:
             self.forward_done = torch.cuda.Event()
             self.forward_done.record()
+        b = torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
         _check_finite(scalars)
-        return calls, torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
+        return calls, b
 
-    def _products_agree(self, x: Tensor) -> bool:
-        """Whether inputs and gradients by products are those of plain passes, but for rounding, which may turn a unit
-        on or off."""
+    def _products_agree(self, plain_calls: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
+        """Whether inputs and gradients of the trial by products are those of plain passes, but for rounding."""
         try:
-            calls, b = self._by_products(x)
+            calls, b = self._by_products(self.trial)
         except Exception:  # with so few samples it cannot do what it could with more
             return False
-        plain_calls, plain_b = self._backward(*self._forward(x))
         if [name for name, _, _ in calls] != [name for name, _, _ in plain_calls]:
             return False
-        pairs = [*zip((c[1] for c in calls), (c[1] for c in plain_calls), strict=True), *zip(b, plain_b, strict=True)]
+        inputs = [(one[1], other[1], SAME_INPUT) for one, other in zip(calls, plain_calls, strict=True)]
         sizes = []
-        for one, other in pairs:
+        for one, other, share in [*inputs, *((*pair, SAME_GRADIENT) for pair in zip(b, plain_b, strict=True))]:
             if one is None or other is None:
                 if one is not other:
                     return False
             elif one.is_floating_point():
-                sizes.append(torch.stack([(one - other).norm(), other.norm()]).double())
-        return all(off <= PRODUCTS * size + 1e-30 for off, size in (torch.stack(sizes).tolist() if sizes else []))
+                sizes.append(torch.stack([(one - other).norm(), share * other.norm()]).double())
+        return all(off <= most + 1e-30 for off, most in (torch.stack(sizes).tolist() if sizes else []))
 
     def _scalars(self, output: Any, n: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
@@ -207,14 +208,19 @@ class Capture:
             raise InputError("output", "must give one number a sample", f"shape {tuple(scalars.shape)}")
         return scalars
 
-    def _tried(self, x: Tensor) -> set[str]:
-        """Parameters whose gradients the rules give rightly: each sample has all of its own of autograd's, the others
-        nothing; and it has some."""
+    def _tried(self, x: Tensor) -> tuple[list[Call], list[Tensor | None], set[str]]:
+        """Calls, gradients at their outputs, and the parameters whose gradients the rules give rightly: each sample has
+        all of its own of autograd's, the others nothing; and it has some."""
         scalars, calls = self._forward(x)
         edges, used = [edge for _, _, edge in calls], list(self.parameters.values())
+        b: list[Tensor | None] = [None] * len(edges)
         right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], Tensor]()
         for i in range(len(x)):
             out = torch.autograd.grad(scalars[i], [*edges, *used], allow_unused=True, retain_graph=True)
+            b = [
+                one if other is None else other if one is None else one + other
+                for one, other in zip(b, out, strict=False)
+            ]
             found = self._by_rules(calls, out[: len(edges)], len(x))
             for name, whole in zip(self.parameters, out[len(edges) :], strict=True):
                 gradients = _gradients(found[name]) if name in found and whole is not None else None
@@ -230,7 +236,7 @@ class Capture:
                 right.discard(name)
             if size > 0:
                 moved.add(name)
-        return right & moved
+        return calls, b, right & moved
 
     def _called(self, x: Tensor) -> set[str]:
         """Parameters of modules that are given one row a sample at another number of samples too: rows that are
@@ -282,8 +288,8 @@ def _gradients(factor: AbstractFactor) -> Tensor | None:
 
 @cache
 def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: each keeps memory of its own."""
-    return torch.cuda.Stream(device)
+    """One for all: each keeps memory of its own. Its small kernels go first, or each would wait for large ones."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _check_finite(scalars: Tensor) -> None:

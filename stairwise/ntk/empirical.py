@@ -150,7 +150,6 @@ def _by_tiles(
         except RuntimeError:  # rules that do not fit?
             _verify(capture)
             raise
-        _verify(capture)
         here, there = slice(i * chunk, i * chunk + len(rows[i])), slice(j * chunk, j * chunk + len(columns[j]))
         if itself:
             K[here, here] = (block + block.T) / 2  # rounding
@@ -158,6 +157,7 @@ def _by_tiles(
             K[here, there] = block
             if y is None:
                 K[there, here] = block.T
+        _verify(capture)
         progress(done + 1, len(tiles))
     return K
 

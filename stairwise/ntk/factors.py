@@ -21,6 +21,9 @@ __all__ = ["RULES", "AbstractFactor", "Contraction", "Direct", "Lookup", "Outer"
 
 BLOCKS, BLOCKS_GPU = 4, 2  # rows of a symmetric product are taken in so many blocks: saves three eighths, or a quarter
 FEW = 64  # positions, below which torch's sums a channel are slow
+LONG = 65536  # terms of a sum, of which tensor cores cut off the ends: longer ones are too small, by up to 3e-4
+SINGLE = 10_000  # products a pair of samples, for which float16 saves no time
+MIXED = "dtype" in torch.ops.aten.mm.overloads()  # torch ≥ 2.8
 ENTRY, ENTRY_GPU = 100, 1000  # an entry of a ghost product is written and read; in units of multiplications, about
 
 
@@ -63,7 +66,14 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     """x yᵀ; of float16 matrices in float32."""
     if x.dtype != torch.float16:
         return x @ y.T
-    return torch.mm(x, y.T, out_dtype=torch.float32) if x.is_cuda else x.float() @ y.float().T
+    if not x.is_cuda or not MIXED:
+        return x.float() @ y.float().T
+    total: Tensor | None = None
+    for a, b in zip(x.split(LONG, 1), y.split(LONG, 1), strict=True):
+        product = torch.mm(a, b.T, out_dtype=torch.float32)
+        total = product if total is None else total.add_(product)
+    assert total is not None
+    return total
 
 
 def _to_half(x: Tensor, below: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -193,7 +203,10 @@ class Outer(AbstractFactor):
         explicit = groups * p * q * ((n + m) * positions + share * n * m)
         entry = p + q + (ENTRY_GPU if self.x.is_cuda else ENTRY)
         ghost = groups * share * n * m * positions**2 * entry
-        if not alike or (positions > 1 and ghost >= explicit):
+        by_factors = alike and (positions == 1 or ghost < explicit)
+        if groups * (positions**2 * (p + q) if by_factors else p * q) <= SINGLE:
+            how = replace(how, half=False)
+        if not by_factors:
             return _explicit(self, other, how)
         (a, b), scale = self._whole().prepared(how, "patches")
         theirs, their_scale = (None, scale) if other is None else other._whole().prepared(how, "their patches")
