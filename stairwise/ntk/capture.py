@@ -91,7 +91,9 @@ class Capture:
         stream = _second_stream(self.trial.device)
         if self.forward_done is not None:  # a model may keep something in its forward pass for the next
             stream.wait_event(self.forward_done)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), warnings.catch_warnings():
+            # a graph of the user's, still alive, belongs to another stream: torch waits for it
+            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
             yield
 
     def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
