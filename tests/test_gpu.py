@@ -133,6 +133,34 @@ def test_bf16_keeps_small_eigenvalues(tmp_path):
     assert bf16 == pytest.approx(full, rel=0.3, abs=1e-4 * full[0])
 
 
+def test_garbage_of_an_earlier_recording_does_not_spoil_another():
+    import gc
+
+    from stairwise.train.graph import Recorded
+
+    x = torch.ones(3, device="cuda")
+    earlier = Recorded(lambda x: x + 1)
+    for _ in range(5):
+        earlier(x)
+
+    def work(x):
+        nonlocal earlier
+        if torch.cuda.is_current_stream_capturing():
+            cycle = [earlier]
+            cycle.append(cycle)
+            earlier = cycle = None
+        kept = [[] for _ in range(10_000)]  # time to collect
+        return x + len(kept)
+
+    with_garbage, threshold = Recorded(work), gc.get_threshold()
+    gc.set_threshold(100, 1, 1)
+    try:
+        out = [float(with_garbage(x)[0]) for _ in range(5)]
+    finally:
+        gc.set_threshold(*threshold)
+    assert out == [10_001.0] * 5
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_updating_the_monitor_waits_for_nothing():
     z = torch.randn(2, 64, 16, device="cuda", requires_grad=True)

@@ -1,7 +1,9 @@
 """Work recorded as a CUDA graph, one launch instead of thousands, which decides the speed of small batches; streams."""
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +43,19 @@ def ahead(pairs: Iterator[Pair]) -> Iterator[Pair]:
         here = coming[0].clone(), coming[1].clone()  # a recording writes the next pair into the same memory
         coming = launch()
         yield here
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Recordings of an earlier training are garbage in cycles: collected during another's, they would spoil it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    gc.collect()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Recorded:
@@ -86,7 +101,8 @@ class Recorded:
         pool = next(iter(self.recordings.values()))[0].pool() if self.recordings else None
         try:
             # thread_local: threads that feed images may pin memory meanwhile
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"), warnings.catch_warnings():
+            recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+            with _no_collection(), recording, warnings.catch_warnings():
                 # gradients of passes on two streams meet on one of them, as they should
                 warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
                 out = self.work(*self.inputs, **options)
