@@ -176,11 +176,13 @@ class Capture:
         return self._backward(scalars, calls)
 
     def _backward(self, scalars: Tensor, calls: list[Call]) -> tuple[list[Call], Sequence[Tensor | None]]:
+        finite = torch.isfinite(scalars).all()
         if scalars.is_cuda:
             self.forward_done = torch.cuda.Event()
             self.forward_done.record()
         b = torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
-        _check_finite(scalars)
+        with self._beside():  # waits for the forward pass, not for all that was launched since
+            _check(finite)
         return calls, b
 
     def _products_agree(self, plain_calls: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
@@ -244,7 +246,7 @@ class Capture:
         """Parameters of modules that are given one row a sample at another number of samples too: rows that are
         something else may be as many by chance."""
         scalars, calls = self._forward(x)
-        _check_finite(scalars)
+        _check(torch.isfinite(scalars).all())
         self.sample_bytes = _memory(self.modules, calls) / len(x)
         known = {name for name, given, _ in calls if len(given) == len(x)}
         return {name for name in self.parameters if name.rpartition(".")[0] in known}
@@ -294,9 +296,9 @@ def _second_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
-def _check_finite(scalars: Tensor) -> None:
+def _check(finite: Tensor) -> None:
     """Waits for the device."""
-    if not bool(torch.isfinite(scalars).all()):
+    if not bool(finite):
         raise InputError("the model's output", "must be finite", None, "check the weights and the inputs")
 
 
