@@ -205,7 +205,7 @@ def small_encoder(name):
 def test_tangent_kernels_on_the_gpu(name, monkeypatch):
     """Smooth networks: rounding may turn a ReLU on or off, or choose another maximum."""
     from stairwise.ntk.capture import Capture
-    from stairwise.ntk.empirical import _verify, empirical_ntk, ntk_error
+    from stairwise.ntk.empirical import empirical_ntk, ntk_error
 
     model, x = small_encoder(name)
     monkeypatch.setattr(torch, "relu", torch.nn.functional.silu)
@@ -213,7 +213,6 @@ def test_tangent_kernels_on_the_gpu(name, monkeypatch):
     for by_products in (False, True):
         capture = Capture(model, lambda z: z[:, 0], x, by_products)
         capture.factors(x)
-        _verify(capture)
         assert capture.by_rule == {name for name, _ in model.named_parameters()}
         assert capture.by_products == by_products
     for precision, error in (("float64", 1e-10), ("float32", 1e-5), ("tf32", 1e-2), ("float16", 1e-3)):

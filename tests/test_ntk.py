@@ -733,7 +733,7 @@ def test_models_that_products_do_not_suit(make, size, monkeypatch):
 
 def test_rules_that_give_no_numbers_are_not_right():
     found, whole = torch.tensor([[torch.nan, 0.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0])
-    off, size = _sizes(found, whole, 0).tolist()
+    off, size = (float(v) for v in _sizes(found, whole, 0))
     assert np.isnan(off)
     assert size == 1
     assert not off <= size

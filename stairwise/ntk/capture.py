@@ -8,7 +8,7 @@ GPU convolutions may be computed as products; the trial compares that, too.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ from stairwise.checks import InputError
 from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
 from stairwise.ntk.products import ConvolutionsByProducts
 
-__all__ = ["Capture", "RulesChanged", "Scalar"]
+__all__ = ["Capture", "RulesChanged", "Scalar", "precise"]
 
 Call = tuple[str, Tensor, GradientEdge]  # name of the module, its input, where its output is
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
@@ -70,10 +70,10 @@ class Capture:
         self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
 
     def verify(self) -> None:
-        """Compare rules with autograd, and passes by products with plain ones, once. Worth while when a GPU has been
-        given all the rest: this is Python's, and in a stream of its own it does not wait for that."""
+        """Compare rules with autograd, and passes by products with plain ones, once. Best done while a GPU is busy:
+        this is mostly Python's time, and in a stream of its own it does not wait for the rest."""
         if not self.verified:
-            with self._beside():
+            with precise("float32"), self._beside():  # faster products would look like rules that fail
                 calls, b, right = self._tried(self.trial)
                 by_products = self.by_products and self._products_agree(calls, b)
             self.verified, changed = True, not self.by_rule <= right or by_products != self.by_products
@@ -107,6 +107,7 @@ class Capture:
         found: dict[str, AbstractFactor] = {}
         if self.by_rule:
             calls, b = self._passes(x)
+            self.verify()
             found = {name: f for name, f in self._by_rules(calls, b, len(x)).items() if name in self.by_rule}
             if found.keys() != self.by_rule:  # these samples are treated in another way than those of the trial
                 self.by_rule &= found.keys()
@@ -200,8 +201,8 @@ class Capture:
                 if one is not other:
                     return False
             elif one.is_floating_point():
-                sizes.append(torch.stack([(one - other).norm(), share * other.norm()]).double())
-        return all(off <= most + 1e-30 for off, most in (torch.stack(sizes).tolist() if sizes else []))
+                sizes.append([(one - other).norm(), share * other.norm()])
+        return all(off <= most + 1e-30 for off, most in _numbers(sizes))
 
     def _scalars(self, output: Any, n: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
@@ -218,13 +219,10 @@ class Capture:
         scalars, calls = self._forward(x)
         edges, used = [edge for _, _, edge in calls], list(self.parameters.values())
         b: list[Tensor | None] = [None] * len(edges)
-        right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], Tensor]()
+        right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], list[Tensor]]()
         for i in range(len(x)):
             out = torch.autograd.grad(scalars[i], [*edges, *used], allow_unused=True, retain_graph=True)
-            b = [
-                one if other is None else other if one is None else one + other
-                for one, other in zip(b, out, strict=False)
-            ]
+            b = [_sum(one, other) for one, other in zip(b, out[: len(edges)], strict=True)]
             found = self._by_rules(calls, out[: len(edges)], len(x))
             for name, whole in zip(self.parameters, out[len(edges) :], strict=True):
                 gradients = _gradients(found[name]) if name in found and whole is not None else None
@@ -232,9 +230,7 @@ class Capture:
                     right.discard(name)
                 else:
                     sizes[i, name] = _sizes(gradients, whole.to_dense().flatten(), i)
-        # the device is asked once: its answer waits for all that it was given to do before
-        measured = torch.stack([*sizes.values()]).tolist() if sizes else []
-        for (_, name), (off, size) in zip(sizes, measured, strict=True):
+        for (_, name), (off, size) in zip(sizes, _numbers(sizes.values()), strict=True):
             tolerance = AGREE_DOUBLE if self.parameters[name].dtype == torch.float64 else AGREE
             if not off <= tolerance * (size + 1e-30):  # not a number, perhaps
                 right.discard(name)
@@ -274,6 +270,18 @@ class Capture:
         return {name: Direct(torch.cat([part[name] for part in parts])) for name in names}
 
 
+@contextmanager
+def precise(precision: str) -> Iterator[None]:
+    """Float32 products are exact to rounding unless TF32 was asked for, whatever the user's settings."""
+    fast = precision == "tf32"
+    matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
+
+
 def _aliases(model: nn.Module) -> dict[str, list[str]]:
     """All names of parameters that several modules share, by the first."""
     names: dict[int, list[str]] = {}
@@ -302,12 +310,22 @@ def _check(finite: Tensor) -> None:
         raise InputError("the model's output", "must be finite", None, "check the weights and the inputs")
 
 
-def _sizes(found: Tensor, whole: Tensor, i: int) -> Tensor:
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return one if other is None else other if one is None else one + other
+
+
+def _sizes(found: Tensor, whole: Tensor, i: int) -> list[Tensor]:
     """Largest error of gradients (n, size) by rules, where sample i has all of autograd's (size,) and the others have
-    nothing; and the largest element, (2,)."""
+    nothing; and the largest element."""
     off = found.clone()
     off[i] -= whole
-    return torch.stack([_largest(off), _largest(whole)]).double()
+    return [_largest(off), _largest(whole)]
+
+
+def _numbers(rows: Collection[Sequence[Tensor]]) -> list[list[float]]:
+    """Rows of scalars; the device is asked once."""
+    flat = [x for row in rows for x in row]
+    return torch.stack(flat).double().view(len(rows), -1).tolist() if flat else []
 
 
 def _largest(x: Tensor) -> Tensor:

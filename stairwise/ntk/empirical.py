@@ -6,7 +6,6 @@ self-supervised training is predicted to end with.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, one_of
 from stairwise.losses.ranks import rank, world
-from stairwise.ntk.capture import Capture, RulesChanged, Scalar
+from stairwise.ntk.capture import Capture, RulesChanged, Scalar, precise
 from stairwise.ntk.factors import AbstractFactor, Contraction, Direct
 
 __all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
@@ -67,7 +66,7 @@ def empirical_ntk(
         x, y = x.contiguous(), None if y is None else y.contiguous()
     if precision == "float64":
         model, x, y = _doubled(model), _as_double(x), None if y is None else _as_double(y)
-    with _precision(precision):
+    with precise(precision):
         if output == "trace":
             d = _dimension(model, x)
             K = _ntk(model, x, y, _coordinate(0), precision, memory)
@@ -145,11 +144,7 @@ def _by_tiles(
             kept = (i, theirs if y is None and theirs is not None and last == i else capture.factors(rows[i]))
         itself = y is None and i == j
         theirs, last = None if itself else capture.factors(columns[j]), j
-        try:
-            block = _total(kept[1], theirs, how)
-        except RuntimeError:  # rules that do not fit?
-            _verify(capture)
-            raise
+        block = _total(kept[1], theirs, how)
         here, there = slice(i * chunk, i * chunk + len(rows[i])), slice(j * chunk, j * chunk + len(columns[j]))
         if itself:
             K[here, here] = (block + block.T) / 2  # rounding
@@ -157,14 +152,8 @@ def _by_tiles(
             K[here, there] = block
             if y is None:
                 K[there, here] = block.T
-        _verify(capture)
         progress(done + 1, len(tiles))
     return K
-
-
-def _verify(capture: Capture) -> None:
-    with _precision("float32"):  # faster products would look like rules that fail
-        capture.verify()
 
 
 def _least(value: float, device: torch.device) -> float:
@@ -264,15 +253,3 @@ def _doubled(model: nn.Module) -> nn.Module:
 
 def _as_double(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
-
-
-@contextmanager
-def _precision(name: str) -> Iterator[None]:
-    """Float32 products are exact to rounding unless TF32 was asked for, whatever the user's settings."""
-    fast = name == "tf32"
-    matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
