@@ -223,16 +223,28 @@ def test_tangent_kernels_on_the_gpu(name, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:this model's convolutions are left to torch")
-def test_gradients_that_torch_gets_wrong_in_channels_last_layout_are_noticed():
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_that_torch_gets_wrong_in_channels_last_layout_are_noticed(stride):
     """Those of padded average pools, in torch 2.13."""
     from stairwise.ntk.empirical import empirical_ntk, ntk_error
 
     torch.manual_seed(0)
-    parts = [torch.nn.Conv2d(3, 8, 3), torch.nn.SiLU(), torch.nn.AvgPool2d(3, 2, 1), torch.nn.Conv2d(8, 8, 3)]
-    model = torch.nn.Sequential(*parts, torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4)).cuda().eval()
-    x = torch.randn(20, 3, 18, 18, device="cuda")
+    parts = [torch.nn.Conv2d(3, 8, 3), torch.nn.SiLU(), torch.nn.AvgPool2d(3, stride, 1), torch.nn.Conv2d(8, 8, 3)]
+    model = torch.nn.Sequential(*parts, torch.nn.AdaptiveAvgPool2d(6), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4))
+    model, x = model.cuda().eval(), torch.randn(20, 3, 18, 18, device="cuda")
     for precision, error in (("float32", 1e-5), ("float16", 1e-3)):
         assert ntk_error(model, x, empirical_ntk(model, x, precision=precision)) < error
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_long_sums_of_float16_are_not_cut_off(mixed, monkeypatch):
+    from stairwise.ntk import factors
+
+    monkeypatch.setattr(factors, "MIXED", mixed)
+    torch.manual_seed(0)
+    x = torch.rand(64, 8 * factors.LONG + 8, device="cuda").half()
+    exact = x.double() @ x.double().T
+    assert float(((factors._product(x, x) - exact) / exact).abs().max()) < 1e-4
 
 
 TWO = """

@@ -16,7 +16,7 @@ from stairwise.experiments.fig2ab import tangent_kernel
 from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.ntk.capture import Capture, RulesChanged, _sizes
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
-from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost, factors
+from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost, _product, factors
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.products import ConvolutionsByProducts
 from stairwise.ntk.windows import laid_in_rows, windows
@@ -411,6 +411,13 @@ class Sum(nn.Module):
         return x.sum(dim=1)
 
 
+@pytest.fixture
+def always_half(monkeypatch):
+    """Float16 in small layers, too."""
+    monkeypatch.setattr("stairwise.ntk.factors.SINGLE", 0)
+
+
+@pytest.mark.usefixtures("always_half")
 def test_large_images_stay_in_the_range_of_float16():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), Pool(), nn.Linear(2, 2))
@@ -448,6 +455,7 @@ class Single(nn.Module):
         return torch.cat([self.inner(x[i : i + 1]) for i in range(len(x))])
 
 
+@pytest.mark.usefixtures("always_half")
 @pytest.mark.parametrize("positions", [1, 2, 9])
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("slices", [1.0, 1e9])
@@ -475,6 +483,15 @@ def test_explicit_and_ghost_products_agree(positions, groups, slices):
         assert factor.gram(two, how) == pytest.approx(expected, rel=1e-10)
         rounded = factor.gram(None, Contraction(half=True, slice_bytes=slices))
         torch.testing.assert_close(rounded.double(), itself, rtol=1e-2, atol=1e-2 * float(itself.max()))
+        assert not torch.equal(rounded.double(), factor.gram(None, how))
+
+
+def test_small_layers_stay_in_single_precision():
+    torch.manual_seed(0)
+    for layer, x in ((nn.Conv2d(3, 8, 3), torch.randn(4, 3, 9, 9)), (nn.Linear(200, 90), torch.randn(4, 200))):
+        out = layer(x)
+        (factor,) = (f for name, f in factors(layer, x, torch.randn_like(out)).items() if name == "weight")
+        assert torch.equal(factor.gram(None, Contraction(half=True)), factor.gram(None, Contraction()))
 
 
 def test_lookup_counts_repeated_rows():
@@ -508,6 +525,7 @@ def test_outputs():
     assert first == pytest.approx(by_autograd(Z().double(), x.double(), lambda z: z[:, 0]), rel=1e-10)
 
 
+@pytest.mark.usefixtures("always_half")
 @pytest.mark.parametrize(
     ("precision", "error"), [("float64", 1e-12), ("float32", 1e-5), ("tf32", 1e-5), ("float16", 3e-4)]
 )
@@ -636,6 +654,7 @@ def rectified():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 1), nn.ReLU(inplace=True), Pool())
 
 
+@pytest.mark.usefixtures("always_half")
 @pytest.mark.parametrize("size", [9, 16])  # few positions, and so many that cuDNN would be better
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(
@@ -656,7 +675,6 @@ def test_passes_by_products(make, taken, half, size):
     with nullcontext() if taken else pytest.warns(RuntimeWarning, match="left to torch, which is slower: view size"):
         one, other = plain.factors(x), by_products.factors(x)
     assert by_products.by_products is taken
-    by_products.verify()
     if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):  # the layout is kept throughout
         outer = [f for f in other.values() if isinstance(f, Outer) and f.x[0, 0].numel() > 1]
         assert all(f.x.stride(1) == f.b.stride(2) == 1 for f in outer)
@@ -670,6 +688,94 @@ def test_passes_by_products(make, taken, half, size):
         twice = factor.joined([factor, other[name]]).gram(None, Contraction(half, 1e4))
         tolerance = {"rtol": 1e-2 if half else 1e-3, "atol": float(mixed.max()) * 1e-3 + 1e-9}
         torch.testing.assert_close(twice, grams[1].repeat(2, 2), **tolerance)
+
+
+class Border(torch.autograd.Function):
+    """A pool whose gradient is wrong at the borders of channels-last images, as torch 2.13's are on a GPU."""
+
+    @staticmethod
+    def forward(ctx, x, stride):
+        ctx.stride, ctx.size = stride, x.shape
+        ctx.wrong = not x.is_contiguous()
+        return F.avg_pool2d(x, 3, stride, 1)
+
+    @staticmethod
+    def backward(ctx, g):
+        x = g.new_zeros(ctx.size, requires_grad=True)
+        with torch.enable_grad():
+            out = F.avg_pool2d(x, 3, ctx.stride, 1)
+        (right,) = torch.autograd.grad(out, x, g.contiguous())
+        if ctx.wrong:
+            right = right.clone()
+            right[:, :, 0], right[:, :, :, 0] = 0, 0
+            right = right.contiguous(memory_format=torch.channels_last)
+        return right, None
+
+
+class WrongPool(nn.Module):
+    def __init__(self, stride):
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x):
+        return Border.apply(x, self.stride)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_that_are_a_little_wrong_in_the_other_layout_are_noticed(stride, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), WrongPool(stride), nn.Conv2d(8, 4, 1), Pool()).eval()
+    x = torch.randn(5, 3, 20, 20)
+    monkeypatch.setattr("stairwise.ntk.empirical.Capture", lambda *args, **_: Capture(*args[:3], by_products=True))
+    with pytest.warns(RuntimeWarning, match="left to torch, which is slower: as products they give other gradients"):
+        K = empirical_ntk(model, x)
+    torch.testing.assert_close(K, by_autograd(model, x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_unit_that_rounding_turns_on_does_not_look_wrong():
+    """Gradients of one of two samples may jump; if those of both do, it is not rounding."""
+    torch.manual_seed(0)
+    model, x = rectified().eval(), torch.randn(6, 3, 9, 9)
+    capture = Capture(model, mean, x, by_products=True)
+    calls, b, _ = capture._tried()
+    assert capture._products_agree(calls, b)
+    for rows, agree in ((slice(1), True), (slice(2), False)):
+        jumped = [g.clone() for g in b]
+        jumped[0][rows] *= 1.2
+        assert capture._products_agree(calls, jumped) == agree
+    jumped = [g.clone() for g in b]
+    jumped[0][0] *= 3  # too far for one unit
+    assert not capture._products_agree(calls, jumped)
+    moved = [(name, given * 1.1) for name, given in calls]
+    assert not capture._products_agree(moved, b)
+
+
+def test_rules_are_tried_once_and_after_the_graph_is_gone(monkeypatch):
+    """While it lives, torch would make gradients of the trial wait for its stream."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(150, 6)
+    seen = []
+    passes, tried = Capture._passes, Capture._tried
+
+    def tag(self, x):
+        found = passes(self, x)
+        node = torch.autograd.graph.get_gradient_edge(model[0].weight).node
+        seen.append("kept" if "tag" in node.metadata else "gone")
+        return found
+
+    def marked(self, x):
+        out = forward(self, x)
+        torch.autograd.graph.get_gradient_edge(model[0].weight).node.metadata["tag"] = True
+        return out
+
+    forward = Capture._forward
+    monkeypatch.setattr(Capture, "_forward", marked)
+    monkeypatch.setattr(Capture, "_passes", tag)
+    monkeypatch.setattr(Capture, "_tried", lambda self: (seen.append("tried"), tried(self))[1])
+    empirical_ntk(model, x, memory=2e5)
+    assert seen.count("tried") == 1
+    assert seen.count("gone") > 2
+    assert "kept" not in seen
 
 
 class Strided(nn.Module):
@@ -761,6 +867,50 @@ class Dropping(nn.Module):
         return self.attention(x[:, None], x[:, None], x[:, None])[0][:, 0]
 
 
+@pytest.mark.parametrize("anomalies", [False, True])
+@pytest.mark.parametrize("sample", [5, 69])  # not of the trial; not in the first piece
+@pytest.mark.parametrize("make", [lambda: nn.Linear(6, 2), lambda: Scaled(6), lambda: Twice()])
+def test_outputs_that_are_not_finite(make, sample, anomalies):
+    x = torch.randn(70, 6)
+    x[sample, 0] = torch.nan
+    with torch.autograd.set_detect_anomaly(anomalies), pytest.raises(InputError, match="output must be finite"):
+        empirical_ntk(make(), x)
+
+
+class Scaled(nn.Module):
+    """No rule."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+
+    def forward(self, x):
+        return torch.tanh(self.scale * x)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(torch.tanh(self.layer(x))))
+
+
+def test_products_of_float16_without_mixed_ones(monkeypatch):
+    x = torch.rand(3, 50).half()
+    monkeypatch.setattr("stairwise.ntk.factors.MIXED", False)
+    torch.testing.assert_close(_product(x, x).double(), x.double() @ x.double().T, rtol=1e-5, atol=0)
+
+
+def test_settings_of_products_come_back():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    empirical_ntk(Twice(), torch.randn(5, 6), precision="tf32")
+    with pytest.raises(InputError):
+        empirical_ntk(Twice(), torch.full((5, 6), torch.nan), precision="tf32")
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+
+
 def test_bad_input():
     x = torch.randn(4, 6)
     net = nn.Linear(6, 2)
@@ -824,3 +974,22 @@ def test_two_processes_share_the_tiles(twice, memory, tmp_path):
     expected = by_autograd(model, x)
     for i in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"{i}.pt", weights_only=True), expected)
+
+
+BAD = """
+import os, torch, torch.distributed as dist
+from stairwise.checks import InputError
+from stairwise.ntk.empirical import empirical_ntk
+from tests.test_ntk import network_and_images
+dist.init_process_group("gloo")
+model, x = network_and_images(False)
+x[-1] = torch.nan
+try:
+    empirical_ntk(model, x, memory=2e5, precision="float64")
+except InputError:
+    os._exit(3)
+"""
+
+
+def test_no_process_waits_for_one_whose_samples_are_bad():
+    assert run_two("-c", BAD) == [3, 3]

@@ -22,16 +22,16 @@ from stairwise.checks import InputError
 from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
 from stairwise.ntk.products import ConvolutionsByProducts
 
-__all__ = ["Capture", "RulesChanged", "Scalar", "precise"]
+__all__ = ["Capture", "RulesChanged", "Scalar", "products_in"]
 
-Call = tuple[str, Tensor, GradientEdge]  # name of the module, its input, where its output is
+Call = tuple[str, Tensor]  # name of the module, its input
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
 TRIAL = 2  # samples
 PIECE = 64  # samples a pass on a CPU, whose caches are small, and of vmap, which keeps much
 AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and double precision
-# of the size of a layer's inputs and gradients; inputs are continuous in rounding, gradients jump when it turns a unit
-# on or off, and wrong ones are off by all of their size
-SAME_INPUT, SAME_GRADIENT = 0.03, 0.5
+# of the size of a layer's inputs and gradients. Rounding that turns a unit on or off makes the gradients of one sample
+# jump; wrong ones are wrong in all samples
+SAME, JUMP = 0.03, 0.5
 
 
 class RulesChanged(Exception):
@@ -73,8 +73,8 @@ class Capture:
         """Compare rules with autograd, and passes by products with plain ones, once. Best done while a GPU is busy:
         this is mostly Python's time, and in a stream of its own it does not wait for the rest."""
         if not self.verified:
-            with precise("float32"), self._beside():  # faster products would look like rules that fail
-                calls, b, right = self._tried(self.trial)
+            with products_in("float32"), self._beside():  # faster ones would look like rules that fail
+                calls, b, right = self._tried()
                 by_products = self.by_products and self._products_agree(calls, b)
             self.verified, changed = True, not self.by_rule <= right or by_products != self.by_products
             if by_products != self.by_products:
@@ -85,6 +85,7 @@ class Capture:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
+        """In a stream of its own, which waits for the last forward pass and for nothing else."""
         if not self.trial.is_cuda:
             yield
             return
@@ -92,7 +93,7 @@ class Capture:
         if self.forward_done is not None:  # a model may keep something in its forward pass for the next
             stream.wait_event(self.forward_done)
         with torch.cuda.stream(stream), warnings.catch_warnings():
-            # a graph of the user's, still alive, belongs to another stream: torch waits for it
+            # a graph of the user's that is still alive belongs to another stream: torch waits for it
             warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
             yield
 
@@ -112,14 +113,17 @@ class Capture:
             if found.keys() != self.by_rule:  # these samples are treated in another way than those of the trial
                 self.by_rule &= found.keys()
                 raise RulesChanged
+        else:
+            with torch.no_grad():
+                _check_finite(torch.isfinite(self._scalars(self.model(x), len(x))).all())
         others = [name for name in self.parameters if name not in self.by_rule]
         return found | (self._by_vmap(x, others) if others else {})
 
     def _by_rules(self, calls: list[Call], b: Sequence[Tensor | None], n: int) -> dict[str, AbstractFactor]:
         """Factors of modules that were called once, with one row a sample; b are the gradients at their outputs."""
-        times = Counter(name for name, _, _ in calls)
+        times = Counter(name for name, _ in calls)
         found: dict[str, AbstractFactor] = {}
-        for (name, given, _), g in zip(calls, b, strict=True):
+        for (name, given), g in zip(calls, b, strict=True):
             if times[name] > 1 or g is None or len(given) != n or len(g) != n:
                 continue
             if given.is_floating_point() and given.dtype != g.dtype:  # mixed precision within
@@ -134,15 +138,17 @@ class Capture:
                     found[full] = factor
         return found
 
-    def _forward(self, x: Tensor) -> tuple[Tensor, list[Call]]:
+    def _forward(self, x: Tensor) -> tuple[Tensor, list[Call], list[GradientEdge]]:
         """Scalars (N,) and, for each call of a module with a rule: its name, its input, and where its output is."""
         calls: list[Call] = []
+        edges: list[GradientEdge] = []
 
         def hook(name: str) -> Callable[..., None]:
             def record(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
                 if output.requires_grad and inputs:
                     # the edge stays right when an in-place activation overwrites the output
-                    calls.append((name, inputs[0].detach(), get_gradient_edge(output)))
+                    calls.append((name, inputs[0].detach()))
+                    edges.append(get_gradient_edge(output))
 
             return record
 
@@ -153,7 +159,7 @@ class Capture:
         finally:
             for one in hooks:
                 one.remove()
-        return scalars, calls
+        return scalars, calls, edges
 
     def _passes(self, x: Tensor) -> tuple[list[Call], Sequence[Tensor | None]]:
         """Calls of modules with rules and the gradients at their outputs; by products, if the model can take it."""
@@ -173,17 +179,22 @@ class Capture:
 
     def _by_products(self, x: Tensor) -> tuple[list[Call], Sequence[Tensor | None]]:
         with ConvolutionsByProducts():
-            scalars, calls = self._forward(x.contiguous(memory_format=torch.channels_last))
-        return self._backward(scalars, calls)
+            scalars, calls, edges = self._forward(x.contiguous(memory_format=torch.channels_last))
+        return self._backward(scalars, calls, edges)
 
-    def _backward(self, scalars: Tensor, calls: list[Call]) -> tuple[list[Call], Sequence[Tensor | None]]:
+    def _backward(
+        self, scalars: Tensor, calls: list[Call], edges: list[GradientEdge]
+    ) -> tuple[list[Call], Sequence[Tensor | None]]:
+        """Calls, and gradients at their outputs. The graph ends here: while it lives, torch would make gradients of a
+        second one wait for the stream of the first."""
         finite = torch.isfinite(scalars).all()
         if scalars.is_cuda:
-            self.forward_done = torch.cuda.Event()
-            self.forward_done.record()
-        b = torch.autograd.grad(scalars.sum(), [edge for _, _, edge in calls], allow_unused=True)
-        with self._beside():  # waits for the forward pass, not for all that was launched since
-            _check(finite)
+            self.forward_done = torch.cuda.current_stream(scalars.device).record_event()
+        try:
+            b = torch.autograd.grad(scalars.sum(), edges, allow_unused=True)
+        finally:
+            with self._beside():  # waits for the forward pass, not for all that was launched since
+                _check_finite(finite)
         return calls, b
 
     def _products_agree(self, plain_calls: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
@@ -192,17 +203,14 @@ class Capture:
             calls, b = self._by_products(self.trial)
         except Exception:  # with so few samples it cannot do what it could with more
             return False
-        if [name for name, _, _ in calls] != [name for name, _, _ in plain_calls]:
+        if [(name, given.shape) for name, given in calls] != [(name, given.shape) for name, given in plain_calls]:
             return False
-        inputs = [(one[1], other[1], SAME_INPUT) for one, other in zip(calls, plain_calls, strict=True)]
-        sizes = []
-        for one, other, share in [*inputs, *((*pair, SAME_GRADIENT) for pair in zip(b, plain_b, strict=True))]:
-            if one is None or other is None:
-                if one is not other:
-                    return False
-            elif one.is_floating_point():
-                sizes.append([(one - other).norm(), share * other.norm()])
-        return all(off <= most + 1e-30 for off, most in _numbers(sizes))
+        if [g is None for g in b] != [g is None for g in plain_b]:
+            return False
+        inputs = [_differences(one[1], other[1]) for one, other in zip(calls, plain_calls, strict=True)]
+        gradients = [_differences(g, h) for g, h in zip(b, plain_b, strict=True) if g is not None and h is not None]
+        same = all(most <= SAME for _, most in _numbers(inputs))
+        return same and all(least <= SAME and most <= JUMP for least, most in _numbers(gradients))
 
     def _scalars(self, output: Any, n: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
@@ -213,17 +221,17 @@ class Capture:
             raise InputError("output", "must give one number a sample", f"shape {tuple(scalars.shape)}")
         return scalars
 
-    def _tried(self, x: Tensor) -> tuple[list[Call], list[Tensor | None], set[str]]:
+    def _tried(self) -> tuple[list[Call], list[Tensor | None], set[str]]:
         """Calls, gradients at their outputs, and the parameters whose gradients the rules give rightly: each sample has
         all of its own of autograd's, the others nothing; and it has some."""
-        scalars, calls = self._forward(x)
-        edges, used = [edge for _, _, edge in calls], list(self.parameters.values())
+        n, used = len(self.trial), list(self.parameters.values())
+        scalars, calls, edges = self._forward(self.trial)
         b: list[Tensor | None] = [None] * len(edges)
         right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], list[Tensor]]()
-        for i in range(len(x)):
+        for i in range(n):
             out = torch.autograd.grad(scalars[i], [*edges, *used], allow_unused=True, retain_graph=True)
             b = [_sum(one, other) for one, other in zip(b, out[: len(edges)], strict=True)]
-            found = self._by_rules(calls, out[: len(edges)], len(x))
+            found = self._by_rules(calls, out[: len(edges)], n)
             for name, whole in zip(self.parameters, out[len(edges) :], strict=True):
                 gradients = _gradients(found[name]) if name in found and whole is not None else None
                 if gradients is None or gradients.shape[1:] != (whole.numel(),):
@@ -241,10 +249,10 @@ class Capture:
     def _called(self, x: Tensor) -> set[str]:
         """Parameters of modules that are given one row a sample at another number of samples too: rows that are
         something else may be as many by chance."""
-        scalars, calls = self._forward(x)
-        _check(torch.isfinite(scalars).all())
+        scalars, calls, _ = self._forward(x)
+        _check_finite(torch.isfinite(scalars).all())
         self.sample_bytes = _memory(self.modules, calls) / len(x)
-        known = {name for name, given, _ in calls if len(given) == len(x)}
+        known = {name for name, given in calls if len(given) == len(x)}
         return {name for name in self.parameters if name.rpartition(".")[0] in known}
 
     def _by_vmap(self, x: Tensor, names: list[str]) -> dict[str, AbstractFactor]:
@@ -271,7 +279,7 @@ class Capture:
 
 
 @contextmanager
-def precise(precision: str) -> Iterator[None]:
+def products_in(precision: str) -> Iterator[None]:
     """Float32 products are exact to rounding unless TF32 was asked for, whatever the user's settings."""
     fast = precision == "tf32"
     matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -304,7 +312,7 @@ def _second_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
-def _check(finite: Tensor) -> None:
+def _check_finite(finite: Tensor) -> None:
     """Waits for the device."""
     if not bool(finite):
         raise InputError("the model's output", "must be finite", None, "check the weights and the inputs")
@@ -322,6 +330,15 @@ def _sizes(found: Tensor, whole: Tensor, i: int) -> list[Tensor]:
     return [_largest(off), _largest(whole)]
 
 
+def _differences(one: Tensor, other: Tensor) -> list[Tensor]:
+    """Of the rows of one and of the other, relative to these: the smallest and the largest."""
+    if not one.is_floating_point() or not one.numel():
+        return [(one != other).any().float()] * 2
+    off, size = ((v.reshape(len(v), -1)).norm(dim=1) for v in (one - other, other))
+    share = off / size.clamp_min(1e-30)
+    return [share.amin(), share.amax()]
+
+
 def _numbers(rows: Collection[Sequence[Tensor]]) -> list[list[float]]:
     """Rows of scalars; the device is asked once."""
     flat = [x for row in rows for x in row]
@@ -334,8 +351,8 @@ def _largest(x: Tensor) -> Tensor:
 
 def _memory(modules: dict[str, nn.Module], calls: list[Call]) -> float:
     """Bytes for inputs and gradients of all calls, and for the patches of the largest, twice."""
-    kept = sum(2.0 * given.numel() * given.element_size() for _, given, _ in calls)
-    return kept + 2 * max((patches_bytes(modules[name], given) for name, given, _ in calls), default=0.0)
+    kept = sum(2.0 * given.numel() * given.element_size() for _, given in calls)
+    return kept + 2 * max((patches_bytes(modules[name], given) for name, given in calls), default=0.0)
 
 
 def _at_least_single(x: Tensor) -> Tensor:

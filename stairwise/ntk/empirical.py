@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, one_of
 from stairwise.losses.ranks import rank, world
-from stairwise.ntk.capture import Capture, RulesChanged, Scalar, precise
+from stairwise.ntk.capture import Capture, RulesChanged, Scalar, products_in
 from stairwise.ntk.factors import AbstractFactor, Contraction, Direct
 
 __all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
@@ -66,7 +66,7 @@ def empirical_ntk(
         x, y = x.contiguous(), None if y is None else y.contiguous()
     if precision == "float64":
         model, x, y = _doubled(model), _as_double(x), None if y is None else _as_double(y)
-    with precise(precision):
+    with products_in(precision):
         if output == "trace":
             d = _dimension(model, x)
             K = _ntk(model, x, y, _coordinate(0), precision, memory)
@@ -100,12 +100,17 @@ def _ntk(
     capture = Capture(model, scalar, x, by_products=x.is_cuda and precision in ("float32", "float16"))
     budget = memory or _least(_free(x.device), x.device)
     while True:
+        failure: InputError | None = None
         try:
             K, changed = _by_tiles(capture, x, y, precision, budget, progress), False
         except RulesChanged:
             K, changed = None, True
+        except InputError as error:
+            K, changed, failure = None, True, error
         if world() > 1:
-            changed = _agree(capture, changed, x.device)
+            changed, failure = _agree(capture, changed, failure, x.device)
+        if failure is not None:
+            raise failure
         if K is not None and not changed:
             break
     if world() > 1:
@@ -165,14 +170,20 @@ def _least(value: float, device: torch.device) -> float:
     return float(shared)
 
 
-def _agree(capture: Capture, changed: bool, device: torch.device) -> bool:
-    """Whether the rules have changed in any process; afterwards all have the same."""
+def _agree(
+    capture: Capture, changed: bool, failure: InputError | None, device: torch.device
+) -> tuple[bool, InputError | None]:
+    """Whether the rules have changed in any process, and what is wrong with the input; afterwards all have the same
+    rules, and none waits for one that has given up."""
     names = list(capture.parameters)
-    shared = torch.tensor([not changed, *(name in capture.by_rule for name in names)], dtype=torch.int32, device=device)
+    flags = [failure is None, not changed, *(name in capture.by_rule for name in names)]
+    shared = torch.tensor(flags, dtype=torch.int32, device=device)
     dist.all_reduce(shared, dist.ReduceOp.MIN)
-    unchanged, *kept = shared.tolist()
+    fine, unchanged, *kept = shared.tolist()
     capture.by_rule = {name for name, keep in zip(names, kept, strict=True) if keep}
-    return not unchanged
+    if not fine and failure is None:
+        failure = InputError("the input of another process", "cannot be used", None, "see its message")
+    return not unchanged, failure
 
 
 def _free(device: torch.device) -> float:

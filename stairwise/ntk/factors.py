@@ -39,15 +39,15 @@ class Contraction:
 
     half: bool = False
     slice_bytes: float = 1e9
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
 
     def buffer(self, name: str, size: int, like: Tensor) -> Tensor:
         """Memory for `size` elements, whatever is in it."""
-        kept = self.buffers.get(name)
-        if kept is None or kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
+        kept = self.buffers.get((name, like.dtype))
+        if kept is None or kept.numel() < size or kept.device != like.device:
             # a CPU's memory is only taken where it is written: asked for once, in full
             least = 0 if like.is_cuda else int(self.slice_bytes / like.element_size())
-            kept = self.buffers[name] = like.new_empty(max(size, least))
+            kept = self.buffers[name, like.dtype] = like.new_empty(max(size, least))
         return kept[:size]
 
 

@@ -50,7 +50,6 @@ def _no_collection() -> Iterator[None]:
     """Recordings of an earlier training are garbage in cycles: collected during another's, they would spoil it."""
     enabled = gc.isenabled()
     gc.disable()
-    gc.collect()
     try:
         yield
     finally:
