@@ -1,6 +1,11 @@
 """The empirical tangent kernel against per-sample gradients by autograd and vmap(grad), on a zoo of modules."""
 
+import subprocess
+import sys
 from contextlib import nullcontext, suppress
+from copy import deepcopy
+from io import BytesIO
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -266,7 +271,7 @@ class TwoNames(nn.Module):
 def test_a_parameter_with_two_names():
     torch.manual_seed(0)
     model, x = TwoNames().double(), torch.randn(6, 5).double()
-    torch.testing.assert_close(empirical_ntk(model, x), by_autograd(model, x).to(torch.float32), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(empirical_ntk(model, x), by_autograd(model, x))
 
 
 def test_padding_that_was_changed_to_a_list():
@@ -290,7 +295,7 @@ def test_the_model_is_left_as_it_was():
 def verified(model, x):
     capture = Capture(model, mean, x)
     with suppress(RulesChanged):
-        capture.verify()
+        capture.factors(x)
     return capture.by_rule
 
 
@@ -737,17 +742,17 @@ def test_a_unit_that_rounding_turns_on_does_not_look_wrong():
     torch.manual_seed(0)
     model, x = rectified().eval(), torch.randn(6, 3, 9, 9)
     capture = Capture(model, mean, x, by_products=True)
-    calls, b, _ = capture._tried()
-    assert capture._products_agree(calls, b)
+    calls, b, _ = capture._tried(x[:2])
+    assert capture._products_agree(x[:2], calls, b)
     for rows, agree in ((slice(1), True), (slice(2), False)):
         jumped = [g.clone() for g in b]
         jumped[0][rows] *= 1.2
-        assert capture._products_agree(calls, jumped) == agree
+        assert capture._products_agree(x[:2], calls, jumped) == agree
     jumped = [g.clone() for g in b]
     jumped[0][0] *= 3  # too far for one unit
-    assert not capture._products_agree(calls, jumped)
+    assert not capture._products_agree(x[:2], calls, jumped)
     moved = [(name, given * 1.1) for name, given in calls]
-    assert not capture._products_agree(moved, b)
+    assert not capture._products_agree(x[:2], moved, b)
 
 
 def test_rules_are_tried_once_and_after_the_graph_is_gone(monkeypatch):
@@ -771,7 +776,7 @@ def test_rules_are_tried_once_and_after_the_graph_is_gone(monkeypatch):
     forward = Capture._forward
     monkeypatch.setattr(Capture, "_forward", marked)
     monkeypatch.setattr(Capture, "_passes", tag)
-    monkeypatch.setattr(Capture, "_tried", lambda self: (seen.append("tried"), tried(self))[1])
+    monkeypatch.setattr(Capture, "_tried", lambda self, trial: (seen.append("tried"), tried(self, trial))[1])
     empirical_ntk(model, x, memory=2e5)
     assert seen.count("tried") == 1
     assert seen.count("gone") > 2
@@ -903,12 +908,208 @@ def test_products_of_float16_without_mixed_ones(monkeypatch):
     torch.testing.assert_close(_product(x, x).double(), x.double() @ x.double().T, rtol=1e-5, atol=0)
 
 
-def test_settings_of_products_come_back():
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    empirical_ntk(Twice(), torch.randn(5, 6), precision="tf32")
-    with pytest.raises(InputError):
-        empirical_ntk(Twice(), torch.full((5, 6), torch.nan), precision="tf32")
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+class Sorted(nn.Module):
+    """Its first layer sees samples in another order; by expert, or by number."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.first, self.last, self.experts = nn.Linear(5, 6), nn.Linear(6, 3), experts
+
+    def forward(self, x):
+        key = (x[:, 0] > 0).long() if self.experts else x[:, 0]
+        order = key.argsort(stable=True)
+        return self.last(torch.tanh(self.first(x[order]))[order.argsort()])
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_samples_in_another_order(experts, seed):
+    torch.manual_seed(seed)
+    model, x = Sorted(experts).double(), torch.randn(20, 5).double()
+    torch.testing.assert_close(empirical_ntk(model, x), by_autograd(model, x))
+
+
+class OldFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+
+class Awkward(nn.Module):
+    """What torch.func cannot do, between two layers and a free scalar parameter."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.first, self.last, self.gain = nn.Linear(5, 6), nn.Linear(6, 3), nn.Parameter(torch.tensor(0.7))
+        self.unused, self.what, self.kept = nn.Parameter(torch.ones(2)), what, None
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x)) * self.gain
+        if self.what == "function":
+            h = OldFunction.apply(h)
+        elif self.what == "checkpoint":
+            h = checkpoint(torch.sin, h, use_reentrant=False)
+        elif self.what == "count":
+            self.calls += 1
+        elif self.what == "reassign":
+            self.calls = self.calls + h.detach().mean()
+            self.kept = h
+        elif self.what == "numpy":
+            h = h * float(x.numpy().shape[1])
+        elif self.what == "energy":
+            inner = h.detach().requires_grad_()
+            h = h * torch.autograd.grad((inner**3).sum(), inner)[0]
+        elif self.what == "force":
+            (h,) = torch.autograd.grad((h**3).sum(), h, create_graph=True)
+        return self.last(h)
+
+
+@pytest.mark.parametrize("what", ["plain", "function", "checkpoint", "count", "reassign", "numpy", "energy", "force"])
+def test_models_that_torch_func_cannot_take(what):
+    """As by autograd, and the model is as before."""
+    torch.manual_seed(0)
+    model, x = Awkward(what).double().eval(), torch.randn(9, 5).double()
+    expected = by_autograd(model, x)
+    model.calls = torch.zeros(()).double()
+    model.kept, calls = None, model.calls
+    for _ in range(2):
+        torch.testing.assert_close(empirical_ntk(model, x), expected)
+        assert model.calls is calls
+        assert float(calls) == 0
+        assert model.kept is None
+    model(x)
+    torch.save(model.state_dict(), BytesIO())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_models():
+    torch.manual_seed(0)
+    inner, x = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double(), torch.randn(6, 5).double()
+    torch.testing.assert_close(empirical_ntk(torch.jit.script(inner), x), by_autograd(inner, x))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)]
+)
+def test_modes_of_the_caller_do_not_matter(mode, precision):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 3))
+    with mode():
+        x = torch.randn(8, 5)
+        K = empirical_ntk(model, x, precision=precision)
+    torch.testing.assert_close(K, by_autograd(model, x.clone()).to(K), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("set_up", ["matmul.fp32", "all", "cudnn", "medium", "legacy", "nothing"])
+def test_settings_of_torch_are_as_before(set_up):
+    """In a process of its own: torch's old and new settings do not mix."""
+    code = f"""
+import torch
+from stairwise.ntk.empirical import empirical_ntk
+from stairwise.ntk.capture import products_in
+backends = torch.backends
+new = hasattr(backends.cuda.matmul, "fp32_precision")
+name = {set_up!r}
+if name == "matmul.fp32" and new: backends.cuda.matmul.fp32_precision = "tf32"
+if name == "all" and new: backends.fp32_precision = "tf32"
+if name == "cudnn" and new: backends.cudnn.fp32_precision = "tf32"
+if name == "medium": torch.set_float32_matmul_precision("medium")
+if name == "legacy": backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = True, False
+def state():
+    calls = [lambda: backends.cuda.matmul.allow_tf32, lambda: backends.cudnn.allow_tf32]
+    calls += [torch.get_float32_matmul_precision]
+    if new: calls += [lambda: backends.cuda.matmul.fp32_precision, lambda: backends.cudnn.conv.fp32_precision]
+    found = []
+    for call in calls:
+        try: found.append(call())
+        except RuntimeError: found.append("mixed")
+    return found
+before = state()
+for precision in ("float32", "tf32"):
+    empirical_ntk(torch.nn.Linear(3, 2), torch.randn(4, 3), precision=precision)
+assert state() == before, (before, state())
+try:
+    with products_in("tf32"): raise KeyError
+except KeyError: pass
+assert state() == before
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Of(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(6, 3), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda z: z - z.mean(0), "one by one"),
+        (lambda z: z.softmax(0), "one by one"),
+        (lambda z: z / z.norm(), "one by one"),
+        (lambda z: F.batch_norm(z, None, None, training=True), "one by one"),
+        (lambda z: F.dropout(z, 0.5, True), "same outputs twice"),
+        (lambda z: z + torch.randn_like(z), "same outputs twice"),
+    ],
+)
+def test_models_that_have_no_gradient_a_sample(function, says):
+    with pytest.raises(InputError, match=says):
+        empirical_ntk(Of(function), torch.randn(30, 6))
+
+
+def test_a_model_less_itself_is_no_random_one():
+    """Outputs that are rounding and nothing else."""
+    torch.manual_seed(0)
+    now = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), Pool())
+    then = deepcopy(now).requires_grad_(False)
+
+    class Less(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.now, self.then = now, then
+
+        def forward(self, x):
+            return self.now(x) - self.then(x)
+
+    x = torch.randn(70, 3, 9, 9)
+    torch.testing.assert_close(empirical_ntk(Less(), x), empirical_ntk(now, x), rtol=1e-4, atol=1e-5)
+
+
+def test_memory_counts_what_is_kept_between_layers():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.layer(x)
+            return (h[:, :, None, None] * torch.ones(4, 50, 50)).tanh().sum(dim=(2, 3))
+
+    capture = Capture(Wide(), mean, torch.randn(5, 4))
+    assert capture.sample_bytes >= 4 * 2500 * 4
+
+
+def test_progress_counts_outputs_of_the_trace():
+    seen = []
+    empirical_ntk(nn.Linear(4, 3), torch.randn(5, 4), output="trace", progress=lambda *done: seen.append(done))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+class Locked(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 2)
+        self.lock = Lock()
 
 
 def test_bad_input():
@@ -927,7 +1128,18 @@ def test_bad_input():
         (net, x, {"precision": "float8"}, "precision"),
         (net, x, {"output": "sum"}, "output"),
         (net, x, {"output": lambda z: z}, "one number a sample"),
-        (net, x, {"memory": 10.0}, "must be at least"),
+        (net, x, {"memory": 10.0}, "must be at least .* bytes"),
+        (net, x, {"memory": "1GB"}, "memory must be a number"),
+        (net, x, {"memory": 0}, "memory must be greater than 0"),
+        (net, x.numpy(), {}, "x must be a tensor"),
+        (net, [x], {}, "x must be a tensor"),
+        (net, x, {"y": x.numpy()}, "y must be a tensor"),
+        (net, x, {"y": x.double()}, "y must be like x"),
+        (torch.relu, x, {}, "torch module"),
+        (net, x, {"output": None}, "a function of the outputs"),
+        (net, x, {"output": lambda z: None}, "one number a sample"),
+        (net, x, {"output": lambda z: z[:, 0].detach()}, "can be differentiated"),
+        (Locked(), x, {"precision": "float64"}, "possible to copy"),
     ):
         with pytest.raises(InputError, match=says):
             empirical_ntk(model, given, **options)

@@ -10,19 +10,20 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
 from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
 from stairwise.ntk.products import ConvolutionsByProducts
 
-__all__ = ["Capture", "RulesChanged", "Scalar", "products_in"]
+__all__ = ["Capture", "RulesChanged", "Scalar", "products_in", "unchanged"]
 
 Call = tuple[str, Tensor]  # name of the module, its input
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
@@ -32,10 +33,22 @@ AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and doubl
 # of the size of a layer's inputs and gradients. Rounding that turns a unit on or off makes the gradients of one sample
 # jump; wrong ones are wrong in all samples
 SAME, JUMP = 0.03, 0.5
+RANDOM = 0.1  # of the outputs, by which a second call may differ
 
 
 class RulesChanged(Exception):
     """Fewer parameters are covered by rules than was thought: begin again."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Forward:
+    """What a forward pass leaves: outputs (N, d), scalars (N,), calls of modules with rules and where their outputs
+    are."""
+
+    outputs: Tensor
+    scalars: Tensor
+    calls: list[Call]
+    edges: list[GradientEdge]
 
 
 class Capture:
@@ -43,12 +56,12 @@ class Capture:
 
     Arguments:
         model, scalar: the gradients are those of scalar(model(x)), (N,).
-        trial: samples, of which a few are tried.
+        trial: samples, of which a few are passed through.
         by_products: compute convolutions as matrix products, images in channels-last layout, if the model can take it.
 
     Attributes:
-        by_rule: names of parameters whose gradients come from rules; the others' come from vmap(grad). Until `verify`
-            has been called, a supposition.
+        by_rule: names of parameters whose gradients come from rules; the others' come from vmap(grad). A supposition
+            until the first samples have been passed through.
         sample_bytes: memory for the factors of one sample, about.
     """
 
@@ -64,32 +77,35 @@ class Capture:
             for name, module in model.named_modules()
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
-        self.trial, self.verified, self.sample_bytes = trial[:TRIAL], False, 0.0
+        self.verified, self.sample_bytes = False, 0.0
         self.by_products = by_products and trial.ndim == 4
         self.forward_done: torch.cuda.Event | None = None
         self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
 
-    def verify(self) -> None:
-        """Compare rules with autograd, and passes by products with plain ones, once. Best done while a GPU is busy:
-        this is mostly Python's time, and in a stream of its own it does not wait for the rest."""
-        if not self.verified:
-            with products_in("float32"), self._beside():  # faster ones would look like rules that fail
-                calls, b, right = self._tried()
-                by_products = self.by_products and self._products_agree(calls, b)
-            self.verified, changed = True, not self.by_rule <= right or by_products != self.by_products
-            if by_products != self.by_products:
-                self._leave_to_torch("as products they give other gradients")
-            if changed:
-                self.by_rule &= right
-                raise RulesChanged
+    def _verify(self, x: Tensor, calls: list[Call]) -> None:
+        """Compare rules with autograd, and passes by products with plain ones, for two samples of x, from whose calls
+        they come. Best done while a GPU is busy: this is mostly Python's time, and in a stream of its own it does not
+        wait for the rest."""
+        rows = slice((len(x) - 1) // 2, None, max(1, len(x) // 2))  # one in the middle, and the last
+        with products_in("float32"), self._beside(x.device):  # faster ones would look like rules that fail
+            trial = x[rows].clone()
+            plain, b, right = self._tried(trial)
+            right -= self._displaced(calls, plain, rows)
+            by_products = self.by_products and self._products_agree(trial, plain, b)
+        self.verified, changed = True, not self.by_rule <= right or by_products != self.by_products
+        if by_products != self.by_products:
+            self._leave_to_torch("as products they give other gradients")
+        if changed:
+            self.by_rule &= right
+            raise RulesChanged
 
     @contextmanager
-    def _beside(self) -> Iterator[None]:
+    def _beside(self, device: torch.device) -> Iterator[None]:
         """In a stream of its own, which waits for the last forward pass and for nothing else."""
-        if not self.trial.is_cuda:
+        if device.type != "cuda":
             yield
             return
-        stream = _second_stream(self.trial.device)
+        stream = _second_stream(device)
         if self.forward_done is not None:  # a model may keep something in its forward pass for the next
             stream.wait_event(self.forward_done)
         with torch.cuda.stream(stream), warnings.catch_warnings():
@@ -108,14 +124,15 @@ class Capture:
         found: dict[str, AbstractFactor] = {}
         if self.by_rule:
             calls, b = self._passes(x)
-            self.verify()
+            if not self.verified:
+                self._verify(x, calls)
             found = {name: f for name, f in self._by_rules(calls, b, len(x)).items() if name in self.by_rule}
             if found.keys() != self.by_rule:  # these samples are treated in another way than those of the trial
                 self.by_rule &= found.keys()
                 raise RulesChanged
         else:
-            with torch.no_grad():
-                _check_finite(torch.isfinite(self._scalars(self.model(x), len(x))).all())
+            for piece in x.split(PIECE):
+                _check_finite(torch.isfinite(self._scalars(self.model(piece), len(piece))).all())
         others = [name for name in self.parameters if name not in self.by_rule]
         return found | (self._by_vmap(x, others) if others else {})
 
@@ -138,28 +155,27 @@ class Capture:
                     found[full] = factor
         return found
 
-    def _forward(self, x: Tensor) -> tuple[Tensor, list[Call], list[GradientEdge]]:
-        """Scalars (N,) and, for each call of a module with a rule: its name, its input, and where its output is."""
+    def _forward(self, x: Tensor) -> _Forward:
         calls: list[Call] = []
         edges: list[GradientEdge] = []
 
         def hook(name: str) -> Callable[..., None]:
             def record(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
                 if output.requires_grad and inputs:
-                    # the edge stays right when an in-place activation overwrites the output
                     calls.append((name, inputs[0].detach()))
+                    # the edge stays right when an in-place activation overwrites the output
                     edges.append(get_gradient_edge(output))
 
             return record
 
         hooks = [module.register_forward_hook(hook(name)) for name, module in self.modules.items()]
         try:
-            with torch.enable_grad():
-                scalars = self._scalars(self.model(x), len(x))
+            outputs = self.model(x)
+            scalars = self._scalars(outputs, len(x))
         finally:
             for one in hooks:
                 one.remove()
-        return scalars, calls, edges
+        return _Forward(outputs.detach(), scalars, calls, edges)
 
     def _passes(self, x: Tensor) -> tuple[list[Call], Sequence[Tensor | None]]:
         """Calls of modules with rules and the gradients at their outputs; by products, if the model can take it."""
@@ -170,7 +186,7 @@ class Capture:
                 raise
             except Exception as error:  # it may `view` images in another way, or compute some of it again, or anything
                 self._leave_to_torch(next(iter(str(error).splitlines()), type(error).__name__))
-        return self._backward(*self._forward(x))
+        return self._backward(self._forward(x))
 
     def _leave_to_torch(self, why: str) -> None:
         words = f"this model's convolutions are left to torch, which is slower: {why}"
@@ -179,35 +195,44 @@ class Capture:
 
     def _by_products(self, x: Tensor) -> tuple[list[Call], Sequence[Tensor | None]]:
         with ConvolutionsByProducts():
-            scalars, calls, edges = self._forward(x.contiguous(memory_format=torch.channels_last))
-        return self._backward(scalars, calls, edges)
+            forward = self._forward(x.contiguous(memory_format=torch.channels_last))
+        return self._backward(forward)
 
-    def _backward(
-        self, scalars: Tensor, calls: list[Call], edges: list[GradientEdge]
-    ) -> tuple[list[Call], Sequence[Tensor | None]]:
+    def _backward(self, forward: _Forward) -> tuple[list[Call], Sequence[Tensor | None]]:
         """Calls, and gradients at their outputs. The graph ends here: while it lives, torch would make gradients of a
         second one wait for the stream of the first."""
+        scalars = forward.scalars
         finite = torch.isfinite(scalars).all()
         if scalars.is_cuda:
             self.forward_done = torch.cuda.current_stream(scalars.device).record_event()
         try:
-            b = torch.autograd.grad(scalars.sum(), edges, allow_unused=True)
+            b = torch.autograd.grad(scalars.sum(), forward.edges, allow_unused=True)
         finally:
-            with self._beside():  # waits for the forward pass, not for all that was launched since
+            with self._beside(scalars.device):  # waits for the forward pass, not for all that was launched since
                 _check_finite(finite)
-        return calls, b
+        return forward.calls, b
 
-    def _products_agree(self, plain_calls: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
+    def _displaced(self, calls: list[Call], plain: list[Call], rows: slice) -> set[str]:
+        """Parameters of modules to which these rows of the samples did not come as when they were alone: they are in
+        another order, or their number matters."""
+        alone = dict(plain)
+        shared = [(name, given[rows], alone[name]) for name, given in calls if name in alone]
+        shared = [(name, one, other) for name, one, other in shared if one.shape == other.shape]
+        differences = _numbers([_differences(one, other) for _, one, other in shared])
+        same = {name for (name, _, _), (_, most) in zip(shared, differences, strict=True) if most <= SAME}
+        return {name for name in self.parameters if name.rpartition(".")[0] not in same}
+
+    def _products_agree(self, trial: Tensor, plain: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
         """Whether inputs and gradients of the trial by products are those of plain passes, but for rounding."""
         try:
-            calls, b = self._by_products(self.trial)
+            calls, b = self._by_products(trial)
         except Exception:  # with so few samples it cannot do what it could with more
             return False
-        if [(name, given.shape) for name, given in calls] != [(name, given.shape) for name, given in plain_calls]:
+        if [(name, given.shape) for name, given in calls] != [(name, given.shape) for name, given in plain]:
             return False
         if [g is None for g in b] != [g is None for g in plain_b]:
             return False
-        inputs = [_differences(one[1], other[1]) for one, other in zip(calls, plain_calls, strict=True)]
+        inputs = [_differences(one[1], other[1]) for one, other in zip(calls, plain, strict=True)]
         gradients = [_differences(g, h) for g, h in zip(b, plain_b, strict=True) if g is not None and h is not None]
         same = all(most <= SAME for _, most in _numbers(inputs))
         return same and all(least <= SAME and most <= JUMP for least, most in _numbers(gradients))
@@ -217,27 +242,40 @@ class Capture:
             found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             raise InputError("the model's output", "must be 2-D, (samples, d)", found, "wrap the model")
         scalars = self.scalar(output)
-        if scalars.shape != (n,):
-            raise InputError("output", "must give one number a sample", f"shape {tuple(scalars.shape)}")
+        if not isinstance(scalars, Tensor) or scalars.shape != (n,):
+            found = f"shape {tuple(scalars.shape)}" if isinstance(scalars, Tensor) else type(scalars).__name__
+            raise InputError("output", f"must give one number a sample, shape ({n},) here", found)
+        if torch.is_grad_enabled() and not scalars.requires_grad:
+            raise InputError("output", "must give numbers that can be differentiated", None, "do not detach them")
         return scalars
 
-    def _tried(self) -> tuple[list[Call], list[Tensor | None], set[str]]:
+    def _tried(self, trial: Tensor) -> tuple[list[Call], list[Tensor | None], set[str]]:
         """Calls, gradients at their outputs, and the parameters whose gradients the rules give rightly: each sample has
         all of its own of autograd's, the others nothing; and it has some."""
-        n, used = len(self.trial), list(self.parameters.values())
-        scalars, calls, edges = self._forward(self.trial)
-        b: list[Tensor | None] = [None] * len(edges)
+        x, forward = self._from_samples(trial)
+        self._check_same(forward.outputs, trial)
+        calls, edges, used = forward.calls, forward.edges, list(self.parameters.values())
         right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], list[Tensor]]()
-        for i in range(n):
-            out = torch.autograd.grad(scalars[i], [*edges, *used], allow_unused=True, retain_graph=True)
+        b: list[Tensor | None] = [None] * len(edges)
+        shares = []
+        for i, scalar in enumerate(forward.scalars):
+            given = [*edges, *used, *([x] if x.requires_grad else [])]
+            out = torch.autograd.grad(scalar, given, allow_unused=True, retain_graph=True)
+            if x.requires_grad and (g := out[-1]) is not None:
+                own, others = _largest(g[i]), g.clone()
+                others[i] = 0
+                shares.append([_largest(others), own])
             b = [_sum(one, other) for one, other in zip(b, out[: len(edges)], strict=True)]
-            found = self._by_rules(calls, out[: len(edges)], n)
-            for name, whole in zip(self.parameters, out[len(edges) :], strict=True):
+            found = self._by_rules(calls, out[: len(edges)], len(trial))
+            for name, whole in zip(self.parameters, out[len(edges) : len(edges) + len(used)], strict=True):
                 gradients = _gradients(found[name]) if name in found and whole is not None else None
                 if gradients is None or gradients.shape[1:] != (whole.numel(),):
                     right.discard(name)
                 else:
                     sizes[i, name] = _sizes(gradients, whole.to_dense().flatten(), i)
+        if any(others > AGREE * own for others, own in _numbers(shares)):
+            rule = "must treat samples one by one: its output for one depends on the others"
+            raise InputError("model", rule, None, "take out what is summed or normalized over the batch")
         for (_, name), (off, size) in zip(sizes, _numbers(sizes.values()), strict=True):
             tolerance = AGREE_DOUBLE if self.parameters[name].dtype == torch.float64 else AGREE
             if not off <= tolerance * (size + 1e-30):  # not a number, perhaps
@@ -246,13 +284,44 @@ class Capture:
                 moved.add(name)
         return calls, b, right & moved
 
+    def _from_samples(self, trial: Tensor) -> tuple[Tensor, _Forward]:
+        """A forward pass, and the samples it began with, which get gradients, if the model can take that."""
+        if trial.is_floating_point():
+            x = trial.clone().requires_grad_()
+            try:
+                return x, self._forward(x.clone())  # a model may write to what it is given
+            except InputError:
+                raise
+            except RuntimeError:  # it may look at numbers in numpy, say
+                pass
+        return trial, self._forward(trial.clone())
+
+    def _check_same(self, outputs: Tensor, trial: Tensor) -> None:
+        again = self.model(trial.clone()).detach()
+        ((_, most),) = _numbers([_differences(again, outputs)])
+        if most > RANDOM:
+            rule = "must give the same outputs twice: it draws random numbers"
+            raise InputError("model", rule, f"outputs that differ by {most:.0%}", "model.eval()")
+
     def _called(self, x: Tensor) -> set[str]:
         """Parameters of modules that are given one row a sample at another number of samples too: rows that are
         something else may be as many by chance."""
-        scalars, calls, _ = self._forward(x)
-        _check_finite(torch.isfinite(scalars).all())
-        self.sample_bytes = _memory(self.modules, calls) / len(x)
-        known = {name for name, given in calls if len(given) == len(x)}
+        weights = {p.data_ptr() for p in self.model.parameters()}
+        saved: dict[int, int] = {}
+
+        def count(tensor: Tensor) -> None:
+            if tensor.data_ptr() not in weights:
+                saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+
+        try:
+            with saved_tensors_hooks(count, lambda _: None):  # there is no backward pass
+                forward = self._forward(x)
+        except Exception:  # or there is one within the model
+            saved.clear()
+            forward = self._forward(x)
+        _check_finite(torch.isfinite(forward.scalars).all())
+        self.sample_bytes = max(_memory(self.modules, forward.calls), float(sum(saved.values()))) / len(x)
+        known = {name for name, given in forward.calls if len(given) == len(x)}
         return {name for name in self.parameters if name.rpartition(".")[0] in known}
 
     def _by_vmap(self, x: Tensor, names: list[str]) -> dict[str, AbstractFactor]:
@@ -264,13 +333,20 @@ class Capture:
             out = functional_call(self.model, everywhere, (sample.unsqueeze(0),), tie_weights=False)
             return self.scalar(out)[0]
 
+        def plain(sample: Tensor) -> dict[str, Tensor]:
+            used = [self.parameters[name] for name in names]
+            scalars = self.scalar(self.model(sample.unsqueeze(0)))
+            found = torch.autograd.grad(scalars[0], used, allow_unused=True)
+            pairs = zip(names, used, found, strict=True)
+            return {name: torch.zeros_like(p) if g is None else g.to_dense() for name, p, g in pairs}
+
         def some(samples: Tensor) -> dict[str, Tensor]:
             try:
                 found = vmap(grad(one), in_dims=(None, 0))(chosen, samples)
             except RuntimeError:  # something in the model cannot be batched: one by one
-                each = [grad(one)(chosen, sample) for sample in samples]
+                each = [plain(sample) for sample in samples]
                 found = {name: torch.stack([g[name] for g in each]) for name in names}
-            return {name: g.detach().flatten(1) for name, g in found.items()}
+            return {name: g.detach().reshape(len(samples), -1) for name, g in found.items()}
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # some functions are batched by a loop
@@ -281,13 +357,43 @@ class Capture:
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
     """Float32 products are exact to rounding unless TF32 was asked for, whatever the user's settings."""
-    fast = precision == "tf32"
-    matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    fast, value = precision == "tf32", "tf32" if precision == "tf32" else "ieee"
+    places: list[Any] = [cuda, cudnn]
+    name: str = "allow_tf32"
+    if new := hasattr(cuda, "fp32_precision"):  # torch refuses to mix these with the older ones
+        places, name = [cuda, cudnn.conv, cudnn.rnn], "fp32_precision"
+    kept = [getattr(place, name) for place in places]
+    try:
+        for place in places:
+            setattr(place, name, value if new else fast)
+        yield
+    finally:
+        for place, before in zip(places, kept, strict=True):
+            setattr(place, name, before)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Buffers, and tensors that a forward pass leaves in a module, are as before afterwards."""
+    modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+    before = [(m, dict(m._buffers), dict(vars(m))) for m in modules]
+    # batch norm in evaluation mode does not write to its own
+    written = [m for m in modules if not isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    values = [(b, b.clone()) for m in written for b in m.buffers(recurse=False)]
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
+        for module, buffers, attributes in before:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            tensors = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+            for name in tensors:
+                del vars(module)[name]
+            vars(module).update({name: value for name, value in attributes.items() if name not in vars(module)})
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stairwise.checks import InputError, one_of
+from stairwise.checks import InputError, number, one_of
 from stairwise.losses.ranks import rank, world
-from stairwise.ntk.capture import Capture, RulesChanged, Scalar, products_in
+from stairwise.ntk.capture import Capture, RulesChanged, Scalar, products_in, unchanged
 from stairwise.ntk.factors import AbstractFactor, Contraction, Direct
 
 __all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
@@ -46,7 +46,10 @@ def empirical_ntk(
         precision: "float32"; "float16": passes in float32, inner products of gradients in float16, each sample's scaled
             to its range; "tf32": the passes, too, with the 11 bits that TF32 and float16 have, on a GPU; "float64".
         memory: bytes to work in; default: nine tenths of what is free on the GPU, three tenths on a CPU.
-        progress: called with tiles done and in all.
+        progress: called with tiles done and in all; for "trace", with outputs.
+
+    The kernel is float64 for "float64" and for a model in double precision, else float32. The model is as before
+    afterwards, whatever its forward pass writes into it.
 
     Under torchrun the tiles are shared among the processes, and each gets the whole kernel.
 
@@ -57,22 +60,37 @@ def empirical_ntk(
         True
     """
     one_of(precision, "precision", PRECISIONS)
+    if not isinstance(model, nn.Module):
+        raise InputError("model", "must be a torch module", type(model).__name__, "wrap the function in one")
     for name, samples in (("x", x), ("y", y)):
-        if samples is not None and (samples.ndim < 1 or len(samples) == 0):
+        if samples is None and name == "y":
+            continue
+        if not isinstance(samples, Tensor):
+            raise InputError(name, "must be a tensor", type(samples).__name__, "torch.as_tensor, or torch.stack")
+        if samples.ndim < 1 or len(samples) == 0:
             raise InputError(name, "must hold samples", tuple(samples.shape))
+    if y is not None and (y.dtype, y.device) != (x.dtype, x.device):
+        raise InputError("y", f"must be like x, {x.dtype} on {x.device}", f"{y.dtype} on {y.device}")
     if isinstance(output, str):
         one_of(output, "output", ("mean", "trace"))
-    if not x.is_cuda:  # torch 2.13 crashes on a CPU in the backward pass of batch norm on channels-last images
-        x, y = x.contiguous(), None if y is None else y.contiguous()
-    if precision == "float64":
-        model, x, y = _doubled(model), _as_double(x), None if y is None else _as_double(y)
-    with products_in(precision):
+    elif not callable(output):
+        raise InputError("output", "must be 'mean', 'trace' or a function of the outputs", repr(output))
+    if memory is not None:
+        memory = number(memory, "memory", above=0)
+    # whatever the caller has switched off or on
+    modes = torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False)
+    with modes[0], modes[1], modes[2], products_in(precision), unchanged(model):
+        x, y = (None if samples is None else _prepared(samples, precision) for samples in (x, y))
+        if precision == "float64":
+            model = _doubled(model)
         if output == "trace":
             d = _dimension(model, x)
-            K = _ntk(model, x, y, _coordinate(0), precision, memory)
-            for k in range(1, d):
-                progress(k, d)
-                K += _ntk(model, x, y, _coordinate(k), precision, memory)
+            K: Tensor | None = None
+            for k in range(d):
+                part = _ntk(model, x, y, _coordinate(k), precision, memory)
+                K = part if K is None else K.add_(part)
+                progress(k + 1, d)
+            assert K is not None
             return K / d
         scalar = _mean if isinstance(output, str) else output
         return _ntk(model, x, y, scalar, precision, memory, progress)
@@ -135,7 +153,8 @@ def _by_tiles(
     )
     rows = x.split(chunk)
     columns = rows if y is None else y.split(chunk)
-    kind = torch.float64 if precision == "float64" else torch.float32
+    double = any(p.dtype == torch.float64 for p in capture.parameters.values())
+    kind = torch.float64 if double else torch.float32
     K = torch.zeros(len(x), len(x if y is None else y), dtype=kind, device=x.device)
     tiles = _tiles(len(rows), None if y is None else len(columns))
     kept: tuple[int, dict[str, AbstractFactor]] = (-1, {})
@@ -229,15 +248,17 @@ def _together(pairs: list[tuple[AbstractFactor, Any]]) -> Iterator[tuple[Abstrac
 
 def _chunk(capture: Capture, budget: float, n: int) -> int:
     """Samples a tile, in nine tenths of the budget: all, or two sets of factors of which one is being made."""
-    others = sum(4.0 * p.numel() for name, p in capture.parameters.items() if name not in capture.by_rule)
+    others = sum(
+        float(p.element_size()) * p.numel() for name, p in capture.parameters.items() if name not in capture.by_rule
+    )
     sample = capture.sample_bytes + 2 * others
     room = 0.9 * budget / max(sample, 1.0)
     if n * PEAK <= room:
         return n
     chunk = int(room / (1 + PEAK))
     if chunk < 1:
-        needed = f"{(1 + PEAK) * sample / 0.9 / 1e9:.3g} GB, for one sample at a time"
-        raise InputError("memory", f"must be at least {needed}", f"{budget / 1e9:.3g} GB")
+        needed = f"{(1 + PEAK) * sample / 0.9:.3g} bytes, for one sample at a time"
+        raise InputError("memory", f"must be at least {needed}", f"{budget:.3g}")
     pieces = -(-n // chunk)
     return -(-n // pieces)
 
@@ -251,16 +272,25 @@ def _coordinate(k: int) -> Scalar:
 
 
 def _dimension(model: nn.Module, x: Tensor) -> int:
-    with torch.no_grad():
-        out = model(x[:1])
+    out = model(x[:1])
     if not isinstance(out, Tensor) or out.ndim != 2:
-        raise InputError("the model's output", "must be 2-D, (samples, d)", type(out).__name__, "wrap the model")
+        found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise InputError("the model's output", "must be 2-D, (samples, d)", found, "wrap the model")
     return out.shape[1]
 
 
 def _doubled(model: nn.Module) -> nn.Module:
-    return deepcopy(model).double()
+    try:
+        return deepcopy(model).double()
+    except (RuntimeError, TypeError) as error:  # it keeps a lock, say, or a tensor that belongs to a graph
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        rule, remedy = "must be possible to copy, for float64", "pass model.double() and x.double() with float32"
+        raise InputError("model", rule, reason, remedy) from error
 
 
-def _as_double(x: Tensor) -> Tensor:
-    return x.double() if x.is_floating_point() else x
+def _prepared(x: Tensor, precision: str) -> Tensor:
+    if x.is_inference():  # may not take part in gradients
+        x = x.clone()
+    if not x.is_cuda:  # torch 2.13 crashes on a CPU in the backward pass of batch norm on channels-last images
+        x = x.contiguous()
+    return x.double() if precision == "float64" and x.is_floating_point() else x
