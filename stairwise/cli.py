@@ -490,7 +490,7 @@ def spectrum(
 @app.command()
 def ntk(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are also compared.")],
-    n: Annotated[int, typer.Option(help="Pairs.")] = 1000,
+    n: Annotated[int | None, typer.Option(help="Pairs; 1000 unless there are fewer images.")] = None,
     seed: Annotated[int, typer.Option(help="Fixes images and views.")] = 0,
     precision: Annotated[str, typer.Option(help="float32, tf32, float16 or float64.")] = "float32",
     initial: Annotated[bool, typer.Option(help="Also predict from the kernel at initialization.")] = True,
@@ -520,10 +520,12 @@ def ntk(
             progress.update(task, completed=share, description=what)
 
         for folder in runs:
+            run = Run(folder)
+            pairs = n if n is not None else min(1000, int(run.facts["training_images"]))
             if over_time:
-                drifts.append(through_training(Run(folder), n, seed, device, precision, progress=tell))
+                drifts.append(through_training(run, pairs, seed, device, precision, progress=tell))
             else:
-                found.append(study(Run(folder), n, seed, device, precision, initial, progress=tell))
+                found.append(study(run, pairs, seed, device, precision, initial, progress=tell))
     written = [path for one in found for path in one.write(one.run / "ntk", keep_kernel)]
     written += [path for drift in drifts for path in drift.write(drift.run / "ntk")]
     if json_:

@@ -1150,11 +1150,24 @@ def test_bad_input():
         (np.eye(5), 2, "two rows a pair"),
         (np.ones((4, 2)), 2, "square"),
         (np.eye(4) * np.nan, 1, "finite"),
+        (np.triu(np.ones((4, 4))), 1, "K must be symmetric"),
+        (np.zeros((4, 4)), 1, "K must not be zero"),
+        (np.eye(4), 5, "d must be at most 4"),
+        (np.ones((6, 6), dtype=np.float32), 3, "d must be at most 1: .* lower d to 1, or compute K in float64"),
+        (np.ones((6, 6)), 3, "d must be at most 1: .* lower d to 1$"),
     ):
         with pytest.raises(InputError, match=says):
             predict_embeddings(K, d)
     with pytest.raises(InputError, match="between 1 and 4"):
         kernel_pca(np.eye(4), 5)
+
+
+def test_tensors_of_any_kind_are_compared():
+    torch.manual_seed(0)
+    z = torch.randn(8, 3, requires_grad=True)
+    assert subspace_alignment(z, z.detach().bfloat16()) == pytest.approx(1, abs=1e-4)
+    K = torch.eye(8).bfloat16()
+    assert predict_embeddings((K + K.T).float(), 1).shape == predict_embeddings(K + K.T, 1).shape == (8, 1)
 
 
 def network_and_images(twice):

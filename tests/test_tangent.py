@@ -115,6 +115,13 @@ def test_the_kernel_through_training(runs, tmp_path):
     assert drifted(bare, 30, 0, "cpu", "float32", lambda *_: None) is None
 
 
+def test_few_modes(tmp_path):
+    """A kernel at the beginning of training has fewer modes than there are embeddings; the run says what to do."""
+    run = sw.train(TINY.with_settings({"steps": 2}), tmp_path / "young", device="cpu")
+    with pytest.raises(InputError, match=r"4 modes above rounding.*take more pairs \(n\)"):
+        study(run, n=1, device="cpu")
+
+
 def test_command_line(runs):
     folders = [run.folder for run in runs]
     command = [sys.executable, "-m", "stairwise", "ntk", *folders, "--n", "20", "--keep-kernel", "--json"]
@@ -126,6 +133,10 @@ def test_command_line(runs):
     assert stored["kernel"].shape == (40, 40)
     assert np.all(np.diff(stored["spectrum"]) <= 0)
     assert (folders[0] / "ntk" / "figure.png").stat().st_size > 20_000
+    command = [sys.executable, "-m", "stairwise", "ntk", folders[0], "--no-initial", "--precision", "float64"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # as many pairs as there are images
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folders[0] / "ntk" / "tangent.json").read_text())["n"] == runs[0].facts["training_images"]
     command = [sys.executable, "-m", "stairwise", "ntk", folders[0], "--n", "20", "--over-time"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

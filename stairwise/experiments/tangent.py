@@ -106,7 +106,7 @@ def fixed_views(run: Run, n: int, seed: int, device: torch.device) -> Tensor:
     training = int(run.facts["training_images"])
     rows = torch.randperm(training, generator=torch.Generator().manual_seed(seed))[: positive_int(n, "n")]
     if len(rows) < n:
-        raise InputError("n", f"must be at most {training}, the number of training images", n)
+        raise InputError("n", f"must be at most {training}, the number of training images", n, f"n = {training}")
     mean, std = (s.to(device) for s in channel_statistics(images.pixels[:training]))
     size = recipe.size or min(images.pixels.shape[1:3])
     pairs = Pairs(build_feed(images, device), recipe.views, size, mean, std, seed)
@@ -137,7 +137,13 @@ def study(
     progress(0.1, "the tangent kernel")
     K, error = _kernel(model, x, precision)
     progress(0.5, "predicting")
-    F, pca = predict_embeddings(K, d), kernel_pca(K, d)
+    try:
+        F = predict_embeddings(K, d)
+    except InputError as error:
+        rule = f"must have a tangent kernel with {d} modes above rounding, as many as there are embeddings"
+        remedy = "take more pairs (n), train longer" + (", or precision float64" if precision != "float64" else "")
+        raise InputError("run", rule, None, remedy) from error
+    pca = kernel_pca(K, d)
     chance, spread = chance_alignment(len(x), d, draws=20, seed=seed)
     scores = {
         "theory": subspace_alignment(z, F),
@@ -211,8 +217,9 @@ class Drift:
     def table(self) -> Table:
         """For people."""
         columns = (self.change, self.with_first, self.with_last, self.theory)
-        rows = [[str(s), *(f"{v:.3f}" for v in values)] for s, *values in zip(self.steps, *columns, strict=True)]
-        header = ["step", "change", "with the first", "with the last", "theory with the final embeddings"]
+        rows = [[str(s), *(_or_unknown(v) for v in values)] for s, *values in zip(self.steps, *columns, strict=True)]
+        final = "theory with the final embeddings"
+        header = ["step", "relative change", "alignment with the first", "with the last", final]
         return Table(f"{self.run.name}: the tangent kernel through training", header, rows)
 
     def write(self, folder: Path) -> list[Path]:
@@ -224,6 +231,10 @@ class Drift:
         with style(), atomic(folder / "drift.png") as part:
             draw_drift(self.steps, self.with_first, self.with_last, self.theory, self.chance).savefig(part)
         return [folder / "drift.npz", folder / "drift.png"]
+
+
+def _or_unknown(value: float) -> str:
+    return "modes below rounding: float64" if np.isnan(value) else f"{value:.3f}"
 
 
 def over_time(

@@ -24,7 +24,10 @@ def namespace(x: object) -> ModuleType:
 
 def as_numpy(x: Matrix) -> np.ndarray:
     """A numpy array with the values of `x`."""
-    return x.detach().cpu().numpy() if is_tensor(x) else np.asarray(x)
+    if not is_tensor(x):
+        return np.asarray(x)
+    x = x.detach().cpu()
+    return (x.float() if x.dtype == sys.modules["torch"].bfloat16 else x).numpy()  # numpy has no bfloat16
 
 
 def stack(parts: list[Matrix]) -> Matrix:

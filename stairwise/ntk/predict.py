@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from stairwise.checks import InputError, positive_int
 from stairwise.kernel.arrays import as_numpy
 from stairwise.kernel.estimator import KernelSSL
+from stairwise.kernel.operators import DensePairs
+from stairwise.kernel.solvers import solve
 
 __all__ = ["kernel_pca", "predict_embeddings"]
 
@@ -33,7 +35,17 @@ def predict_embeddings(K: Any, d: int) -> Floats:
         >>> np.allclose(C, np.eye(3))
         True
     """
-    found = KernelSSL(n_components=positive_int(d, "d"), kernel="precomputed").fit(_pairs_kernel(K))
+    K = _pairs_kernel(K)
+    d = positive_int(d, "d", len(K), f"there are {len(K)} points: take more pairs, or fewer dimensions")
+    try:
+        found = KernelSSL(n_components=d, kernel="precomputed").fit(K)
+    except InputError:
+        known = len(solve(DensePairs(K), d, at_most=True).eigenvalues)
+        if known == d:
+            raise
+        rule = f"must be at most {known}: the other modes of K are below its rounding error"
+        remedy = f"lower d to {known}" + (", or compute K in float64" if K.dtype != np.float64 else "")
+        raise InputError("d", rule, d, remedy) from None
     return np.asarray(as_numpy(found.embedding_), dtype=np.float64)
 
 
@@ -56,4 +68,8 @@ def _pairs_kernel(K: Any) -> NDArray[Any]:
         )
     if not np.isfinite(K).all():
         raise InputError("K", "must be finite")
+    if not np.allclose(K, K.T, rtol=0, atol=1e-4 * np.abs(K).max()):
+        raise InputError("K", "must be symmetric", None, "use (K + K.T) / 2 if it should be")
+    if not K.any():
+        raise InputError("K", "must not be zero everywhere")
     return K

@@ -155,6 +155,8 @@ def chance_alignment(points: int, d: int, draws: int = 100, seed: int = 0) -> tu
 
 
 def _basis(x: ArrayLike, name: str) -> Floats:
+    if hasattr(x, "detach"):  # torch's, with gradients, on a GPU, of any precision
+        x = x.detach().cpu().double().numpy()
     columns = np.asarray(x, dtype=np.float64)
     if columns.ndim != 2 or not 0 < columns.shape[1] <= len(columns) or not np.isfinite(columns).all():
         rule = "must be finite, (points, d), with at most as many dimensions as points"
