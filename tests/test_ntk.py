@@ -1046,7 +1046,7 @@ assert state() == before
 class Of(nn.Module):
     def __init__(self, function):
         super().__init__()
-        self.layer, self.function = nn.Linear(6, 3), function
+        self.layer, self.function = nn.Linear(6, 20), function
 
     def forward(self, x):
         return self.function(self.layer(x))
@@ -1064,8 +1064,19 @@ class Of(nn.Module):
     ],
 )
 def test_models_that_have_no_gradient_a_sample(function, says):
-    with pytest.raises(InputError, match=says):
-        empirical_ntk(Of(function), torch.randn(30, 6))
+    torch.manual_seed(0)
+    for model, size in ((Of(function), 6), (nn.Sequential(Scaled(20), Apply(function)), 20)):  # with rules and without
+        with pytest.raises(InputError, match=says):
+            empirical_ntk(model, torch.randn(30, size))
+
+
+class Apply(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
 
 
 def test_a_model_less_itself_is_no_random_one():

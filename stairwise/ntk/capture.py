@@ -81,10 +81,11 @@ class Capture:
         self.by_products = by_products and trial.ndim == 4
         self.forward_done: torch.cuda.Event | None = None
         self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
+        self.by_products = self.by_products and bool(self.by_rule)
 
     def _verify(self, x: Tensor, calls: list[Call]) -> None:
-        """Compare rules with autograd, and passes by products with plain ones, for two samples of x, from whose calls
-        they come. Best done while a GPU is busy: this is mostly Python's time, and in a stream of its own it does not
+        """Compare rules with autograd, and passes by products with plain ones, for two samples of x, whose pass made
+        these calls. Best done while a GPU is busy: this is mostly Python's time, and in a stream of its own it does not
         wait for the rest."""
         rows = slice((len(x) - 1) // 2, None, max(1, len(x) // 2))  # one in the middle, and the last
         with products_in("float32"), self._beside(x.device):  # faster ones would look like rules that fail
@@ -131,6 +132,8 @@ class Capture:
                 self.by_rule &= found.keys()
                 raise RulesChanged
         else:
+            if not self.verified:
+                self._verify(x, [])
             for piece in x.split(PIECE):
                 _check_finite(torch.isfinite(self._scalars(self.model(piece), len(piece))).all())
         others = [name for name in self.parameters if name not in self.by_rule]
@@ -218,8 +221,8 @@ class Capture:
         alone = dict(plain)
         shared = [(name, given[rows], alone[name]) for name, given in calls if name in alone]
         shared = [(name, one, other) for name, one, other in shared if one.shape == other.shape]
-        differences = _numbers([_differences(one, other) for _, one, other in shared])
-        same = {name for (name, _, _), (_, most) in zip(shared, differences, strict=True) if most <= SAME}
+        shares = _numbers([[_apart(one, other)] for _, one, other in shared])
+        same = {name for (name, _, _), (share,) in zip(shared, shares, strict=True) if share <= 1}
         return {name for name in self.parameters if name.rpartition(".")[0] not in same}
 
     def _products_agree(self, trial: Tensor, plain: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
@@ -253,18 +256,16 @@ class Capture:
         """Calls, gradients at their outputs, and the parameters whose gradients the rules give rightly: each sample has
         all of its own of autograd's, the others nothing; and it has some."""
         x, forward = self._from_samples(trial)
-        self._check_same(forward.outputs, trial)
         calls, edges, used = forward.calls, forward.edges, list(self.parameters.values())
+        again = _differences(self.model(trial.clone()).detach(), forward.outputs)
         right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], list[Tensor]]()
         b: list[Tensor | None] = [None] * len(edges)
-        shares = []
+        others = []
         for i, scalar in enumerate(forward.scalars):
             given = [*edges, *used, *([x] if x.requires_grad else [])]
             out = torch.autograd.grad(scalar, given, allow_unused=True, retain_graph=True)
             if x.requires_grad and (g := out[-1]) is not None:
-                own, others = _largest(g[i]), g.clone()
-                others[i] = 0
-                shares.append([_largest(others), own])
+                others.append(_sizes(g.reshape(len(g), -1), g[i].flatten(), i))
             b = [_sum(one, other) for one, other in zip(b, out[: len(edges)], strict=True)]
             found = self._by_rules(calls, out[: len(edges)], len(trial))
             for name, whole in zip(self.parameters, out[len(edges) : len(edges) + len(used)], strict=True):
@@ -273,10 +274,10 @@ class Capture:
                     right.discard(name)
                 else:
                     sizes[i, name] = _sizes(gradients, whole.to_dense().flatten(), i)
-        if any(others > AGREE * own for others, own in _numbers(shares)):
-            rule = "must treat samples one by one: its output for one depends on the others"
-            raise InputError("model", rule, None, "take out what is summed or normalized over the batch")
-        for (_, name), (off, size) in zip(sizes, _numbers(sizes.values()), strict=True):
+        # the device is asked once
+        (_, most), *numbers = _numbers([again, *others, *sizes.values()])
+        _check_alone(most, numbers[: len(others)])
+        for (_, name), (off, size) in zip(sizes, numbers[len(others) :], strict=True):
             tolerance = AGREE_DOUBLE if self.parameters[name].dtype == torch.float64 else AGREE
             if not off <= tolerance * (size + 1e-30):  # not a number, perhaps
                 right.discard(name)
@@ -289,19 +290,14 @@ class Capture:
         if trial.is_floating_point():
             x = trial.clone().requires_grad_()
             try:
-                return x, self._forward(x.clone())  # a model may write to what it is given
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True")
+                    return x, self._forward(x.clone())  # a model may write to what it is given
             except InputError:
                 raise
             except RuntimeError:  # it may look at numbers in numpy, say
                 pass
         return trial, self._forward(trial.clone())
-
-    def _check_same(self, outputs: Tensor, trial: Tensor) -> None:
-        again = self.model(trial.clone()).detach()
-        ((_, most),) = _numbers([_differences(again, outputs)])
-        if most > RANDOM:
-            rule = "must give the same outputs twice: it draws random numbers"
-            raise InputError("model", rule, f"outputs that differ by {most:.0%}", "model.eval()")
 
     def _called(self, x: Tensor) -> set[str]:
         """Parameters of modules that are given one row a sample at another number of samples too: rows that are
@@ -428,6 +424,17 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one if other is None else other if one is None else one + other
 
 
+def _check_alone(differs: float, others: list[list[float]]) -> None:
+    """Refuse a model whose outputs differ between two calls, or depend on other samples: the gradients of a sample's
+    output there, and at itself."""
+    if differs > RANDOM:
+        rule = "must give the same outputs twice: it draws random numbers"
+        raise InputError("model", rule, f"outputs that differ by {differs:.0%}", "model.eval()")
+    if any(elsewhere > AGREE * own for elsewhere, own in others):
+        rule = "must treat samples one by one: its output for one depends on the others"
+        raise InputError("model", rule, None, "take out what is summed or normalized over the batch")
+
+
 def _sizes(found: Tensor, whole: Tensor, i: int) -> list[Tensor]:
     """Largest error of gradients (n, size) by rules, where sample i has all of autograd's (size,) and the others have
     nothing; and the largest element."""
@@ -443,6 +450,16 @@ def _differences(one: Tensor, other: Tensor) -> list[Tensor]:
     off, size = ((v.reshape(len(v), -1)).norm(dim=1) for v in (one - other, other))
     share = off / size.clamp_min(1e-30)
     return [share.amin(), share.amax()]
+
+
+def _apart(one: Tensor, other: Tensor) -> Tensor:
+    """How far rows are from the same rows of another pass, in units of what may be rounding: half the distance of two
+    such rows, or a little of their size."""
+    if not one.is_floating_point() or not one.numel():
+        return (one != other).any() * 2.0
+    one, other = one.reshape(len(one), -1), other.reshape(len(other), -1)
+    allowed = torch.maximum(0.5 * (other[0] - other[-1]).norm(), SAME * other.norm(dim=1))
+    return ((one - other).norm(dim=1) / allowed.clamp_min(1e-30)).amax()
 
 
 def _numbers(rows: Collection[Sequence[Tensor]]) -> list[list[float]]:
