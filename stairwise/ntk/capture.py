@@ -305,14 +305,15 @@ class Capture:
         weights = {p.data_ptr() for p in self.model.parameters()}
         saved: dict[int, int] = {}
 
-        def count(tensor: Tensor) -> None:
+        def count(tensor: Tensor) -> Tensor:
             if tensor.data_ptr() not in weights:
                 saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor.detach()  # the tensor itself would keep the graph alive for good
 
         try:
-            with saved_tensors_hooks(count, lambda _: None):  # there is no backward pass
+            with saved_tensors_hooks(count, lambda tensor: tensor):
                 forward = self._forward(x)
-        except Exception:  # or there is one within the model
+        except Exception:  # the model may differentiate something itself
             saved.clear()
             forward = self._forward(x)
         _check_finite(torch.isfinite(forward.scalars).all())
