@@ -742,7 +742,8 @@ def test_a_unit_that_rounding_turns_on_does_not_look_wrong():
     torch.manual_seed(0)
     model, x = rectified().eval(), torch.randn(6, 3, 9, 9)
     capture = Capture(model, mean, x, by_products=True)
-    calls, b, _ = capture._tried(x[:2])
+    alone, b, _ = capture._tried(x[:2])
+    calls = alone.calls
     assert capture._products_agree(x[:2], calls, b)
     for rows, agree in ((slice(1), True), (slice(2), False)):
         jumped = [g.clone() for g in b]
@@ -1039,6 +1040,9 @@ try:
     with products_in("tf32"): raise KeyError
 except KeyError: pass
 assert state() == before
+if name == "all" and new:  # what was not set still follows
+    backends.fp32_precision = "ieee"
+    assert backends.cuda.matmul.fp32_precision == "ieee"
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -1095,6 +1099,112 @@ def test_a_model_less_itself_is_no_random_one():
 
     x = torch.randn(70, 3, 9, 9)
     torch.testing.assert_close(empirical_ntk(Less(), x), empirical_ntk(now, x), rtol=1e-4, atol=1e-5)
+
+
+class Caching(nn.Module):
+    """Keeps things in its forward pass: a table with its length, a list, a tensor that is written to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.n, self.cos, self.seen = nn.Linear(8, 3), None, None, []
+        self.total, self.gain = torch.zeros(3), nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("mask", torch.ones(1, 3).expand(4, 3))
+        self.register_buffer("queue", torch.zeros(0))
+
+    def forward(self, x):
+        if self.n != x.shape[1]:
+            self.n = x.shape[1]
+            self.cos = torch.cos(torch.arange(self.n) * 1.0)
+        out = self.layer(x * self.cos) * self.gain * self.mask[:1]
+        self.seen.append(len(x))
+        self.total += 1
+        self.queue.resize_(len(x))
+        return out
+
+
+def test_what_a_model_keeps_is_as_before():
+    model, x = Caching(), torch.randn(9, 8)
+    loss = model(x).sum()
+    state = model.n, model.cos, list(model.seen), model.total.clone(), len(model.queue)
+    empirical_ntk(model, x)
+    assert (model.n, model.seen, len(model.queue)) == (state[0], state[2], state[4])
+    assert model.cos is state[1]
+    assert torch.equal(model.total, state[3])
+    loss.backward()  # its graph has not been written to
+    model(x)
+    fresh = Caching()
+    empirical_ntk(fresh, x)
+    assert (fresh.n, fresh.cos, fresh.seen) == (None, None, [])
+    fresh(x)
+
+
+def test_samples_that_are_sorted_later():
+    """Not in the first piece, and in y but not in x."""
+    torch.manual_seed(0)
+    model, x = Sorted(True).double(), torch.randn(130, 5).double()
+    x[:64, 0] = -x[:64, 0].abs()
+    exact = by_autograd(model, x)
+    torch.testing.assert_close(empirical_ntk(model, x), exact)
+    torch.testing.assert_close(empirical_ntk(model, x[:40], x[64:100]), exact[:40, 64:100])
+
+
+def test_weights_that_a_model_has_stored_elsewhere():
+    """torch.func would not see them."""
+    torch.manual_seed(0)
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(8, 16))
+    model, x = nn.Sequential(first, nn.ReLU(), nn.Linear(16, 2)).double().eval(), torch.randn(9, 8).double()
+    exact = by_autograd(model, x)
+    with nn.utils.parametrize.cached():
+        torch.testing.assert_close(empirical_ntk(model, x), exact)
+
+
+def test_lazy_modules():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(2)), torch.randn(6, 8)
+    torch.testing.assert_close(empirical_ntk(model, x), by_autograd(model, x), rtol=1e-4, atol=1e-5)
+
+
+def test_constants_are_not_memory_of_samples():
+    class Features(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 512), nn.utils.parametrizations.weight_norm(nn.Linear(512, 512))
+            self.register_buffer("R", torch.randn(512, 512))
+
+        def forward(self, x):
+            return self.last(torch.relu(self.first(x) @ self.R))
+
+    assert Capture(Features(), mean, torch.randn(9, 8)).sample_bytes < 1e5
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_statistics_of_the_batch_that_are_detached(integers):
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(x.float() - x.float().mean(0).detach())
+
+    torch.manual_seed(0)
+    x = torch.randint(0, 9, (60, 6)) if integers else torch.randn(60, 6)
+    with pytest.raises(InputError, match="one by one"):
+        empirical_ntk(Centred(), x)
+
+
+def test_models_that_do_not_take_samples_with_gradients():
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            assert not x.requires_grad
+            return self.layer(x)
+
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(empirical_ntk(Picky(), x), x @ x.T + 1)
 
 
 def test_memory_counts_what_is_kept_between_layers():
@@ -1164,6 +1274,7 @@ def test_bad_input():
         (np.triu(np.ones((4, 4))), 1, "K must be symmetric"),
         (np.zeros((4, 4)), 1, "K must not be zero"),
         (np.eye(4), 5, "d must be at most 4"),
+        (np.zeros((0, 0)), 1, "not empty"),
         (np.ones((6, 6), dtype=np.float32), 3, "d must be at most 1: .* lower d to 1, or compute K in float64"),
         (np.ones((6, 6)), 3, "d must be at most 1: .* lower d to 1$"),
     ):

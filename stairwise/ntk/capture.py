@@ -27,12 +27,13 @@ __all__ = ["Capture", "RulesChanged", "Scalar", "products_in", "unchanged"]
 
 Call = tuple[str, Tensor]  # name of the module, its input
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
-TRIAL = 2  # samples
+TRIAL = 4  # samples of a first pass, and one of them again: few sizes of weights are multiples of five
 PIECE = 64  # samples a pass on a CPU, whose caches are small, and of vmap, which keeps much
 AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and double precision
 # of the size of a layer's inputs and gradients. Rounding that turns a unit on or off makes the gradients of one sample
 # jump; wrong ones are wrong in all samples
 SAME, JUMP = 0.03, 0.5
+MIXES = "must treat samples one by one: its output for one depends on the others"
 RANDOM = 0.1  # of the outputs, by which a second call may differ
 
 
@@ -41,13 +42,18 @@ class RulesChanged(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class _Forward:
-    """What a forward pass leaves: outputs (N, d), scalars (N,), calls of modules with rules and where their outputs
-    are."""
+class _Pass:
+    """Outputs (N, d) and calls of modules with rules, without a graph."""
 
     outputs: Tensor
-    scalars: Tensor
     calls: list[Call]
+
+
+@dataclass(frozen=True, eq=False)
+class _Forward(_Pass):
+    """And the graph: scalars (N,), and where the outputs of the calls are."""
+
+    scalars: Tensor
     edges: list[GradientEdge]
 
 
@@ -77,25 +83,32 @@ class Capture:
             for name, module in model.named_modules()
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
-        self.verified, self.sample_bytes = False, 0.0
+        self.verified, self.one_by_one, self.sample_bytes = False, False, 0.0
         self.by_products = by_products and trial.ndim == 4
         self.forward_done: torch.cuda.Event | None = None
         self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
         self.by_products = self.by_products and bool(self.by_rule)
 
-    def _verify(self, x: Tensor, calls: list[Call]) -> None:
-        """Compare rules with autograd, and passes by products with plain ones, for two samples of x, whose pass made
-        these calls. Best done while a GPU is busy: this is mostly Python's time, and in a stream of its own it does not
-        wait for the rest."""
+    def _verify(self, x: Tensor, forward: _Pass) -> None:
+        """Try two samples of x alone, whose pass within the batch is given: whether layers, and the model, make the
+        same of them. With the first batch also: rules against autograd, and passes by products against plain ones. Best
+        done while a GPU is busy: this is mostly Python's time, and in a stream of its own it does not wait for that."""
         rows = slice((len(x) - 1) // 2, None, max(1, len(x) // 2))  # one in the middle, and the last
         with products_in("float32"), self._beside(x.device):  # faster ones would look like rules that fail
             trial = x[rows].clone()
-            plain, b, right = self._tried(trial)
-            right -= self._displaced(calls, plain, rows)
-            by_products = self.by_products and self._products_agree(trial, plain, b)
-        self.verified, changed = True, not self.by_rule <= right or by_products != self.by_products
+            alone: _Pass
+            if self.verified:
+                alone = self._forward(trial)
+                right, by_products = set(self.by_rule), self.by_products
+            else:
+                alone, b, right = self._tried(trial)
+                by_products = self.by_products and self._products_agree(trial, alone.calls, b)
+            if by_products == self.by_products:  # else the batch was passed through wrongly
+                right -= self._displaced(forward, alone, rows)
+        changed = not self.by_rule <= right or by_products != self.by_products
         if by_products != self.by_products:
             self._leave_to_torch("as products they give other gradients")
+        self.verified = True
         if changed:
             self.by_rule &= right
             raise RulesChanged
@@ -124,18 +137,17 @@ class Capture:
     def _factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         found: dict[str, AbstractFactor] = {}
         if self.by_rule:
-            calls, b = self._passes(x)
-            if not self.verified:
-                self._verify(x, calls)
-            found = {name: f for name, f in self._by_rules(calls, b, len(x)).items() if name in self.by_rule}
+            forward, b = self._passes(x)
+            self._verify(x, forward)
+            found = {name: f for name, f in self._by_rules(forward.calls, b, len(x)).items() if name in self.by_rule}
             if found.keys() != self.by_rule:  # these samples are treated in another way than those of the trial
                 self.by_rule &= found.keys()
                 raise RulesChanged
         else:
-            if not self.verified:
-                self._verify(x, [])
             for piece in x.split(PIECE):
-                _check_finite(torch.isfinite(self._scalars(self.model(piece), len(piece))).all())
+                outputs = self.model(piece)
+                _check_finite(torch.isfinite(self._scalars(outputs, len(piece))).all())
+                self._verify(piece, _Pass(outputs.detach(), []))
         others = [name for name in self.parameters if name not in self.by_rule]
         return found | (self._by_vmap(x, others) if others else {})
 
@@ -178,10 +190,10 @@ class Capture:
         finally:
             for one in hooks:
                 one.remove()
-        return _Forward(outputs.detach(), scalars, calls, edges)
+        return _Forward(outputs.detach(), calls, scalars, edges)
 
-    def _passes(self, x: Tensor) -> tuple[list[Call], Sequence[Tensor | None]]:
-        """Calls of modules with rules and the gradients at their outputs; by products, if the model can take it."""
+    def _passes(self, x: Tensor) -> tuple[_Pass, Sequence[Tensor | None]]:
+        """Forward pass and gradients at the outputs of its calls; by products, if the model can take it."""
         if self.by_products:
             try:
                 return self._by_products(x)
@@ -196,14 +208,14 @@ class Capture:
         warnings.warn(words, RuntimeWarning, stacklevel=3)
         self.by_products = False
 
-    def _by_products(self, x: Tensor) -> tuple[list[Call], Sequence[Tensor | None]]:
+    def _by_products(self, x: Tensor) -> tuple[_Pass, Sequence[Tensor | None]]:
         with ConvolutionsByProducts():
             forward = self._forward(x.contiguous(memory_format=torch.channels_last))
         return self._backward(forward)
 
-    def _backward(self, forward: _Forward) -> tuple[list[Call], Sequence[Tensor | None]]:
-        """Calls, and gradients at their outputs. The graph ends here: while it lives, torch would make gradients of a
-        second one wait for the stream of the first."""
+    def _backward(self, forward: _Forward) -> tuple[_Pass, Sequence[Tensor | None]]:
+        """Without the graph, which ends here: while it lives, torch would make gradients of a second one wait for the
+        stream of the first."""
         scalars = forward.scalars
         finite = torch.isfinite(scalars).all()
         if scalars.is_cuda:
@@ -213,24 +225,31 @@ class Capture:
         finally:
             with self._beside(scalars.device):  # waits for the forward pass, not for all that was launched since
                 _check_finite(finite)
-        return forward.calls, b
+        return _Pass(forward.outputs, forward.calls), b
 
-    def _displaced(self, calls: list[Call], plain: list[Call], rows: slice) -> set[str]:
-        """Parameters of modules to which these rows of the samples did not come as when they were alone: they are in
-        another order, or their number matters."""
-        alone = dict(plain)
-        shared = [(name, given[rows], alone[name]) for name, given in calls if name in alone]
+    def _displaced(self, batch: _Pass, alone: _Pass, rows: slice) -> set[str]:
+        """Parameters of modules to which these rows of the samples did not come as when they were alone: in another
+        order, or their number matters."""
+        by_name = dict(alone.calls)
+        shared = [(name, given[rows], by_name[name]) for name, given in batch.calls if name in by_name]
         shared = [(name, one, other) for name, one, other in shared if one.shape == other.shape]
-        shares = _numbers([[_apart(one, other)] for _, one, other in shared])
+        apart = [_apart(one, other) for _, one, other in shared]
+        # outputs that cancel are rounding, in units of what they come from
+        least = [1e-4 * given.norm() for _, given in alone.calls[-1:] if _floats(given)]
+        apart.append(_apart(batch.outputs[rows], alone.outputs, *least))
+        *shares, (of_outputs,) = _numbers([[share] for share in apart])
+        if of_outputs > 1:
+            raise InputError("model", MIXES, None, "take out what is summed or normalized over the batch")
         same = {name for (name, _, _), (share,) in zip(shared, shares, strict=True) if share <= 1}
         return {name for name in self.parameters if name.rpartition(".")[0] not in same}
 
     def _products_agree(self, trial: Tensor, plain: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
         """Whether inputs and gradients of the trial by products are those of plain passes, but for rounding."""
         try:
-            calls, b = self._by_products(trial)
+            found, b = self._by_products(trial)
         except Exception:  # with so few samples it cannot do what it could with more
             return False
+        calls = found.calls
         if [(name, given.shape) for name, given in calls] != [(name, given.shape) for name, given in plain]:
             return False
         if [g is None for g in b] != [g is None for g in plain_b]:
@@ -252,14 +271,15 @@ class Capture:
             raise InputError("output", "must give numbers that can be differentiated", None, "do not detach them")
         return scalars
 
-    def _tried(self, trial: Tensor) -> tuple[list[Call], list[Tensor | None], set[str]]:
-        """Calls, gradients at their outputs, and the parameters whose gradients the rules give rightly: each sample has
-        all of its own of autograd's, the others nothing; and it has some."""
+    def _tried(self, trial: Tensor) -> tuple[_Pass, list[Tensor | None], set[str]]:
+        """A plain pass, gradients at the outputs of its calls, and the parameters whose gradients the rules give
+        rightly: each sample has all of its own of autograd's, the others nothing; and it has some."""
         x, forward = self._from_samples(trial)
         calls, edges, used = forward.calls, forward.edges, list(self.parameters.values())
-        again = _differences(self.model(trial.clone()).detach(), forward.outputs)
+        again = _differences(self.model(x.clone()).detach(), forward.outputs)  # of x: it may matter what gets gradients
         right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], list[Tensor]]()
         b: list[Tensor | None] = [None] * len(edges)
+        wholes: dict[str, list[Tensor]] = {name: [] for name in self.parameters}
         others = []
         for i, scalar in enumerate(forward.scalars):
             given = [*edges, *used, *([x] if x.requires_grad else [])]
@@ -274,6 +294,7 @@ class Capture:
                     right.discard(name)
                 else:
                     sizes[i, name] = _sizes(gradients, whole.to_dense().flatten(), i)
+                wholes[name].append(torch.zeros_like(self.parameters[name]) if whole is None else whole.to_dense())
         # the device is asked once
         (_, most), *numbers = _numbers([again, *others, *sizes.values()])
         _check_alone(most, numbers[: len(others)])
@@ -283,7 +304,18 @@ class Capture:
                 right.discard(name)
             if size > 0:
                 moved.add(name)
-        return calls, b, right & moved
+        right &= moved
+        rest = [name for name in self.parameters if name not in right or name not in self.by_rule]
+        self.one_by_one = not self._functional(trial, {name: torch.stack(wholes[name]) for name in rest})
+        return _Pass(forward.outputs, calls), b, right
+
+    def _functional(self, trial: Tensor, wholes: dict[str, Tensor]) -> bool:
+        """Whether vmap(grad) gives what autograd does: not of weights that the model has stored elsewhere, too."""
+        if not wholes:
+            return True
+        found = self._by_vmap(trial, list(wholes))
+        pairs = [(found[name].gradients(), whole.reshape(len(trial), -1)) for name, whole in wholes.items()]
+        return all(off <= SAME * size for off, size in _numbers([[_largest(a - b), _largest(b)] for a, b in pairs]))
 
     def _from_samples(self, trial: Tensor) -> tuple[Tensor, _Forward]:
         """A forward pass, and the samples it began with, which get gradients, if the model can take that."""
@@ -293,20 +325,20 @@ class Capture:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True")
                     return x, self._forward(x.clone())  # a model may write to what it is given
-            except InputError:
-                raise
-            except RuntimeError:  # it may look at numbers in numpy, say
+            except Exception:  # it may look at numbers in numpy, say; if it is something else, that comes again
                 pass
         return trial, self._forward(trial.clone())
 
     def _called(self, x: Tensor) -> set[str]:
         """Parameters of modules that are given one row a sample at another number of samples too: rows that are
         something else may be as many by chance."""
-        weights = {p.data_ptr() for p in self.model.parameters()}
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        constant = {p.data_ptr() for p in tensors if not nn.parameter.is_lazy(p)}
         saved: dict[int, int] = {}
 
         def count(tensor: Tensor) -> Tensor:
-            if tensor.data_ptr() not in weights:
+            # what has other rows is the same for any number of samples
+            if tensor.ndim and len(tensor) % len(x) == 0 and tensor.data_ptr() not in constant:
                 saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
             return tensor.detach()  # the tensor itself would keep the graph alive for good
 
@@ -333,14 +365,18 @@ class Capture:
         def plain(sample: Tensor) -> dict[str, Tensor]:
             used = [self.parameters[name] for name in names]
             scalars = self.scalar(self.model(sample.unsqueeze(0)))
-            found = torch.autograd.grad(scalars[0], used, allow_unused=True)
+            # weights may be computed once and kept
+            found = torch.autograd.grad(scalars[0], used, allow_unused=True, retain_graph=True)
             pairs = zip(names, used, found, strict=True)
             return {name: torch.zeros_like(p) if g is None else g.to_dense() for name, p, g in pairs}
 
         def some(samples: Tensor) -> dict[str, Tensor]:
             try:
-                found = vmap(grad(one), in_dims=(None, 0))(chosen, samples)
-            except RuntimeError:  # something in the model cannot be batched: one by one
+                with unchanged(self.model):  # tensors of vmap's that it keeps would be of no use
+                    found = {} if self.one_by_one else vmap(grad(one), in_dims=(None, 0))(chosen, samples)
+            except RuntimeError:  # something in the model cannot be batched
+                found = {}
+            if not found:
                 each = [plain(sample) for sample in samples]
                 found = {name: torch.stack([g[name] for g in each]) for name in names}
             return {name: g.detach().reshape(len(samples), -1) for name, g in found.items()}
@@ -354,43 +390,64 @@ class Capture:
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
     """Float32 products are exact to rounding unless TF32 was asked for, whatever the user's settings."""
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    fast, value = precision == "tf32", "tf32" if precision == "tf32" else "ieee"
-    places: list[Any] = [cuda, cudnn]
-    name: str = "allow_tf32"
-    if new := hasattr(cuda, "fp32_precision"):  # torch refuses to mix these with the older ones
-        places, name = [cuda, cudnn.conv, cudnn.rnn], "fp32_precision"
-    kept = [getattr(place, name) for place in places]
+    cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    fast = precision == "tf32"
+    settings: list[tuple[Any, str, Any, Any]] = []
+    if hasattr(cuda, "fp32_precision"):  # torch refuses to mix these with the older ones
+        places = [(cuda, torch.backends), (cudnn.conv, cudnn), (cudnn.rnn, cudnn), (cpu.matmul, cpu), (cpu.conv, cpu)]
+        for place, above in places:
+            value = "tf32" if fast and above is not cpu else "ieee"
+            before = place.fp32_precision
+            if before != value:  # what is as for the one above was not set
+                settings.append((place, "fp32_precision", value, "none" if before == above.fp32_precision else before))
+    else:
+        settings = [(place, "allow_tf32", fast, place.allow_tf32) for place in (cuda, cudnn)]
     try:
-        for place in places:
-            setattr(place, name, value if new else fast)
+        for place, name, value, _ in settings:
+            setattr(place, name, value)
         yield
     finally:
-        for place, before in zip(places, kept, strict=True):
+        for place, name, _, before in settings:
             setattr(place, name, before)
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Buffers, and tensors that a forward pass leaves in a module, are as before afterwards."""
-    modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
-    before = [(m, dict(m._buffers), dict(vars(m))) for m in modules]
+    """Buffers, and what a forward pass leaves in the attributes of a module, are as before afterwards."""
+    special = (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)
+    modules = [m for m in model.modules() if not isinstance(m, special)]
+    before = [(m, dict(m._buffers), _own(m), _copies(m)) for m in modules]
     # batch norm in evaluation mode does not write to its own
     written = [m for m in modules if not isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    values = [(b, b.clone()) for m in written for b in m.buffers(recurse=False)]
+    kept = [t for m in written for t in (*m._buffers.values(), *_own(m).values()) if isinstance(t, Tensor)]
+    values = [(t, t._version, t.detach().clone()) for t in kept if not t.is_inference()]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
-        for module, buffers, attributes in before:
+        for tensor, version, value in values:
+            if tensor._version != version:
+                tensor.data = value
+        for module, buffers, attributes, copies in before:
             module._buffers.clear()
             module._buffers.update(buffers)
-            tensors = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
-            for name in tensors:
+            for name in _own(module).keys() - attributes.keys():
                 del vars(module)[name]
-            vars(module).update({name: value for name, value in attributes.items() if name not in vars(module)})
+            vars(module).update(attributes)
+            for name, copy in copies.items():
+                attributes[name].clear()
+                attributes[name].extend(copy) if isinstance(copy, list) else attributes[name].update(copy)
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    """What is in a module beside what every module has."""
+    return {name: value for name, value in vars(module).items() if name not in EVERY_MODULE}
+
+
+def _copies(module: nn.Module) -> dict[str, Any]:
+    return {name: value.copy() for name, value in _own(module).items() if type(value) in (list, dict, set)}
+
+
+EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:
@@ -429,11 +486,10 @@ def _check_alone(differs: float, others: list[list[float]]) -> None:
     """Refuse a model whose outputs differ between two calls, or depend on other samples: the gradients of a sample's
     output there, and at itself."""
     if differs > RANDOM:
-        rule = "must give the same outputs twice: it draws random numbers"
-        raise InputError("model", rule, f"outputs that differ by {differs:.0%}", "model.eval()")
+        rule = "must give the same outputs twice: it draws random numbers, or counts its calls"
+        raise InputError("model", rule, f"outputs that differ by {differs:.0%}", "model.eval(), if it was not")
     if any(elsewhere > AGREE * own for elsewhere, own in others):
-        rule = "must treat samples one by one: its output for one depends on the others"
-        raise InputError("model", rule, None, "take out what is summed or normalized over the batch")
+        raise InputError("model", MIXES, None, "take out what is summed or normalized over the batch")
 
 
 def _sizes(found: Tensor, whole: Tensor, i: int) -> list[Tensor]:
@@ -446,20 +502,26 @@ def _sizes(found: Tensor, whole: Tensor, i: int) -> list[Tensor]:
 
 def _differences(one: Tensor, other: Tensor) -> list[Tensor]:
     """Of the rows of one and of the other, relative to these: the smallest and the largest."""
-    if not one.is_floating_point() or not one.numel():
+    if not _floats(one):
         return [(one != other).any().float()] * 2
     off, size = ((v.reshape(len(v), -1)).norm(dim=1) for v in (one - other, other))
     share = off / size.clamp_min(1e-30)
     return [share.amin(), share.amax()]
 
 
-def _apart(one: Tensor, other: Tensor) -> Tensor:
-    """How far rows are from the same rows of another pass, in units of what may be rounding: half the distance of two
-    such rows, or a little of their size."""
-    if not one.is_floating_point() or not one.numel():
+def _floats(x: Tensor) -> bool:
+    return x.is_floating_point() and x.numel() > 0
+
+
+def _apart(one: Tensor, other: Tensor, *least: Tensor) -> Tensor:
+    """How far rows are from the same rows of another pass, in units of what may be rounding: a tenth of the distance
+    of two such rows, a little of their size, or at least so much."""
+    if not _floats(one):
         return (one != other).any() * 2.0
     one, other = one.reshape(len(one), -1), other.reshape(len(other), -1)
-    allowed = torch.maximum(0.5 * (other[0] - other[-1]).norm(), SAME * other.norm(dim=1))
+    allowed = torch.maximum(0.1 * (other[0] - other[-1]).norm(), SAME * other.norm(dim=1))
+    for other_size in least:
+        allowed = torch.maximum(allowed, other_size.to(allowed))
     return ((one - other).norm(dim=1) / allowed.clamp_min(1e-30)).amax()
 
 

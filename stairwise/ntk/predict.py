@@ -41,7 +41,7 @@ def predict_embeddings(K: Any, d: int) -> Floats:
         found = KernelSSL(n_components=d, kernel="precomputed").fit(K)
     except InputError:
         known = len(solve(DensePairs(K), d, at_most=True).eigenvalues)
-        if known == d:
+        if known in (0, d):
             raise
         rule = f"must be at most {known}: the other modes of K are below its rounding error"
         remedy = f"lower d to {known}" + (", or compute K in float64" if K.dtype != np.float64 else "")
@@ -60,8 +60,8 @@ def kernel_pca(K: Any, d: int) -> Floats:
 
 def _pairs_kernel(K: Any) -> NDArray[Any]:
     K = np.asarray(as_numpy(K))  # in its own precision: rounding of float32 is to be expected then
-    if K.ndim != 2 or K.shape[0] != K.shape[1]:
-        raise InputError("K", "must be square", f"shape {K.shape}")
+    if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
+        raise InputError("K", "must be square and not empty", f"shape {K.shape}")
     if len(K) % 2:
         raise InputError(
             "K", "must have two rows a pair, first views first", len(K), "leave no view without its partner"
