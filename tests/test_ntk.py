@@ -1014,7 +1014,7 @@ def test_settings_of_torch_are_as_before(set_up):
     code = f"""
 import torch
 from stairwise.ntk.empirical import empirical_ntk
-from stairwise.ntk.capture import products_in
+from stairwise.ntk.guards import products_in
 backends = torch.backends
 new = hasattr(backends.cuda.matmul, "fp32_precision")
 name = {set_up!r}

@@ -21,9 +21,10 @@ from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
 from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
+from stairwise.ntk.guards import products_in, unchanged
 from stairwise.ntk.products import ConvolutionsByProducts
 
-__all__ = ["Capture", "RulesChanged", "Scalar", "products_in", "unchanged"]
+__all__ = ["Capture", "RulesChanged", "Scalar"]
 
 Call = tuple[str, Tensor]  # name of the module, its input
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
@@ -385,69 +386,6 @@ class Capture:
             warnings.filterwarnings("ignore", "There is a performance drop")  # some functions are batched by a loop
             parts = [some(piece) for piece in x.split(PIECE)]
         return {name: Direct(torch.cat([part[name] for part in parts])) for name in names}
-
-
-@contextmanager
-def products_in(precision: str) -> Iterator[None]:
-    """Float32 products are exact to rounding unless TF32 was asked for, whatever the user's settings."""
-    cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
-    fast = precision == "tf32"
-    settings: list[tuple[Any, str, Any, Any]] = []
-    if hasattr(cuda, "fp32_precision"):  # torch refuses to mix these with the older ones
-        places = [(cuda, torch.backends), (cudnn.conv, cudnn), (cudnn.rnn, cudnn), (cpu.matmul, cpu), (cpu.conv, cpu)]
-        for place, above in places:
-            value = "tf32" if fast and above is not cpu else "ieee"
-            before = place.fp32_precision
-            if before != value:  # what is as for the one above was not set
-                settings.append((place, "fp32_precision", value, "none" if before == above.fp32_precision else before))
-    else:
-        settings = [(place, "allow_tf32", fast, place.allow_tf32) for place in (cuda, cudnn)]
-    try:
-        for place, name, value, _ in settings:
-            setattr(place, name, value)
-        yield
-    finally:
-        for place, name, _, before in settings:
-            setattr(place, name, before)
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Buffers, and what a forward pass leaves in the attributes of a module, are as before afterwards."""
-    special = (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)
-    modules = [m for m in model.modules() if not isinstance(m, special)]
-    before = [(m, dict(m._buffers), _own(m), _copies(m)) for m in modules]
-    # batch norm in evaluation mode does not write to its own
-    written = [m for m in modules if not isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    kept = [t for m in written for t in (*m._buffers.values(), *_own(m).values()) if isinstance(t, Tensor)]
-    values = [(t, t._version, t.detach().clone()) for t in kept if not t.is_inference()]
-    try:
-        yield
-    finally:
-        for tensor, version, value in values:
-            if tensor._version != version:
-                tensor.data = value
-        for module, buffers, attributes, copies in before:
-            module._buffers.clear()
-            module._buffers.update(buffers)
-            for name in _own(module).keys() - attributes.keys():
-                del vars(module)[name]
-            vars(module).update(attributes)
-            for name, copy in copies.items():
-                attributes[name].clear()
-                attributes[name].extend(copy) if isinstance(copy, list) else attributes[name].update(copy)
-
-
-def _own(module: nn.Module) -> dict[str, Any]:
-    """What is in a module beside what every module has."""
-    return {name: value for name, value in vars(module).items() if name not in EVERY_MODULE}
-
-
-def _copies(module: nn.Module) -> dict[str, Any]:
-    return {name: value.copy() for name, value in _own(module).items() if type(value) in (list, dict, set)}
-
-
-EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:

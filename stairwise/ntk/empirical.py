@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
 from stairwise.losses.ranks import rank, world
-from stairwise.ntk.capture import Capture, RulesChanged, Scalar, products_in, unchanged
+from stairwise.ntk.capture import Capture, RulesChanged, Scalar
 from stairwise.ntk.factors import AbstractFactor, Contraction, Direct
+from stairwise.ntk.guards import products_in, unchanged
 
 __all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
 

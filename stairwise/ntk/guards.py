@@ -1,0 +1,82 @@
+"""What is set for the time of a computation, and what is as before after it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["products_in", "unchanged"]
+
+EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Float32 products are exact to rounding unless TF32 was asked for, whatever the user's settings."""
+    cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    fast = precision == "tf32"
+    settings: list[tuple[Any, str, Any, Any]] = []
+    if hasattr(cuda, "fp32_precision"):  # torch refuses to mix these with the older ones
+        places = [(cuda, torch.backends), (cudnn.conv, cudnn), (cudnn.rnn, cudnn), (cpu.matmul, cpu), (cpu.conv, cpu)]
+        for place, above in places:
+            value = "tf32" if fast and above is not cpu else "ieee"
+            before = place.fp32_precision
+            if before != value:  # what is as for the one above was not set
+                settings.append((place, "fp32_precision", value, "none" if before == above.fp32_precision else before))
+    else:
+        settings = [(place, "allow_tf32", fast, place.allow_tf32) for place in (cuda, cudnn)]
+    try:
+        for place, name, value, _ in settings:
+            setattr(place, name, value)
+        yield
+    finally:
+        for place, name, _, before in settings:
+            setattr(place, name, before)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Buffers, and what a forward pass leaves in the attributes of a module, are as before afterwards.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> model.register_buffer("calls", torch.zeros(()))
+        >>> with unchanged(model):
+        ...     model.calls += 1
+        ...     model.last = torch.ones(3)
+        >>> float(model.calls), hasattr(model, "last")
+        (0.0, False)
+    """
+    special = (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)
+    modules = [m for m in model.modules() if not isinstance(m, special)]
+    before = [(m, dict(m._buffers), _own(m), _copies(m)) for m in modules]
+    # batch norm in evaluation mode does not write to its own
+    written = [m for m in modules if not isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    kept = [t for m in written for t in (*m._buffers.values(), *_own(m).values()) if isinstance(t, Tensor)]
+    values = [(t, t._version, t.detach().clone()) for t in kept if not t.is_inference()]
+    try:
+        yield
+    finally:
+        for tensor, version, value in values:
+            if tensor._version != version:
+                tensor.data = value
+        for module, buffers, attributes, copies in before:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            for name in _own(module).keys() - attributes.keys():
+                del vars(module)[name]
+            vars(module).update(attributes)
+            for name, copy in copies.items():
+                attributes[name].clear()
+                attributes[name].extend(copy) if isinstance(copy, list) else attributes[name].update(copy)
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    """What is in a module beside what every module has."""
+    return {name: value for name, value in vars(module).items() if name not in EVERY_MODULE}
+
+
+def _copies(module: nn.Module) -> dict[str, Any]:
+    return {name: value.copy() for name, value in _own(module).items() if type(value) in (list, dict, set)}
