@@ -49,8 +49,8 @@ def empirical_ntk(
         memory: bytes to work in; default: nine tenths of what is free on the GPU, three tenths on a CPU.
         progress: called with tiles done and in all; for "trace", with outputs.
 
-    The kernel is float64 for "float64" and for a model in double precision, else float32. The model is as before
-    afterwards, whatever its forward pass writes into it.
+    The kernel is float64 for "float64" and for a model in double precision, else float32. Buffers and attributes of the
+    model are as before afterwards, whatever its forward pass writes there.
 
     Under torchrun the tiles are shared among the processes, and each gets the whole kernel.
 
