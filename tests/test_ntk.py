@@ -19,7 +19,8 @@ import stairwise as sw
 from stairwise.checks import InputError
 from stairwise.experiments.fig2ab import tangent_kernel
 from stairwise.nets.encoder import build_encoder, build_network
-from stairwise.ntk.capture import Capture, RulesChanged, _sizes
+from stairwise.ntk.capture import Capture, RulesChanged
+from stairwise.ntk.compare import errors
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
 from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost, _product, factors
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
@@ -845,7 +846,7 @@ def test_models_that_products_do_not_suit(make, size, monkeypatch):
 
 def test_rules_that_give_no_numbers_are_not_right():
     found, whole = torch.tensor([[torch.nan, 0.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0])
-    off, size = (float(v) for v in _sizes(found, whole, 0))
+    off, size = (float(v) for v in errors(found, whole, 0))
     assert np.isnan(off)
     assert size == 1
     assert not off <= size

@@ -8,7 +8,7 @@ GPU convolutions may be computed as products; the trial compares that, too.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
+from stairwise.ntk.compare import SAME, apart, at_least_single, differences, errors, floats, largest, numbers
 from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
 from stairwise.ntk.guards import products_in, unchanged
 from stairwise.ntk.products import ConvolutionsByProducts
@@ -31,9 +32,9 @@ Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
 TRIAL = 4  # samples of a first pass, and one of them again: few sizes of weights are multiples of five
 PIECE = 64  # samples a pass on a CPU, whose caches are small, and of vmap, which keeps much
 AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and double precision
-# of the size of a layer's inputs and gradients. Rounding that turns a unit on or off makes the gradients of one sample
-# jump; wrong ones are wrong in all samples
-SAME, JUMP = 0.03, 0.5
+# of the size of a layer's gradients: rounding that turns a unit on or off makes those of one sample jump; wrong ones
+# are wrong in all samples
+JUMP = 0.5
 MIXES = "must treat samples one by one: its output for one depends on the others"
 RANDOM = 0.1  # of the outputs, by which a second call may differ
 
@@ -162,7 +163,7 @@ class Capture:
             if given.is_floating_point() and given.dtype != g.dtype:  # mixed precision within
                 continue
             try:
-                own = factors(self.modules[name], _at_least_single(given), _at_least_single(g.detach()))
+                own = factors(self.modules[name], at_least_single(given), at_least_single(g.detach()))
             except (RuntimeError, ValueError):  # an unusual module: no rule
                 continue
             for key, factor in own.items():
@@ -234,11 +235,11 @@ class Capture:
         by_name = dict(alone.calls)
         shared = [(name, given[rows], by_name[name]) for name, given in batch.calls if name in by_name]
         shared = [(name, one, other) for name, one, other in shared if one.shape == other.shape]
-        apart = [_apart(one, other) for _, one, other in shared]
+        far = [apart(one, other) for _, one, other in shared]
         # outputs that cancel are rounding, in units of what they come from
-        least = [1e-4 * given.norm() for _, given in alone.calls[-1:] if _floats(given)]
-        apart.append(_apart(batch.outputs[rows], alone.outputs, *least))
-        *shares, (of_outputs,) = _numbers([[share] for share in apart])
+        least = [1e-4 * given.norm() for _, given in alone.calls[-1:] if floats(given)]
+        far.append(apart(batch.outputs[rows], alone.outputs, *least))
+        *shares, (of_outputs,) = numbers([[share] for share in far])
         if of_outputs > 1:
             raise InputError("model", MIXES, None, "take out what is summed or normalized over the batch")
         same = {name for (name, _, _), (share,) in zip(shared, shares, strict=True) if share <= 1}
@@ -255,10 +256,10 @@ class Capture:
             return False
         if [g is None for g in b] != [g is None for g in plain_b]:
             return False
-        inputs = [_differences(one[1], other[1]) for one, other in zip(calls, plain, strict=True)]
-        gradients = [_differences(g, h) for g, h in zip(b, plain_b, strict=True) if g is not None and h is not None]
-        same = all(most <= SAME for _, most in _numbers(inputs))
-        return same and all(least <= SAME and most <= JUMP for least, most in _numbers(gradients))
+        inputs = [differences(one[1], other[1]) for one, other in zip(calls, plain, strict=True)]
+        gradients = [differences(g, h) for g, h in zip(b, plain_b, strict=True) if g is not None and h is not None]
+        same = all(most <= SAME for _, most in numbers(inputs))
+        return same and all(least <= SAME and most <= JUMP for least, most in numbers(gradients))
 
     def _scalars(self, output: Any, n: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
@@ -277,7 +278,7 @@ class Capture:
         rightly: each sample has all of its own of autograd's, the others nothing; and it has some."""
         x, forward = self._from_samples(trial)
         calls, edges, used = forward.calls, forward.edges, list(self.parameters.values())
-        again = _differences(self.model(x.clone()).detach(), forward.outputs)  # of x: it may matter what gets gradients
+        again = differences(self.model(x.clone()).detach(), forward.outputs)  # of x: it may matter what gets gradients
         right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], list[Tensor]]()
         b: list[Tensor | None] = [None] * len(edges)
         wholes: dict[str, list[Tensor]] = {name: [] for name in self.parameters}
@@ -286,7 +287,7 @@ class Capture:
             given = [*edges, *used, *([x] if x.requires_grad else [])]
             out = torch.autograd.grad(scalar, given, allow_unused=True, retain_graph=True)
             if x.requires_grad and (g := out[-1]) is not None:
-                others.append(_sizes(g.reshape(len(g), -1), g[i].flatten(), i))
+                others.append(errors(g.reshape(len(g), -1), g[i].flatten(), i))
             b = [_sum(one, other) for one, other in zip(b, out[: len(edges)], strict=True)]
             found = self._by_rules(calls, out[: len(edges)], len(trial))
             for name, whole in zip(self.parameters, out[len(edges) : len(edges) + len(used)], strict=True):
@@ -294,12 +295,12 @@ class Capture:
                 if gradients is None or gradients.shape[1:] != (whole.numel(),):
                     right.discard(name)
                 else:
-                    sizes[i, name] = _sizes(gradients, whole.to_dense().flatten(), i)
+                    sizes[i, name] = errors(gradients, whole.to_dense().flatten(), i)
                 wholes[name].append(torch.zeros_like(self.parameters[name]) if whole is None else whole.to_dense())
         # the device is asked once
-        (_, most), *numbers = _numbers([again, *others, *sizes.values()])
-        _check_alone(most, numbers[: len(others)])
-        for (_, name), (off, size) in zip(sizes, numbers[len(others) :], strict=True):
+        (_, most), *measured = numbers([again, *others, *sizes.values()])
+        _check_alone(most, measured[: len(others)])
+        for (_, name), (off, size) in zip(sizes, measured[len(others) :], strict=True):
             tolerance = AGREE_DOUBLE if self.parameters[name].dtype == torch.float64 else AGREE
             if not off <= tolerance * (size + 1e-30):  # not a number, perhaps
                 right.discard(name)
@@ -316,7 +317,7 @@ class Capture:
             return True
         found = self._by_vmap(trial, list(wholes))
         pairs = [(found[name].gradients(), whole.reshape(len(trial), -1)) for name, whole in wholes.items()]
-        return all(off <= SAME * size for off, size in _numbers([[_largest(a - b), _largest(b)] for a, b in pairs]))
+        return all(off <= SAME * size for off, size in numbers([[largest(a - b), largest(b)] for a, b in pairs]))
 
     def _from_samples(self, trial: Tensor) -> tuple[Tensor, _Forward]:
         """A forward pass, and the samples it began with, which get gradients, if the model can take that."""
@@ -430,57 +431,10 @@ def _check_alone(differs: float, others: list[list[float]]) -> None:
         raise InputError("model", MIXES, None, "take out what is summed or normalized over the batch")
 
 
-def _sizes(found: Tensor, whole: Tensor, i: int) -> list[Tensor]:
-    """Largest error of gradients (n, size) by rules, where sample i has all of autograd's (size,) and the others have
-    nothing; and the largest element."""
-    off = found.clone()
-    off[i] -= whole
-    return [_largest(off), _largest(whole)]
-
-
-def _differences(one: Tensor, other: Tensor) -> list[Tensor]:
-    """Of the rows of one and of the other, relative to these: the smallest and the largest."""
-    if not _floats(one):
-        return [(one != other).any().float()] * 2
-    off, size = ((v.reshape(len(v), -1)).norm(dim=1) for v in (one - other, other))
-    share = off / size.clamp_min(1e-30)
-    return [share.amin(), share.amax()]
-
-
-def _floats(x: Tensor) -> bool:
-    return x.is_floating_point() and x.numel() > 0
-
-
-def _apart(one: Tensor, other: Tensor, *least: Tensor) -> Tensor:
-    """How far rows are from the same rows of another pass, in units of what may be rounding: a tenth of the distance
-    of two such rows, a little of their size, or at least so much."""
-    if not _floats(one):
-        return (one != other).any() * 2.0
-    one, other = one.reshape(len(one), -1), other.reshape(len(other), -1)
-    allowed = torch.maximum(0.1 * (other[0] - other[-1]).norm(), SAME * other.norm(dim=1))
-    for other_size in least:
-        allowed = torch.maximum(allowed, other_size.to(allowed))
-    return ((one - other).norm(dim=1) / allowed.clamp_min(1e-30)).amax()
-
-
-def _numbers(rows: Collection[Sequence[Tensor]]) -> list[list[float]]:
-    """Rows of scalars; the device is asked once."""
-    flat = [x for row in rows for x in row]
-    return torch.stack(flat).double().view(len(rows), -1).tolist() if flat else []
-
-
-def _largest(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, ord=torch.inf) if x.numel() else x.new_zeros(())
-
-
 def _memory(modules: dict[str, nn.Module], calls: list[Call]) -> float:
     """Bytes for inputs and gradients of all calls, and for the patches of the largest, twice."""
     kept = sum(2.0 * given.numel() * given.element_size() for _, given in calls)
     return kept + 2 * max((patches_bytes(modules[name], given) for name, given in calls), default=0.0)
-
-
-def _at_least_single(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _check_mode(model: nn.Module) -> None:
