@@ -18,7 +18,6 @@ The better of two rounds, but one of the tutorial's. Last line: JSON.
 
 import argparse
 import json
-from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -27,6 +26,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from stairwise.nets.encoder import build_encoder
 from stairwise.ntk.empirical import empirical_ntk
+from stairwise.ntk.guards import products_in
 
 AIM = 1e-4  # largest |ΔK_ij| / √(K_ii K_jj)
 
@@ -103,16 +103,6 @@ def normalized(difference, exact):
     return (difference / torch.outer(size, size)).abs()
 
 
-@contextmanager
-def plain_float32():
-    """No TF32 in torch's convolutions."""
-    kept, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = kept
-
-
 def over_draws(device, draws, found):
     """How far float32 passes are from float64, ResNet-50 as initialized, for draws of weights and images: the largest
     error of 16 and of 64 samples, the median, and ‖ΔK‖/‖K‖."""
@@ -174,7 +164,7 @@ def on_gpu(device, large, draws, quick, found):
     print(f"float16 products add {found['float16_adds']:.1e} to the error", flush=True)
     del exact, half
     if draws:
-        with plain_float32():
+        with products_in("float32"):  # of vmap(grad), too
             over_draws(device, 1 if quick else draws, found)
     model = network("resnet18", 10, device, stem="small")
     x = torch.randn(large, 3, 32, 32, device=device)

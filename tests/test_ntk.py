@@ -1009,7 +1009,7 @@ def test_modes_of_the_caller_do_not_matter(mode, precision):
     torch.testing.assert_close(K, by_autograd(model, x.clone()).to(K), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("set_up", ["matmul.fp32", "all", "cudnn", "medium", "legacy", "nothing"])
+@pytest.mark.parametrize("set_up", ["matmul.fp32", "all", "cudnn", "conv", "medium", "legacy", "nothing"])
 def test_settings_of_torch_are_as_before(set_up):
     """In a process of its own: torch's old and new settings do not mix."""
     code = f"""
@@ -1022,18 +1022,23 @@ name = {set_up!r}
 if name == "matmul.fp32" and new: backends.cuda.matmul.fp32_precision = "tf32"
 if name == "all" and new: backends.fp32_precision = "tf32"
 if name == "cudnn" and new: backends.cudnn.fp32_precision = "tf32"
+if name == "conv" and new: backends.cudnn.conv.fp32_precision = "ieee"
 if name == "medium": torch.set_float32_matmul_precision("medium")
 if name == "legacy": backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = True, False
 def state():
     calls = [lambda: backends.cuda.matmul.allow_tf32, lambda: backends.cudnn.allow_tf32]
     calls += [torch.get_float32_matmul_precision]
     if new: calls += [lambda: backends.cuda.matmul.fp32_precision, lambda: backends.cudnn.conv.fp32_precision]
+    if new: calls += [lambda: backends.cudnn.rnn.fp32_precision, lambda: backends.mkldnn.matmul.fp32_precision]
     found = []
     for call in calls:
         try: found.append(call())
         except RuntimeError: found.append("mixed")
     return found
 before = state()
+with products_in("float32"):
+    inside = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul] if new else []
+    assert not {{place.fp32_precision for place in inside}} & {{"tf32", "bf16"}}
 for precision in ("float32", "tf32"):
     empirical_ntk(torch.nn.Linear(3, 2), torch.randn(4, 3), precision=precision)
 assert state() == before, (before, state())

@@ -15,25 +15,33 @@ EVERY_MODULE = frozenset(vars(nn.Module()))
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
     """Float32 products are exact to rounding unless TF32 was asked for, whatever the user's settings."""
-    cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
-    fast = precision == "tf32"
-    settings: list[tuple[Any, str, Any, Any]] = []
-    if hasattr(cuda, "fp32_precision"):  # torch refuses to mix these with the older ones
-        places = [(cuda, torch.backends), (cudnn.conv, cudnn), (cudnn.rnn, cudnn), (cpu.matmul, cpu), (cpu.conv, cpu)]
-        for place, above in places:
-            value = "tf32" if fast and above is not cpu else "ieee"
-            before = place.fp32_precision
-            if before != value:  # what is as for the one above was not set
-                settings.append((place, "fp32_precision", value, "none" if before == above.fp32_precision else before))
-    else:
-        settings = [(place, "allow_tf32", fast, place.allow_tf32) for place in (cuda, cudnn)]
+    fast, cudnn, cpu = precision == "tf32", torch.backends.cudnn, torch.backends.mkldnn
+    finer: list[tuple[Any, Any]] = []  # settings that newer versions of torch have for each kind of operation
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        places = [(torch.backends.cuda.matmul, torch.backends), (cudnn.conv, cudnn), (cudnn.rnn, cudnn)]
+        for place, above in [*places, (cpu.matmul, cpu)]:
+            value = place.fp32_precision
+            finer.append((place, "none" if value == above.fp32_precision else value))  # that was not set
     try:
-        for place, name, value, _ in settings:
-            setattr(place, name, value)
+        older = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # the user has set the newer ones, in a way that these cannot express
+        older = None
+    try:
+        if older is None:
+            for place, _ in finer:
+                place.fp32_precision = "tf32" if fast else "ieee"
+        else:
+            torch.set_float32_matmul_precision("high" if fast else "highest")
+            cudnn.allow_tf32 = fast
+        if finer:  # TF32 is for GPUs
+            cpu.matmul.fp32_precision = "ieee"
         yield
     finally:
-        for place, name, _, before in settings:
-            setattr(place, name, before)
+        if older is not None:
+            torch.set_float32_matmul_precision(older[0])
+            cudnn.allow_tf32 = older[1]
+        for place, before in finer:
+            place.fp32_precision = before
 
 
 @contextmanager
