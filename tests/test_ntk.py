@@ -1185,32 +1185,19 @@ def test_constants_are_not_memory_of_samples():
 
 @pytest.mark.parametrize("integers", [False, True])
 def test_statistics_of_the_batch_that_are_detached(integers):
-    class Centred(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-
-        def forward(self, x):
-            return self.layer(x.float() - x.float().mean(0).detach())
-
     torch.manual_seed(0)
     x = torch.randint(0, 9, (60, 6)) if integers else torch.randn(60, 6)
     with pytest.raises(InputError, match="one by one"):
-        empirical_ntk(Centred(), x)
+        empirical_ntk(nn.Sequential(Apply(lambda x: x.float() - x.float().mean(0).detach()), nn.Linear(6, 3)), x)
 
 
 def test_models_that_do_not_take_samples_with_gradients():
-    class Picky(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-
-        def forward(self, x):
-            assert not x.requires_grad
-            return self.layer(x)
+    def picky(x):
+        assert not x.requires_grad
+        return x
 
     x = torch.randn(5, 6)
-    torch.testing.assert_close(empirical_ntk(Picky(), x), x @ x.T + 1)
+    torch.testing.assert_close(empirical_ntk(nn.Sequential(Apply(picky), nn.Linear(6, 3)), x), x @ x.T + 1)
 
 
 def test_memory_counts_what_is_kept_between_layers():
