@@ -234,7 +234,7 @@ class Drift:
 
 
 def _or_unknown(value: float) -> str:
-    return "modes below rounding: float64" if np.isnan(value) else f"{value:.3f}"
+    return "below rounding" if np.isnan(value) else f"{value:.3f}"
 
 
 def over_time(
