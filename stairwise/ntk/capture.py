@@ -20,9 +20,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
-from stairwise.ntk.compare import SAME, apart, at_least_single, differences, errors, floats, largest, numbers
+from stairwise.ntk.compare import SAME, apart, at_least_single, differences, errors, numbers
 from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
-from stairwise.ntk.guards import products_in, unchanged
+from stairwise.ntk.guards import products_in, state, unchanged
 from stairwise.ntk.products import ConvolutionsByProducts
 
 __all__ = ["Capture", "RulesChanged", "Scalar"]
@@ -45,10 +45,13 @@ class RulesChanged(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """Outputs (N, d) and calls of modules with rules, without a graph."""
+    """Outputs (N, d) and calls of modules with rules, without a graph; whether the scalars are finite; and on a GPU,
+    when all of that is there."""
 
     outputs: Tensor
     calls: list[Call]
+    finite: Tensor
+    done: torch.cuda.Event | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,18 +88,19 @@ class Capture:
             for name, module in model.named_modules()
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
-        self.verified, self.one_by_one, self.sample_bytes = False, False, 0.0
+        self.verified, self.one_by_one, self.remembers, self.sample_bytes = False, False, True, 0.0
         self.by_products = by_products and trial.ndim == 4
-        self.forward_done: torch.cuda.Event | None = None
         self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
         self.by_products = self.by_products and bool(self.by_rule)
 
     def _verify(self, x: Tensor, forward: _Pass) -> None:
         """Try two samples of x alone, whose pass within the batch is given: whether layers, and the model, make the
         same of them. With the first batch also: rules against autograd, and passes by products against plain ones. Best
-        done while a GPU is busy: this is mostly Python's time, and in a stream of its own it does not wait for that."""
+        done while a GPU is busy: this is mostly Python's time, and in a stream of its own it does not wait for that,
+        unless the model keeps something in its forward pass for the next."""
         rows = slice((len(x) - 1) // 2, None, max(1, len(x) // 2))  # one in the middle, and the last
-        with products_in("float32"), self._beside(x.device):  # faster ones would look like rules that fail
+        with products_in("float32"), _beside(forward if self.remembers else None, x.device):
+            # faster products would look like rules that fail
             trial = x[rows].clone()
             alone: _Pass
             if self.verified:
@@ -105,6 +109,8 @@ class Capture:
             else:
                 alone, b, right = self._tried(trial)
                 by_products = self.by_products and self._products_agree(trial, alone.calls, b)
+        with _beside(forward, x.device):
+            _check_finite(forward.finite)
             if by_products == self.by_products:  # else the batch was passed through wrongly
                 right -= self._displaced(forward, alone, rows)
         changed = not self.by_rule <= right or by_products != self.by_products
@@ -114,20 +120,6 @@ class Capture:
         if changed:
             self.by_rule &= right
             raise RulesChanged
-
-    @contextmanager
-    def _beside(self, device: torch.device) -> Iterator[None]:
-        """In a stream of its own, which waits for the last forward pass and for nothing else."""
-        if device.type != "cuda":
-            yield
-            return
-        stream = _second_stream(device)
-        if self.forward_done is not None:  # a model may keep something in its forward pass for the next
-            stream.wait_event(self.forward_done)
-        with torch.cuda.stream(stream), warnings.catch_warnings():
-            # a graph of the user's that is still alive belongs to another stream: torch waits for it
-            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
-            yield
 
     def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         """Gradients of all samples, by name of parameter."""
@@ -148,8 +140,8 @@ class Capture:
         else:
             for piece in x.split(PIECE):
                 outputs = self.model(piece)
-                _check_finite(torch.isfinite(self._scalars(outputs, len(piece))).all())
-                self._verify(piece, _Pass(outputs.detach(), []))
+                finite = torch.isfinite(self._scalars(outputs, len(piece))).all()
+                self._verify(piece, _Pass(outputs.detach(), [], finite, _now(piece.device)))
         others = [name for name in self.parameters if name not in self.by_rule]
         return found | (self._by_vmap(x, others) if others else {})
 
@@ -192,7 +184,8 @@ class Capture:
         finally:
             for one in hooks:
                 one.remove()
-        return _Forward(outputs.detach(), calls, scalars, edges)
+        finite = torch.isfinite(scalars.detach()).all()
+        return _Forward(outputs.detach(), calls, finite, _now(x.device), scalars, edges)
 
     def _passes(self, x: Tensor) -> tuple[_Pass, Sequence[Tensor | None]]:
         """Forward pass and gradients at the outputs of its calls; by products, if the model can take it."""
@@ -218,31 +211,28 @@ class Capture:
     def _backward(self, forward: _Forward) -> tuple[_Pass, Sequence[Tensor | None]]:
         """Without the graph, which ends here: while it lives, torch would make gradients of a second one wait for the
         stream of the first."""
-        scalars = forward.scalars
-        finite = torch.isfinite(scalars).all()
-        if scalars.is_cuda:
-            self.forward_done = torch.cuda.current_stream(scalars.device).record_event()
         try:
-            b = torch.autograd.grad(scalars.sum(), forward.edges, allow_unused=True)
-        finally:
-            with self._beside(scalars.device):  # waits for the forward pass, not for all that was launched since
-                _check_finite(finite)
-        return _Pass(forward.outputs, forward.calls), b
+            b = torch.autograd.grad(forward.scalars.sum(), forward.edges, allow_unused=True)
+        except RuntimeError:
+            _check_finite(forward.finite)  # which a model may look at on the way back
+            raise
+        return _Pass(forward.outputs, forward.calls, forward.finite, forward.done), b
 
     def _displaced(self, batch: _Pass, alone: _Pass, rows: slice) -> set[str]:
         """Parameters of modules to which these rows of the samples did not come as when they were alone: in another
         order, or their number matters."""
         by_name = dict(alone.calls)
         shared = [(name, given[rows], by_name[name]) for name, given in batch.calls if name in by_name]
-        shared = [(name, one, other) for name, one, other in shared if one.shape == other.shape]
-        far = [apart(one, other) for _, one, other in shared]
+        shared = [("", batch.outputs[rows], alone.outputs), *shared]
+        shared = [(name, one, other) for name, one, other in shared if one.shape == other.shape and one.numel()]
+        names, ones, others = zip(*shared, strict=True)
         # outputs that cancel are rounding, in units of what they come from
-        least = [1e-4 * given.norm() for _, given in alone.calls[-1:] if floats(given)]
-        far.append(apart(batch.outputs[rows], alone.outputs, *least))
-        *shares, (of_outputs,) = numbers([[share] for share in far])
+        last = at_least_single(alone.calls[-1][1] if alone.calls else alone.outputs)
+        least = 1e-4 * last.norm() if last.is_floating_point() else 0.0
+        (of_outputs,), shares = numbers(apart(ones[:1], others[:1], least), apart(ones, others))
         if of_outputs > 1:
             raise InputError("model", MIXES, None, "take out what is summed or normalized over the batch")
-        same = {name for (name, _, _), (share,) in zip(shared, shares, strict=True) if share <= 1}
+        same = {name for name, share in zip(names[1:], shares[1:], strict=True) if share <= 1}
         return {name for name in self.parameters if name.rpartition(".")[0] not in same}
 
     def _products_agree(self, trial: Tensor, plain: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
@@ -256,10 +246,15 @@ class Capture:
             return False
         if [g is None for g in b] != [g is None for g in plain_b]:
             return False
-        inputs = [differences(one[1], other[1]) for one, other in zip(calls, plain, strict=True)]
-        gradients = [differences(g, h) for g, h in zip(b, plain_b, strict=True) if g is not None and h is not None]
-        same = all(most <= SAME for _, most in numbers(inputs))
-        return same and all(least <= SAME and most <= JUMP for least, most in numbers(gradients))
+        pairs = [(g, h) for g, h in zip(b, plain_b, strict=True) if g is not None and h is not None]
+        if not pairs:
+            return False
+        inputs, gradients = numbers(
+            differences([given for _, given in calls], [given for _, given in plain]),
+            differences([g for g, _ in pairs], [h for _, h in pairs]),
+        )
+        same = all(most <= SAME for _, most in inputs)
+        return same and all(least <= SAME and most <= JUMP for least, most in gradients)
 
     def _scalars(self, output: Any, n: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
@@ -278,29 +273,35 @@ class Capture:
         rightly: each sample has all of its own of autograd's, the others nothing; and it has some."""
         x, forward = self._from_samples(trial)
         calls, edges, used = forward.calls, forward.edges, list(self.parameters.values())
-        again = differences(self.model(x.clone()).detach(), forward.outputs)  # of x: it may matter what gets gradients
-        right, moved, sizes = set(self.parameters), set[str](), dict[tuple[int, str], list[Tensor]]()
+        again = self.model(x.clone()).detach()  # of x: it may matter what gets gradients
         b: list[Tensor | None] = [None] * len(edges)
         wholes: dict[str, list[Tensor]] = {name: [] for name in self.parameters}
-        others = []
+        right, names, elsewhere, tables = set(self.parameters), list[str](), [], []
         for i, scalar in enumerate(forward.scalars):
             given = [*edges, *used, *([x] if x.requires_grad else [])]
             out = torch.autograd.grad(scalar, given, allow_unused=True, retain_graph=True)
             if x.requires_grad and (g := out[-1]) is not None:
-                others.append(errors(g.reshape(len(g), -1), g[i].flatten(), i))
+                elsewhere.append(errors([g.reshape(len(g), -1)], [g[i].flatten()], i))
             b = [_sum(one, other) for one, other in zip(b, out[: len(edges)], strict=True)]
             found = self._by_rules(calls, out[: len(edges)], len(trial))
+            pairs = []
             for name, whole in zip(self.parameters, out[len(edges) : len(edges) + len(used)], strict=True):
                 gradients = _gradients(found[name]) if name in found and whole is not None else None
-                if gradients is None or gradients.shape[1:] != (whole.numel(),):
+                if gradients is None or not whole.numel() or gradients.shape[1:] != (whole.numel(),):
                     right.discard(name)
                 else:
-                    sizes[i, name] = errors(gradients, whole.to_dense().flatten(), i)
+                    names.append(name)
+                    pairs.append((gradients, whole.to_dense().flatten()))
                 wholes[name].append(torch.zeros_like(self.parameters[name]) if whole is None else whole.to_dense())
+            if pairs:
+                tables.append(errors([one for one, _ in pairs], [other for _, other in pairs], i))
         # the device is asked once
-        (_, most), *measured = numbers([again, *others, *sizes.values()])
-        _check_alone(most, measured[: len(others)])
-        for (_, name), (off, size) in zip(sizes, measured[len(others) :], strict=True):
+        ((_, most),), *measured = numbers(differences([again], [forward.outputs]), *elsewhere, *tables)
+        _check_alone(most, [row for table in measured[: len(elsewhere)] for row in table])
+        moved = set[str]()
+        for name, (off, size) in zip(
+            names, (row for table in measured[len(elsewhere) :] for row in table), strict=True
+        ):
             tolerance = AGREE_DOUBLE if self.parameters[name].dtype == torch.float64 else AGREE
             if not off <= tolerance * (size + 1e-30):  # not a number, perhaps
                 right.discard(name)
@@ -309,15 +310,17 @@ class Capture:
         right &= moved
         rest = [name for name in self.parameters if name not in right or name not in self.by_rule]
         self.one_by_one = not self._functional(trial, {name: torch.stack(wholes[name]) for name in rest})
-        return _Pass(forward.outputs, calls), b, right
+        return _Pass(forward.outputs, calls, forward.finite, forward.done), b, right
 
     def _functional(self, trial: Tensor, wholes: dict[str, Tensor]) -> bool:
         """Whether vmap(grad) gives what autograd does: not of weights that the model has stored elsewhere, too."""
+        wholes = {name: whole for name, whole in wholes.items() if whole.numel()}
         if not wholes:
             return True
         found = self._by_vmap(trial, list(wholes))
-        pairs = [(found[name].gradients(), whole.reshape(len(trial), -1)) for name, whole in wholes.items()]
-        return all(off <= SAME * size for off, size in numbers([[largest(a - b), largest(b)] for a, b in pairs]))
+        flat = [found[name].gradients().reshape(1, -1) for name in wholes]
+        (sizes,) = numbers(errors(flat, [whole.flatten() for whole in wholes.values()], 0))
+        return all(off <= SAME * size for off, size in sizes)
 
     def _from_samples(self, trial: Tensor) -> tuple[Tensor, _Forward]:
         """A forward pass, and the samples it began with, which get gradients, if the model can take that."""
@@ -337,6 +340,7 @@ class Capture:
         tensors = (*self.model.parameters(), *self.model.buffers())
         constant = {p.data_ptr() for p in tensors if not nn.parameter.is_lazy(p)}
         saved: dict[int, int] = {}
+        before = state(self.model)
 
         def count(tensor: Tensor) -> Tensor:
             # what has other rows is the same for any number of samples
@@ -350,7 +354,8 @@ class Capture:
         except Exception:  # the model may differentiate something itself
             saved.clear()
             forward = self._forward(x)
-        _check_finite(torch.isfinite(forward.scalars).all())
+        _check_finite(forward.finite)
+        self.remembers = state(self.model) != before
         self.sample_bytes = max(_memory(self.modules, forward.calls), float(sum(saved.values()))) / len(x)
         known = {name for name, given in forward.calls if len(given) == len(x)}
         return {name for name in self.parameters if name.rpartition(".")[0] in known}
@@ -409,6 +414,25 @@ def _gradients(factor: AbstractFactor) -> Tensor | None:
 def _second_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all: each keeps memory of its own. Its small kernels go first, or each would wait for large ones."""
     return torch.cuda.Stream(device, priority=-1)
+
+
+def _now(device: torch.device) -> torch.cuda.Event | None:
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+@contextmanager
+def _beside(forward: _Pass | None, device: torch.device) -> Iterator[None]:
+    """In a stream of its own, which waits for this forward pass and for nothing else."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = _second_stream(device)
+    if forward is not None and forward.done is not None:
+        stream.wait_event(forward.done)
+    with torch.cuda.stream(stream), warnings.catch_warnings():
+        # a graph of the user's that is still alive belongs to another stream: torch waits for it
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
+        yield
 
 
 def _check_finite(finite: Tensor) -> None:

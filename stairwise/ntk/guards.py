@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["products_in", "unchanged"]
+__all__ = ["products_in", "state", "unchanged"]
 
 EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -79,6 +79,18 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for name, copy in copies.items():
                 attributes[name].clear()
                 attributes[name].extend(copy) if isinstance(copy, list) else attributes[name].update(copy)
+
+
+def state(model: nn.Module) -> object:
+    """Which objects and versions of tensors a model holds in buffers and attributes: another one after a forward pass
+    that leaves something there."""
+    found: list[Any] = []
+    for module in model.modules():
+        for value in (*module._buffers.values(), *_own(module).values()):
+            inside = value if isinstance(value, list | set) else value.values() if isinstance(value, dict) else ()
+            for one in (value, *inside):
+                found.append((id(one), one._version if isinstance(one, Tensor) and not one.is_inference() else 0))
+    return found
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
