@@ -21,7 +21,7 @@ __all__ = ["RULES", "AbstractFactor", "Contraction", "Direct", "Lookup", "Outer"
 
 BLOCKS, BLOCKS_GPU = 4, 2  # rows of a symmetric product are taken in so many blocks: saves three eighths, or a quarter
 FEW = 64  # positions, below which torch's sums a channel are slow
-LONG = 65536  # terms of a sum, of which tensor cores cut off the ends: longer ones are too small, by up to 3e-4
+LONG, TOGETHER = 4096, 16  # terms of a sum, and sums at a time: tensor cores cut off the ends, 5e-9 of the sum a term
 SINGLE = 10_000  # products a pair of samples, for which float16 saves no time
 MIXED = "dtype" in torch.ops.aten.mm.overloads()  # torch ≥ 2.8
 ENTRY, ENTRY_GPU = 100, 1000  # an entry of a ghost product is written and read; in units of multiplications, about
@@ -62,15 +62,19 @@ def _outer(a: Tensor, b: Tensor, out: Tensor) -> None:
         torch.bmm(b, a, out=into)
 
 
-def _product(x: Tensor, y: Tensor) -> Tensor:
+def _product(x: Tensor, y: Tensor, how: Contraction) -> Tensor:
     """x yᵀ; of float16 matrices in float32."""
     if x.dtype != torch.float16:
         return x @ y.T
     if not x.is_cuda or not MIXED:
         return x.float() @ y.float().T
-    total: Tensor | None = None
-    for a, b in zip(x.split(LONG, 1), y.split(LONG, 1), strict=True):
-        product = torch.mm(a, b.T, out_dtype=torch.float32)
+    whole = x.shape[1] // LONG * LONG
+    total = torch.mm(x[:, whole:], y[:, whole:].T, out_dtype=torch.float32) if whole < x.shape[1] else None
+    room = int(how.slice_bytes / (16 * len(x) * len(y)))  # a quarter of a slice
+    step = LONG * min(max(room, 1), TOGETHER)
+    for low in range(0, whole, step):
+        a, b = (v[:, low : min(low + step, whole)].unflatten(1, (-1, LONG)).transpose(0, 1) for v in (x, y))
+        product = torch.bmm(a, b.transpose(1, 2), out_dtype=torch.float32).sum(0)
         total = product if total is None else total.add_(product)
     assert total is not None
     return total
@@ -147,7 +151,7 @@ class Direct(AbstractFactor):
         else:
             theirs, their_scale = _to_half(other.values)
             (theirs,) = _aligned(theirs)
-        return _product(mine, theirs).mul_(scale).mul_(their_scale.T)
+        return _product(mine, theirs, how).mul_(scale).mul_(their_scale.T)
 
     def gradients(self) -> Tensor:
         return self.values
@@ -308,7 +312,7 @@ def _explicit(mine: Outer, theirs: Outer | None, how: Contraction) -> Tensor:
         x = ours.rows(part)
         y = x if others is None else others.rows(part)
         rows = n if others is not None else _block(x)
-        out += _by_rows(n, m, rows, others is None, lambda i, j, x=x, y=y: _product(x[i], y[j]))  # type: ignore[misc]
+        out += _by_rows(n, m, rows, others is None, lambda i, j, x=x, y=y: _product(x[i], y[j], how))  # type: ignore[misc]
     return _scaled(out, ours.scale, (ours if others is None else others).scale)
 
 
@@ -329,8 +333,8 @@ def _ghost(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, ho
     def block(i: slice, j: slice) -> Tensor:
         total: Tensor | int = 0
         for (a, b), (a2, b2) in zip(flat, other, strict=True):
-            product = _product(a[i].flatten(0, 1), a2[j].flatten(0, 1))
-            product *= _product(b[i].flatten(0, 1), b2[j].flatten(0, 1))
+            product = _product(a[i].flatten(0, 1), a2[j].flatten(0, 1), how)
+            product *= _product(b[i].flatten(0, 1), b2[j].flatten(0, 1), how)
             if positions > 1:
                 product = product.view(-1, positions, j.stop - j.start, positions).sum(dim=(1, 3))
             total = total + product
