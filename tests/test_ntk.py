@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import deque
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from io import BytesIO
@@ -23,6 +24,7 @@ from stairwise.ntk.capture import Capture, RulesChanged
 from stairwise.ntk.compare import errors
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
 from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost, _product, factors
+from stairwise.ntk.guards import watched
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.products import ConvolutionsByProducts
 from stairwise.ntk.windows import laid_in_rows, windows
@@ -884,6 +886,41 @@ def test_outputs_that_are_not_finite(make, sample, anomalies):
         empirical_ntk(make(), x)
 
 
+class Strict(torch.autograd.Function):
+    """Looks at what is finite on the way back."""
+
+    @staticmethod
+    def forward(ctx, z):
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        if torch.isnan(g).any():
+            raise ValueError("not a number")
+        return g
+
+
+@pytest.mark.parametrize("anomalies", [False, True])
+@pytest.mark.parametrize("sample", [7, 9, 19])  # two of them are tried alone
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z: z - z.mean(0),
+        lambda z: z + torch.randn_like(z),
+        lambda z: Strict.apply(z).sqrt(),
+        lambda z: 1 / F.relu(z),
+    ],
+)
+def test_outputs_that_are_not_finite_are_named_first(function, sample, anomalies):
+    """Whatever else is wrong, or comes of it."""
+    torch.manual_seed(0)
+    x = torch.rand(20, 6)
+    x[sample] = torch.nan
+    for model in (Of(function), nn.Sequential(Scaled(6), Apply(function))):
+        with torch.autograd.set_detect_anomaly(anomalies), pytest.raises(InputError, match="output must be finite"):
+            empirical_ntk(model, x)
+
+
 class Scaled(nn.Module):
     """No rule."""
 
@@ -1069,6 +1106,7 @@ class Of(nn.Module):
         (lambda z: z.softmax(0), "one by one"),
         (lambda z: z / z.norm(), "one by one"),
         (lambda z: F.batch_norm(z, None, None, training=True), "one by one"),
+        (lambda z: z @ z.detach().T, "one by one"),
         (lambda z: F.dropout(z, 0.5, True), "same outputs twice"),
         (lambda z: z + torch.randn_like(z), "same outputs twice"),
     ],
@@ -1128,6 +1166,75 @@ class Caching(nn.Module):
         return out
 
 
+class Rows(nn.Module):
+    """Layers that are given other numbers of rows: tokens of all samples, and a table."""
+
+    def __init__(self, images):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3) if images else nn.Identity()
+        self.tokens, self.positions, self.head = nn.Linear(4, 6), nn.Linear(2, 6), nn.Linear(6, 3)
+        self.register_buffer("table", torch.randn(7, 2))
+
+    def forward(self, x):
+        z = self.stem(x)
+        z = z.flatten(2).transpose(1, 2) if z.ndim == 4 else z
+        tokens = torch.tanh(self.tokens(z.reshape(-1, 4))).view(*z.shape[:2], 6)
+        return self.head(torch.tanh(tokens + self.positions(self.table).mean(0)).mean(1))
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 8])
+@pytest.mark.parametrize("length", [1, 2, 4, 7, None])
+def test_layers_that_are_given_other_numbers_of_rows(n, length, monkeypatch):
+    monkeypatch.setattr(
+        "stairwise.ntk.empirical.Capture",
+        lambda model, scalar, x, by_products: Capture(model, scalar, x, length is None),
+    )
+    torch.manual_seed(0)
+    model, x = Rows(length is None), torch.randn(n, 3, 5, 5) if length is None else torch.randn(n, length, 4)
+    torch.testing.assert_close(empirical_ntk(model, x), by_autograd(model, x), rtol=1e-4, atol=1e-5)
+    if length is not None and length > 1:
+        assert verified(model, x) == {"head.weight", "head.bias"}
+
+
+def again(module):
+    module.last = None
+    module.last = torch.ones(3)
+
+
+def refilled(module):
+    module.things.clear()
+    module.things.append(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("before", "write", "noticed"),
+    [
+        (None, lambda module: module(torch.ones(2, 3)), False),
+        (lambda module: setattr(module, "act", F.relu), lambda module: module(torch.ones(2, 3)), False),
+        (None, lambda module: setattr(module, "last", torch.ones(3)), True),
+        (lambda module: setattr(module, "last", torch.ones(3)), again, True),
+        (lambda module: setattr(module, "things", [torch.ones(3)]), refilled, True),
+        (
+            lambda module: setattr(module, "things", {"a": ({},)}),
+            lambda module: module.things["a"][0].update(b=1),
+            True,
+        ),
+        (lambda module: setattr(module, "things", deque()), lambda module: module.things.append(1), True),
+        (lambda module: setattr(module, "count", 1), lambda module: setattr(module, "count", 2), True),
+        (lambda module: module.register_buffer("sums", torch.ones(3)), lambda module: module.sums.add_(1), True),
+        (None, lambda module: module.weight.add_(1), True),
+    ],
+)
+def test_what_a_model_keeps_is_noticed(before, write, noticed):
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    if before is not None:
+        before(model[0])
+    changed = watched(model)
+    with torch.no_grad():
+        write(model[0])
+    assert changed() is noticed
+
+
 def test_what_a_model_keeps_is_as_before():
     model, x = Caching(), torch.randn(9, 8)
     loss = model(x).sum()
@@ -1166,7 +1273,8 @@ def test_weights_that_a_model_has_stored_elsewhere():
 
 def test_lazy_modules():
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(2)), torch.randn(6, 8)
+    model = nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2)).eval()
+    x = torch.randn(6, 8)
     torch.testing.assert_close(empirical_ntk(model, x), by_autograd(model, x), rtol=1e-4, atol=1e-5)
 
 

@@ -20,9 +20,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
-from stairwise.ntk.compare import SAME, apart, at_least_single, differences, errors, numbers
+from stairwise.ntk.compare import SAME, apart, at_least_single, differences, errors
 from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
-from stairwise.ntk.guards import products_in, state, unchanged
+from stairwise.ntk.guards import products_in, unchanged, watched
 from stairwise.ntk.products import ConvolutionsByProducts
 
 __all__ = ["Capture", "RulesChanged", "Scalar"]
@@ -45,8 +45,8 @@ class RulesChanged(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """Outputs (N, d) and calls of modules with rules, without a graph; whether the scalars are finite; and on a GPU,
-    when all of that is there."""
+    """Outputs (N, d) and calls of modules with rules, without a graph; whether the scalars are finite; and on a GPU
+    an event: all of that is there."""
 
     outputs: Tensor
     calls: list[Call]
@@ -88,7 +88,8 @@ class Capture:
             for name, module in model.named_modules()
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
-        self.verified, self.one_by_one, self.remembers, self.sample_bytes = False, False, True, 0.0
+        self.verified, self.one_by_one, self.sample_bytes = False, False, 0.0
+        self.changed = watched(model)
         self.by_products = by_products and trial.ndim == 4
         self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
         self.by_products = self.by_products and bool(self.by_rule)
@@ -99,16 +100,13 @@ class Capture:
         done while a GPU is busy: this is mostly Python's time, and in a stream of its own it does not wait for that,
         unless the model keeps something in its forward pass for the next."""
         rows = slice((len(x) - 1) // 2, None, max(1, len(x) // 2))  # one in the middle, and the last
-        with products_in("float32"), _beside(forward if self.remembers else None, x.device):
-            # faster products would look like rules that fail
-            trial = x[rows].clone()
-            alone: _Pass
-            if self.verified:
-                alone = self._forward(trial)
-                right, by_products = set(self.by_rule), self.by_products
-            else:
-                alone, b, right = self._tried(trial)
-                by_products = self.by_products and self._products_agree(trial, alone.calls, b)
+        try:
+            with _beside(forward if self.changed() else None, x.device):
+                alone, right, by_products = self._alone(x[rows].clone())
+        except Exception:
+            with _beside(forward, x.device):
+                _check_finite(forward.finite)  # rather that than what came of it
+            raise
         with _beside(forward, x.device):
             _check_finite(forward.finite)
             if by_products == self.by_products:  # else the batch was passed through wrongly
@@ -120,6 +118,14 @@ class Capture:
         if changed:
             self.by_rule &= right
             raise RulesChanged
+
+    def _alone(self, trial: Tensor) -> tuple[_Pass, set[str], bool]:
+        """A plain pass, parameters whose rules are right, and whether passes by products are."""
+        with products_in("float32"):  # faster ones would look like rules that fail
+            if self.verified:
+                return self._forward(trial), set(self.by_rule), self.by_products
+            alone, b, right = self._tried(trial)
+            return alone, right, self.by_products and self._products_agree(trial, alone.calls, b)
 
     def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         """Gradients of all samples, by name of parameter."""
@@ -213,8 +219,8 @@ class Capture:
         stream of the first."""
         try:
             b = torch.autograd.grad(forward.scalars.sum(), forward.edges, allow_unused=True)
-        except RuntimeError:
-            _check_finite(forward.finite)  # which a model may look at on the way back
+        except Exception:
+            _check_finite(forward.finite)  # a model may look at that on the way back
             raise
         return _Pass(forward.outputs, forward.calls, forward.finite, forward.done), b
 
@@ -222,17 +228,19 @@ class Capture:
         """Parameters of modules to which these rows of the samples did not come as when they were alone: in another
         order, or their number matters."""
         by_name = dict(alone.calls)
-        shared = [(name, given[rows], by_name[name]) for name, given in batch.calls if name in by_name]
-        shared = [("", batch.outputs[rows], alone.outputs), *shared]
-        shared = [(name, one, other) for name, one, other in shared if one.shape == other.shape and one.numel()]
-        names, ones, others = zip(*shared, strict=True)
-        # outputs that cancel are rounding, in units of what they come from
-        last = at_least_single(alone.calls[-1][1] if alone.calls else alone.outputs)
-        least = 1e-4 * last.norm() if last.is_floating_point() else 0.0
-        (of_outputs,), shares = numbers(apart(ones[:1], others[:1], least), apart(ones, others))
+        pairs = {name: (given[rows], by_name[name]) for name, given in batch.calls if name in by_name}
+        names = [name for name, (one, other) in pairs.items() if one.shape == other.shape]
+        ones, others = zip((batch.outputs[rows], alone.outputs), *(pairs[name] for name in names), strict=True)
+        if ones[0].shape != others[0].shape:
+            raise InputError("model", MIXES, None, "the size of its output must not depend on their number")
+        least = torch.zeros(len(ones), 1, device=batch.outputs.device)
+        if alone.calls and alone.calls[-1][1].is_floating_point():
+            # outputs that cancel are rounding, in units of what they come from
+            least[0] = 1e-4 * at_least_single(alone.calls[-1][1]).norm()
+        of_outputs, *shares = apart(ones, others, least).tolist()
         if of_outputs > 1:
             raise InputError("model", MIXES, None, "take out what is summed or normalized over the batch")
-        same = {name for name, share in zip(names[1:], shares[1:], strict=True) if share <= 1}
+        same = {name for name, share in zip(names, shares, strict=True) if share <= 1}
         return {name for name in self.parameters if name.rpartition(".")[0] not in same}
 
     def _products_agree(self, trial: Tensor, plain: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
@@ -246,15 +254,11 @@ class Capture:
             return False
         if [g is None for g in b] != [g is None for g in plain_b]:
             return False
-        pairs = [(g, h) for g, h in zip(b, plain_b, strict=True) if g is not None and h is not None]
-        if not pairs:
-            return False
-        inputs, gradients = numbers(
-            differences([given for _, given in calls], [given for _, given in plain]),
-            differences([g for g, _ in pairs], [h for _, h in pairs]),
-        )
-        same = all(most <= SAME for _, most in inputs)
-        return same and all(least <= SAME and most <= JUMP for least, most in gradients)
+        pairs = [(one[1], other[1]) for one, other in zip(calls, plain, strict=True)]
+        pairs += [(g, h) for g, h in zip(b, plain_b, strict=True) if g is not None and h is not None]
+        shares = differences(*zip(*pairs, strict=True)).tolist() if pairs else []
+        same = all(most <= SAME for _, most in shares[: len(calls)])
+        return same and all(least <= SAME and most <= JUMP for least, most in shares[len(calls) :])
 
     def _scalars(self, output: Any, n: int) -> Tensor:
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
@@ -287,7 +291,7 @@ class Capture:
             pairs = []
             for name, whole in zip(self.parameters, out[len(edges) : len(edges) + len(used)], strict=True):
                 gradients = _gradients(found[name]) if name in found and whole is not None else None
-                if gradients is None or not whole.numel() or gradients.shape[1:] != (whole.numel(),):
+                if gradients is None or gradients.shape[1:] != (whole.numel(),) or not whole.numel():
                     right.discard(name)
                 else:
                     names.append(name)
@@ -296,12 +300,10 @@ class Capture:
             if pairs:
                 tables.append(errors([one for one, _ in pairs], [other for _, other in pairs], i))
         # the device is asked once
-        ((_, most),), *measured = numbers(differences([again], [forward.outputs]), *elsewhere, *tables)
-        _check_alone(most, [row for table in measured[: len(elsewhere)] for row in table])
+        (_, most), *measured = torch.cat([differences([again], [forward.outputs]), *elsewhere, *tables]).tolist()
+        _check_alone(most, measured[: len(elsewhere)])
         moved = set[str]()
-        for name, (off, size) in zip(
-            names, (row for table in measured[len(elsewhere) :] for row in table), strict=True
-        ):
+        for name, (off, size) in zip(names, measured[len(elsewhere) :], strict=True):
             tolerance = AGREE_DOUBLE if self.parameters[name].dtype == torch.float64 else AGREE
             if not off <= tolerance * (size + 1e-30):  # not a number, perhaps
                 right.discard(name)
@@ -319,8 +321,8 @@ class Capture:
             return True
         found = self._by_vmap(trial, list(wholes))
         flat = [found[name].gradients().reshape(1, -1) for name in wholes]
-        (sizes,) = numbers(errors(flat, [whole.flatten() for whole in wholes.values()], 0))
-        return all(off <= SAME * size for off, size in sizes)
+        sizes = errors(flat, [whole.flatten() for whole in wholes.values()], 0)
+        return all(off <= SAME * size for off, size in sizes.tolist())
 
     def _from_samples(self, trial: Tensor) -> tuple[Tensor, _Forward]:
         """A forward pass, and the samples it began with, which get gradients, if the model can take that."""
@@ -340,7 +342,6 @@ class Capture:
         tensors = (*self.model.parameters(), *self.model.buffers())
         constant = {p.data_ptr() for p in tensors if not nn.parameter.is_lazy(p)}
         saved: dict[int, int] = {}
-        before = state(self.model)
 
         def count(tensor: Tensor) -> Tensor:
             # what has other rows is the same for any number of samples
@@ -355,7 +356,6 @@ class Capture:
             saved.clear()
             forward = self._forward(x)
         _check_finite(forward.finite)
-        self.remembers = state(self.model) != before
         self.sample_bytes = max(_memory(self.modules, forward.calls), float(sum(saved.values()))) / len(x)
         known = {name for name, given in forward.calls if len(given) == len(x)}
         return {name for name in self.parameters if name.rpartition(".")[0] in known}

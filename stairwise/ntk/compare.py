@@ -1,12 +1,12 @@
-"""How far tensors of two passes are apart, many at a time, and numbers that a device is asked for once."""
+"""How far tensors of two passes are apart, many at a time: of small ones most of the time would be Python's."""
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-__all__ = ["SAME", "apart", "at_least_single", "differences", "errors", "numbers"]
+__all__ = ["SAME", "apart", "at_least_single", "differences", "errors"]
 
 SAME = 0.03  # of their size, by which tensors may differ through rounding
 TINY = 1e-30
@@ -15,29 +15,36 @@ Tensors = Sequence[Tensor]
 
 def errors(found: Tensors, wholes: Tensors, i: int) -> Tensor:
     """Largest error of gradients (n, size) by rules, where sample i has all of autograd's (size,) and the others have
-    nothing; and the largest element: (tensors, 2).
+    nothing; and the largest element: (tensors, 2). Tensors without elements have neither.
 
     Example:
         >>> errors([torch.tensor([[1.0, 2.0], [0.5, 0.0]])], [torch.tensor([1.0, 2.0])], 0).tolist()
         [[0.5, 2.0]]
     """
     rows = [list(gradients.unbind()) for gradients in found]
-    for own, off in zip(rows, _less([own[i] for own in rows], wholes), strict=True):
+    for own, off in zip(rows, torch._foreach_sub([own[i] for own in rows], list(wholes)), strict=True):
         own[i] = off
-    most = _norms([row for own in rows for row in own], torch.inf).view(len(found), -1).amax(1)
-    return torch.stack([most, _norms(wholes, torch.inf)], 1)
+    most = torch.stack(torch._foreach_norm([row for own in rows for row in own], torch.inf))
+    largest = torch.stack(torch._foreach_norm(list(wholes), torch.inf))
+    return torch.stack([most.view(len(found), -1).amax(1), largest], 1)
 
 
 def differences(ones: Tensors, others: Tensors) -> Tensor:
-    """Of the rows of some and of others, relative to these: the smallest and the largest, (tensors, 2)."""
+    """Of the rows of some and of others, relative to these: the smallest and the largest, (tensors, 2).
+
+    Example:
+        >>> one, more = torch.ones(2, 3), torch.ones(5, 3)
+        >>> differences([one, more], [torch.stack([one[0], 2 * one[0]]), more]).tolist()
+        [[0.0, 0.5], [0.0, 0.0]]
+    """
     ones, others = _comparable(ones, others)
-    share = _rows(_less(ones, others)) / _rows(others).clamp_min(TINY)
+    share = _norms(ones, others) / _norms(others).clamp_min(TINY)
     return torch.stack([share.amin(1), share.amax(1)], 1)
 
 
 def apart(ones: Tensors, others: Tensors, least: float | Tensor = 0.0) -> Tensor:
     """How far rows are from the same rows of another pass, in units of what may be rounding: a tenth of the distance
-    of two such rows, a little of their size, or at least so much; (tensors,).
+    of two such rows, a little of their size, or at least so much, a number or (tensors, 1); (tensors,).
 
     Example:
         >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -45,16 +52,9 @@ def apart(ones: Tensors, others: Tensors, least: float | Tensor = 0.0) -> Tensor
         [True, False]
     """
     ones, others = _comparable(ones, others)
-    between = _norms(_less([other[0] for other in others], [other[-1] for other in others]))
-    allowed = torch.maximum(0.1 * between[:, None], SAME * _rows(others)).clamp_min(TINY)
-    return (_rows(_less(ones, others)) / allowed.clamp_min(least)).amax(1)
-
-
-def numbers(*tables: Tensor) -> list[Any]:
-    """Tables of numbers, as lists; the device is asked once."""
-    flat = torch.cat([table.double().flatten() for table in tables])
-    parts = flat.cpu().split([table.numel() for table in tables])
-    return [part.view(table.shape).tolist() for part, table in zip(parts, tables, strict=True)]
+    between = _norms([other[:1] for other in others], [other[-1:] for other in others])
+    allowed = torch.maximum(0.1 * between, SAME * _norms(others)).clamp_min(TINY)
+    return (_norms(ones, others) / allowed.clamp_min(least)).amax(1)
 
 
 def at_least_single(x: Tensor) -> Tensor:
@@ -62,27 +62,28 @@ def at_least_single(x: Tensor) -> Tensor:
 
 
 def _comparable(ones: Tensors, others: Tensors) -> tuple[Tensors, Tensors]:
-    """Of integers it matters whether they are the same."""
-    pairs = [
-        (at_least_single(one), at_least_single(other))
-        if one.is_floating_point()
-        else ((one != other).float(), torch.zeros(other.shape, device=other.device))
-        for one, other in zip(ones, others, strict=True)
-    ]
+    pairs = [_pair(one, other) for one, other in zip(ones, others, strict=True)]
     return [one for one, _ in pairs], [other for _, other in pairs]
 
 
-def _rows(tensors: Tensors) -> Tensor:
-    """Norms of the rows of tensors that have equally many, (tensors, rows)."""
-    return _norms([row for tensor in tensors for row in tensor.unbind()]).view(len(tensors), -1)
+def _pair(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Of integers it matters whether they are the same; nothing is the same as nothing."""
+    if not one.numel():
+        return torch.zeros(1, 1, device=one.device), torch.zeros(1, 1, device=one.device)
+    if not one.is_floating_point():
+        return (one != other).float(), torch.zeros(other.shape, device=other.device)
+    return at_least_single(one), at_least_single(other)
 
 
-# one call for a list: of small tensors most of the time would be Python's
-
-
-def _less(ones: Tensors, others: Tensors) -> Tensors:
-    return torch._foreach_sub(list(ones), list(others))
-
-
-def _norms(tensors: Tensors, order: float = 2.0) -> Tensor:
-    return torch.stack(torch._foreach_norm(list(tensors), order))
+def _norms(tensors: Tensors, less: Tensors | None = None) -> Tensor:
+    """Norms of the rows of tensors, or of what they are more than others, (tensors, rows); where rows are fewer than
+    elsewhere, the last again and again."""
+    lengths = [len(tensor) for tensor in tensors]
+    rows = [row for tensor in tensors for row in tensor.unbind()]
+    if less is not None:
+        rows = list(torch._foreach_sub(rows, [row for tensor in less for row in tensor.unbind()]))
+    norms, table = iter(torch._foreach_norm(rows)), list[Tensor]()
+    for length in lengths:
+        own = list(islice(norms, length))
+        table += own + own[-1:] * (max(lengths) - length)
+    return torch.stack(table).view(len(tensors), -1)

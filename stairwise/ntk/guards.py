@@ -1,15 +1,20 @@
 """What is set for the time of a computation, and what is as before after it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["products_in", "state", "unchanged"]
+__all__ = ["products_in", "unchanged", "watched"]
 
 EVERY_MODULE = frozenset(vars(nn.Module()))
+SPECIAL = (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)  # whose contents are not where others have them
+FUNCTIONS = (type, FunctionType, BuiltinFunctionType)
+PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, nn.Module, *FUNCTIONS)
+FEW = 1000  # elements of a list that are looked at
 
 
 @contextmanager
@@ -57,8 +62,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         >>> float(model.calls), hasattr(model, "last")
         (0.0, False)
     """
-    special = (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)
-    modules = [m for m in model.modules() if not isinstance(m, special)]
+    modules = [m for m in model.modules() if not isinstance(m, SPECIAL)]
     before = [(m, dict(m._buffers), _own(m), _copies(m)) for m in modules]
     # batch norm in evaluation mode does not write to its own
     written = [m for m in modules if not isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -81,16 +85,50 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                 attributes[name].extend(copy) if isinstance(copy, list) else attributes[name].update(copy)
 
 
-def state(model: nn.Module) -> object:
-    """Which objects and versions of tensors a model holds in buffers and attributes: another one after a forward pass
-    that leaves something there."""
-    found: list[Any] = []
+def watched(model: nn.Module) -> Callable[[], bool]:
+    """Tells whether a model holds something else than now in parameters, buffers or attributes, or may: not all
+    objects can be looked into. What forward passes leave outside of it is not seen.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> changed = watched(model)
+        >>> changed()
+        False
+        >>> model.last = torch.ones(3)
+        >>> changed()
+        True
+    """
+    before = list(_held(model))
+
+    def changed() -> bool:
+        after = list(_held(model))
+        pairs = zip(before, after, strict=False)
+        return len(before) != len(after) or any(a is not b or v != w for (a, v), (b, w) in pairs)
+
+    return changed
+
+
+def _held(model: nn.Module) -> Iterator[tuple[object, int]]:
     for module in model.modules():
-        for value in (*module._buffers.values(), *_own(module).values()):
-            inside = value if isinstance(value, list | set) else value.values() if isinstance(value, dict) else ()
-            for one in (value, *inside):
-                found.append((id(one), one._version if isinstance(one, Tensor) and not one.is_inference() else 0))
-    return found
+        if isinstance(module, SPECIAL):
+            yield object(), 0
+        else:
+            for values in (module._parameters, module._buffers, _own(module)):
+                yield from _inside(values)
+
+
+def _inside(value: object) -> Iterator[tuple[object, int]]:
+    """Objects, and their versions; an object that is never the same for what cannot be looked into."""
+    if isinstance(value, Tensor) and not nn.parameter.is_lazy(value):
+        yield value, 0 if value.is_inference() else value._version
+    elif isinstance(value, list | tuple | set | frozenset | dict) and len(value) <= FEW:
+        yield None, len(value)  # the object itself may be new each time it is asked for
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _inside(one)
+    elif value is None or isinstance(value, PLAIN):
+        yield value, 0
+    else:
+        yield object(), 0
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
