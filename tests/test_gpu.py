@@ -50,8 +50,10 @@ def test_recorded_steps_equal_steps_taken_one_by_one(changes, tmp_path):
     assert graph.series("eigenvalues") == pytest.approx(eager.series("eigenvalues"), rel=1e-2, abs=1e-4)
 
 
-def test_recorded_passes_leave_the_running_averages_of_passes_in_order(tmp_path):
+def test_recorded_passes_leave_the_running_averages_of_passes_in_order(tmp_path, monkeypatch):
     """A recording runs the two views' passes at once."""
+    # cuDNN chooses its ways by time: those with TF32 are so far from the others that training goes elsewhere
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     recipe = replace(TINY, encoder="resnet18", encoder_options={"stem": "small", "width": 16}, optimizer="lars")
     graph = sw.train(recipe, tmp_path / "graph", device="cuda")
     eager = sw.train(replace(recipe, graph=False), tmp_path / "eager", device="cuda")

@@ -379,6 +379,16 @@ def test_the_callers_random_numbers_are_left_alone(tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_the_callers_settings_of_cudnn_hold(value, tmp_path, monkeypatch):
+    cudnn, found = torch.backends.cudnn, []
+    for name in ("allow_tf32", "deterministic", "benchmark"):
+        monkeypatch.setattr(cudnn, name, value)
+    sw.train(TINY, tmp_path, device="cpu", progress=lambda *_: found.append((cudnn.allow_tf32, cudnn.deterministic)))
+    assert set(found) == {(value, value)}
+    assert cudnn.benchmark is value
+
+
 def test_leftovers_of_killed_writers_are_swept(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / ".step-0000000004-abc.safetensors").write_bytes(b"half")

@@ -8,7 +8,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -92,7 +92,7 @@ def train(
                 _discard(folder)
         if world() > 1:
             dist.barrier()
-        stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=where.type == "cuda"))
+        stack.enter_context(_fastest_convolutions(where))
         stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
         trainer = Trainer(recipe, folder, where, tensorboard)
         stack.callback(trainer.close)
@@ -100,6 +100,17 @@ def train(
         stop = stack.enter_context(StopRequest())  # before this, Ctrl-C loses nothing
         trainer.run(stop, 60 * checkpoint_minutes, progress or (lambda *_: None))
     return Run(folder)
+
+
+@contextmanager
+def _fastest_convolutions(device: torch.device) -> Iterator[None]:
+    """cuDNN tries its ways and keeps the fastest; whether they may use TF32 or must be deterministic, the user says."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = device.type == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def rebuild(recipe: Recipe, state: checkpoint.Checkpoint) -> Network:

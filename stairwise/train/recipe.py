@@ -46,7 +46,7 @@ class Recipe:
         schedule, warmup_epochs, final_lr: final_lr as a multiple of lr.
         batch: images a step, over all processes.
         epochs: length of the run; steps, if not 0, instead.
-        precision: "bf16" (autocast, encoder only) or "float32".
+        precision: "bf16" (autocast, encoder only) or "float32" (convolutions in TF32, if cuDNN may: torch's default).
         channels_last: memory format of convolutions.
         graph: record the step as a CUDA graph where that is possible.
         seed: of initialization, order and views.
