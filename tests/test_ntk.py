@@ -5,6 +5,7 @@ import sys
 from collections import deque
 from contextlib import nullcontext, suppress
 from copy import deepcopy
+from dataclasses import replace
 from io import BytesIO
 from threading import Lock
 
@@ -23,7 +24,7 @@ from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.ntk.capture import Capture, RulesChanged
 from stairwise.ntk.compare import errors
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
-from stairwise.ntk.factors import Contraction, Lookup, Outer, _explicit, _ghost, _product, factors
+from stairwise.ntk.factors import Contraction, Lookup, Outer, _by_pixels, _explicit, _ghost, _kernel, _product, factors
 from stairwise.ntk.guards import watched
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.products import ConvolutionsByProducts
@@ -492,6 +493,61 @@ def test_explicit_and_ghost_products_agree(positions, groups, slices):
         rounded = factor.gram(None, Contraction(half=True, slice_bytes=slices))
         torch.testing.assert_close(rounded.double(), itself, rtol=1e-2, atol=1e-2 * float(itself.max()))
         assert not torch.equal(rounded.double(), factor.gram(None, how))
+
+
+def plain_convolution(kernel, stride, padding, dilation, n, kind):
+    """Gradients of n samples; the second axis has options of its own."""
+    torch.manual_seed(n)
+    if kind is nn.Conv1d:
+        layer, x = nn.Conv1d(3, 4, kernel, stride, padding, dilation), torch.randn(n, 3, 7)
+    else:
+        layer, x = nn.Conv2d(3, 4, (kernel, 2), (stride, 1), (padding, 1), (dilation, 1)), torch.randn(n, 3, 7, 5)
+    b = torch.randn_like(layer(x)).flatten(2)[:, None]
+    return Outer(layer.double(), x.double(), b.double())
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 4])  # the last position may see nothing
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+def test_products_of_pixels(kernel, stride, padding, dilation, kind, monkeypatch):
+    one, two = (plain_convolution(kernel, stride, padding, dilation, n, kind) for n in (6, 4))
+    mine, theirs = ((factor.x, factor.b) for factor in (one, two))
+    for cache in (1, 1e6):  # rows one by one, or all
+        monkeypatch.setattr("stairwise.ntk.factors.CACHE", cache)
+        among = _by_pixels(_kernel(one), mine, None, Contraction())
+        torch.testing.assert_close(among, one.gradients() @ one.gradients().T)
+        between = _by_pixels(_kernel(one), mine, theirs, Contraction())
+        torch.testing.assert_close(between, one.gradients() @ two.gradients().T)
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "way"),
+    [
+        (nn.Conv2d(128, 128, 3, padding=1), 4, "pixels"),
+        (nn.Conv2d(512, 512, 3, padding=1), 1, "pixels"),
+        (nn.Conv2d(16, 16, 3, padding=1), 4, "explicit"),
+        (nn.Conv2d(128, 128, 3, padding=1), 16, "explicit"),
+        (nn.Conv2d(128, 128, 3, padding=1, padding_mode="circular"), 4, "ghost"),
+        (nn.Conv2d(128, 128, 3, padding="same"), 4, "ghost"),
+        (nn.Conv2d(128, 128, 3, groups=2), 4, "ghost"),
+        (nn.Conv2d(128, 128, 1), 1, "ghost"),
+        (nn.Linear(300, 200), None, "ghost"),
+    ],
+)
+def test_the_cheapest_way_is_taken(layer, size, way):
+    """And all are right."""
+    torch.manual_seed(0)
+    x = torch.randn(12, layer.weight.shape[1] * getattr(layer, "groups", 1), *[] if size is None else (size, size))
+    factor = factors(layer, x, torch.randn_like(layer(x)))["weight"]
+    assert factor._cheapest(factor, 0.5).name == way
+    some = replace(factor, x=factor.x[:5], b=factor.b[:5])
+    G = factor.gradients().double()
+    K = G @ G.T
+    for how, error in ((Contraction(), 3e-6), (Contraction(half=True), 1e-3)):
+        for found, exact in ((factor.gram(None, how), K), (some.gram(factor, how), K[:5])):
+            torch.testing.assert_close(found.double(), exact, rtol=0, atol=error * float(K.max()))
 
 
 def test_small_layers_stay_in_single_precision():

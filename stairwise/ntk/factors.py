@@ -2,13 +2,14 @@ r"""Per-sample gradients in factored form, and their inner products, layer by la
 
 The gradient of a linear map's weight for sample i is G_i = Σ_t b_it a_itᵀ: a its inputs (patches, for convolutions), b
 the gradient with respect to its outputs, t positions. Inner products of two samples come either from G itself
-(explicit: 2 NTpq + N²pq products) or from the factors (ghost: Σ_tt' (a_it·a_jt')(b_it·b_jt'), N²T²(p + q) products);
-`Outer.gram` takes the cheaper.
+(explicit: 2 NTpq + N²pq products) or from the factors (ghost: Σ_tt' (a_it·a_jt')(b_it·b_jt'), N²T²(p + q) products, or
+fewer, since patches share pixels); `Outer.gram` takes the cheapest.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Self
 
 import torch
@@ -25,6 +26,26 @@ LONG, TOGETHER = 4096, 16  # terms of a sum, and sums at a time: tensor cores cu
 SINGLE = 10_000  # products a pair of samples, for which float16 saves no time
 MIXED = "dtype" in torch.ops.aten.mm.overloads()  # torch ≥ 2.8
 ENTRY, ENTRY_GPU = 100, 1000  # an entry of a ghost product is written and read; in units of multiplications, about
+SHIFT = 22  # and added to another
+CACHE = 1.6e7  # bytes of products that are added up at a time
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """Numbers of positions along the axes of an image; and along each, for each element of the kernel, the positions
+    that see a pixel there, and these pixels."""
+
+    positions: tuple[int, ...]
+    axes: list[list[tuple[slice, slice]]]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """To compute inner products; multiplications for a pair of samples, and the cost of all, in multiplications."""
+
+    name: str
+    products: float
+    cost: float
 
 
 @dataclass(frozen=True)
@@ -200,29 +221,52 @@ class Outer(AbstractFactor):
         them = self if other is None else other
         if len({channels_last(part.x) for part in (*self.parts, *them.parts)}) > 1:
             return self._planes().gram(None if other is None else other._planes(), how)
-        n, m, share = len(self), len(them), 0.5 if other is None else 1.0
-        _, groups, q, positions = self.b.shape
-        p = self.module.weight[0].numel()
-        alike = all(part.b.shape[3] == positions for part in (*self.parts, *them.parts))
-        explicit = groups * p * q * ((n + m) * positions + share * n * m)
-        entry = p + q + (ENTRY_GPU if self.x.is_cuda else ENTRY)
-        ghost = groups * share * n * m * positions**2 * entry
-        by_factors = alike and (positions == 1 or ghost < explicit)
-        if groups * (positions**2 * (p + q) if by_factors else p * q) <= SINGLE:
+        way = self._cheapest(them, 0.5 if other is None else 1.0)
+        if way.products <= SINGLE:
             how = replace(how, half=False)
-        if not by_factors:
+        if way.name == "explicit":
             return _explicit(self, other, how)
-        (a, b), scale = self._whole().prepared(how, "patches")
+        if way.name == "pixels":
+            kernel = _kernel(self)
+            assert kernel is not None
+            mine, scale = self._whole().scaled(how)
+            theirs, their_scale = (None, scale) if other is None else other._whole().scaled(how)
+            return _scaled(_by_pixels(kernel, mine, theirs, how), scale, their_scale)
+        mine, scale = self._whole().prepared(how, "patches")
         theirs, their_scale = (None, scale) if other is None else other._whole().prepared(how, "their patches")
-        return _scaled(_ghost((a, b), theirs, how), scale, their_scale)
+        return _scaled(_ghost(mine, theirs, how), scale, their_scale)
 
-    def prepared(self, how: Contraction, name: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """a and b of this part, and what scaled samples are to be multiplied with, (N, 1)."""
+    def _cheapest(self, them: "Outer", share: float) -> "_Way":
+        """How to compute products with them, of which this share is needed."""
+        _, groups, q, positions = self.b.shape
+        p, n, m = self.module.weight[0].numel(), len(self), len(them)
+        every = (*self.parts, *them.parts)
+        ways = [_Way("explicit", groups * p * q, groups * p * q * ((n + m) * positions + share * n * m))]
+        if all(part.b.shape[3] == positions for part in every):
+            if positions == 1:
+                ways.clear()
+            entry = ENTRY_GPU if self.x.is_cuda else ENTRY
+            products = groups * positions**2
+            ways.append(_Way("ghost", products * (p + q), products * (p + q + entry) * share * n * m))
+        same_size = len({part.x.shape[2:] for part in every}) == 1
+        if same_size and not self.x.is_cuda and _kernel(self) is not None:
+            products = self.x[0, 0].numel() ** 2 * self.x.shape[1] + positions**2 * q
+            sums = positions**2 * (ENTRY + SHIFT * self.module.weight[0, 0].numel())
+            ways.append(_Way("pixels", products, (products + sums) * share * n * m))
+        return min(ways, key=lambda way: way.cost)
+
+    def scaled(self, how: Contraction) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """x and b of this part, and what scaled samples are to be multiplied with, (N, 1)."""
         if not how.half:
-            return (patches(self.module, self.x, how, name), self.b), None
+            return (self.x, self.b), None
         x, s_x = _to_half(self.x)
         b, s_b = _to_half(self.b, self.b.shape[3])  # sums over positions must not leave float16's range
-        return (patches(self.module, x, how, name), b), s_x * s_b
+        return (x, b), s_x * s_b
+
+    def prepared(self, how: Contraction, name: str) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """Patches instead of x."""
+        (x, b), scale = self.scaled(how)
+        return (patches(self.module, x, how, name), b), scale
 
     def gradients(self) -> Tensor:
         parts = [(part.b @ patches(part.module, part.x.contiguous()).transpose(2, 3)).flatten(1) for part in self.parts]
@@ -342,6 +386,52 @@ def _ghost(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, ho
         return total
 
     return _by_rows(n, m, rows, theirs is None, block)
+
+
+def _by_pixels(
+    kernel: _Kernel, mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor] | None, how: Contraction
+) -> Tensor:
+    """The same of a convolution: a_it·a_jt' = Σ_k x_i,t+k·x_j,t'+k, where k goes over its kernel. Pixels are multiplied
+    once, and their products added up. Mine and theirs are x and b."""
+    x, b = mine[0].flatten(2), mine[1][:, 0]
+    x2, b2 = (x, b) if theirs is None else (theirs[0].flatten(2), theirs[1][:, 0])
+    seen, positions = mine[0].shape[2:], kernel.positions
+    size = len(x2) * max(x.shape[2], b.shape[2]) ** 2 * (4 if how.half else x.element_size())
+    x, b = (v.transpose(1, 2).contiguous() for v in (x, b))  # (n, T, q)
+    x2, b2 = (v.permute(2, 0, 1).contiguous() for v in (x2, b2))  # (T, m, q): samples last, a long way in memory
+
+    def block(i: slice, j: slice) -> Tensor:
+        m = j.stop - j.start
+        pixels = _product(x[i].flatten(0, 1), x2[:, j].flatten(0, 1), how).view(-1, *seen, *seen, m)
+        total = _product(b[i].flatten(0, 1), b2[:, j].flatten(0, 1), how).view(-1, *positions, *positions, m)
+        sums = torch.zeros_like(total)
+        for along in product(*kernel.axes):
+            there, here = zip(*along, strict=True)
+            sums[:, *there, *there] += pixels[:, *here, *here]
+        return total.mul_(sums).flatten(1, -2).sum(1)
+
+    return _by_rows(len(x), x2.shape[1], max(1, int(CACHE / size)), theirs is None, block)
+
+
+def _kernel(factor: Outer) -> _Kernel | None:
+    """None of what is no plain convolution."""
+    module = factor.module
+    if not isinstance(module, nn.Conv1d | nn.Conv2d) or module.groups > 1:
+        return None
+    if isinstance(module.padding, str) or module.padding_mode != "zeros":
+        return None
+    positions, axes = [], []
+    options = (module.kernel_size, module.stride, module.padding, module.dilation)
+    for pixels, size, stride, padding, dilation in zip(factor.x.shape[2:], *options, strict=True):
+        count = (pixels + 2 * padding - dilation * (size - 1) - 1) // stride + 1
+        axis = []
+        for first in range(-padding, dilation * size - padding, dilation):  # what the first position sees
+            low, high = max(0, -(first // stride)), min(count, (pixels - 1 - first) // stride + 1)
+            if low < high:
+                axis.append((slice(low, high), slice(first + stride * low, first + stride * (high - 1) + 1, stride)))
+        positions.append(count)
+        axes.append(axis)
+    return _Kernel(tuple(positions), axes)
 
 
 def _positions_first(x: Tensor, group: int) -> Tensor:
