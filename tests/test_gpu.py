@@ -52,7 +52,7 @@ def test_recorded_steps_equal_steps_taken_one_by_one(changes, tmp_path):
 
 def test_recorded_passes_leave_the_running_averages_of_passes_in_order(tmp_path, monkeypatch):
     """A recording runs the two views' passes at once."""
-    # cuDNN chooses its ways by time: those with TF32 are so far from the others that training goes elsewhere
+    # cuDNN chooses its ways by time; with those that use TF32 training may go elsewhere
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     recipe = replace(TINY, encoder="resnet18", encoder_options={"stem": "small", "width": 16}, optimizer="lars")
     graph = sw.train(recipe, tmp_path / "graph", device="cuda")

@@ -541,7 +541,7 @@ def test_the_cheapest_way_is_taken(layer, size, way):
     torch.manual_seed(0)
     x = torch.randn(12, layer.weight.shape[1] * getattr(layer, "groups", 1), *[] if size is None else (size, size))
     factor = factors(layer, x, torch.randn_like(layer(x)))["weight"]
-    assert factor._cheapest(factor, 0.5).name == way
+    assert factor._cheapest(factor, True, Contraction()).name == way
     some = replace(factor, x=factor.x[:5], b=factor.b[:5])
     G = factor.gradients().double()
     K = G @ G.T
@@ -1163,6 +1163,7 @@ class Of(nn.Module):
         (lambda z: z / z.norm(), "one by one"),
         (lambda z: F.batch_norm(z, None, None, training=True), "one by one"),
         (lambda z: z @ z.detach().T, "one by one"),
+        (lambda z: z / (len(z) - 2), "one by one"),  # not finite alone
         (lambda z: F.dropout(z, 0.5, True), "same outputs twice"),
         (lambda z: z + torch.randn_like(z), "same outputs twice"),
     ],
@@ -1262,6 +1263,16 @@ def refilled(module):
     module.things.append(torch.ones(3))
 
 
+def rekeyed(module):
+    module.things = {"b": 1, "a": 2}
+
+
+def containing_itself():
+    things = []
+    things.append(things)
+    return things
+
+
 @pytest.mark.parametrize(
     ("before", "write", "noticed"),
     [
@@ -1276,6 +1287,9 @@ def refilled(module):
             True,
         ),
         (lambda module: setattr(module, "things", deque()), lambda module: module.things.append(1), True),
+        (lambda module: setattr(module, "things", {"a": 1, "b": 2}), rekeyed, True),
+        (lambda module: setattr(module, "things", containing_itself()), lambda module: None, True),  # it may
+        (lambda module: setattr(module, "things", [[0.5] * 1000] * 1000), lambda module: None, True),
         (lambda module: setattr(module, "count", 1), lambda module: setattr(module, "count", 2), True),
         (lambda module: module.register_buffer("sums", torch.ones(3)), lambda module: module.sums.add_(1), True),
         (None, lambda module: module.weight.add_(1), True),
@@ -1332,6 +1346,25 @@ def test_lazy_modules():
     model = nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2)).eval()
     x = torch.randn(6, 8)
     torch.testing.assert_close(empirical_ntk(model, x), by_autograd(model, x), rtol=1e-4, atol=1e-5)
+
+
+class Odd(nn.Module):
+    """A parameter without elements, and a table that is asked for one row."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table, self.none = nn.Linear(6, 3), nn.Embedding(4, 6), nn.Parameter(torch.zeros(0))
+
+    def forward(self, x):
+        return self.layer(x * self.table(torch.tensor(2)))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_empty_parameters_and_single_rows_of_tables(precision):
+    torch.manual_seed(0)
+    model, x = Odd(), torch.randn(9, 6)
+    found = empirical_ntk(model, x, precision=precision)
+    torch.testing.assert_close(found.float(), by_autograd(model, x), rtol=1e-2, atol=1e-2)
 
 
 def test_constants_are_not_memory_of_samples():

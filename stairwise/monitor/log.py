@@ -9,7 +9,7 @@ from stairwise.files import plain
 
 __all__ = ["CLOCKS", "MetricsLog", "read_log"]
 
-CLOCKS = ("seconds", "views_per_second")  # the only fields that differ between equal runs
+CLOCKS = ("seconds", "views_per_second")  # the only fields that differ between equal runs on a CPU
 
 
 class MetricsLog:

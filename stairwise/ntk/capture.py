@@ -89,7 +89,7 @@ class Capture:
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
         self.verified, self.one_by_one, self.sample_bytes = False, False, 0.0
-        self.changed = watched(model)
+        self.changed = watched(model) if trial.is_cuda else lambda: False
         self.by_products = by_products and trial.ndim == 4
         self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
         self.by_products = self.by_products and bool(self.by_rule)
@@ -176,7 +176,7 @@ class Capture:
 
         def hook(name: str) -> Callable[..., None]:
             def record(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-                if output.requires_grad and inputs:
+                if output.requires_grad and inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim:
                     calls.append((name, inputs[0].detach()))
                     # the edge stays right when an in-place activation overwrites the output
                     edges.append(get_gradient_edge(output))
@@ -231,8 +231,8 @@ class Capture:
         pairs = {name: (given[rows], by_name[name]) for name, given in batch.calls if name in by_name}
         names = [name for name, (one, other) in pairs.items() if one.shape == other.shape]
         ones, others = zip((batch.outputs[rows], alone.outputs), *(pairs[name] for name in names), strict=True)
-        if ones[0].shape != others[0].shape:
-            raise InputError("model", MIXES, None, "the size of its output must not depend on their number")
+        if ones[0].shape != others[0].shape or not bool(alone.finite):
+            raise InputError("model", MIXES, None, "its output must not depend on their number")
         least = torch.zeros(len(ones), 1, device=batch.outputs.device)
         if alone.calls and alone.calls[-1][1].is_floating_point():
             # outputs that cancel are rounding, in units of what they come from
@@ -355,7 +355,7 @@ class Capture:
         except Exception:  # the model may differentiate something itself
             saved.clear()
             forward = self._forward(x)
-        _check_finite(forward.finite)
+        _check_finite(forward.finite)  # and so what the caller has launched is done, which the trial does not wait for
         self.sample_bytes = max(_memory(self.modules, forward.calls), float(sum(saved.values()))) / len(x)
         known = {name for name, given in forward.calls if len(given) == len(x)}
         return {name for name in self.parameters if name.rpartition(".")[0] in known}

@@ -15,7 +15,7 @@ Tensors = Sequence[Tensor]
 
 def errors(found: Tensors, wholes: Tensors, i: int) -> Tensor:
     """Largest error of gradients (n, size) by rules, where sample i has all of autograd's (size,) and the others have
-    nothing; and the largest element: (tensors, 2). Tensors without elements have neither.
+    nothing; and the largest element: (tensors, 2). None may be empty.
 
     Example:
         >>> errors([torch.tensor([[1.0, 2.0], [0.5, 0.0]])], [torch.tensor([1.0, 2.0])], 0).tolist()

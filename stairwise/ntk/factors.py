@@ -163,7 +163,7 @@ class Direct(AbstractFactor):
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Direct)
-        if not how.half:
+        if not how.half or not self.values.shape[1]:
             return self.values @ (self if other is None else other).values.T
         mine, scale = _to_half(self.values)
         (mine,) = _aligned(mine)
@@ -221,7 +221,7 @@ class Outer(AbstractFactor):
         them = self if other is None else other
         if len({channels_last(part.x) for part in (*self.parts, *them.parts)}) > 1:
             return self._planes().gram(None if other is None else other._planes(), how)
-        way = self._cheapest(them, 0.5 if other is None else 1.0)
+        way = self._cheapest(them, other is None, how)
         if way.products <= SINGLE:
             how = replace(how, half=False)
         if way.name == "explicit":
@@ -236,11 +236,12 @@ class Outer(AbstractFactor):
         theirs, their_scale = (None, scale) if other is None else other._whole().prepared(how, "their patches")
         return _scaled(_ghost(mine, theirs, how), scale, their_scale)
 
-    def _cheapest(self, them: "Outer", share: float) -> "_Way":
-        """How to compute products with them, of which this share is needed."""
+    def _cheapest(self, them: "Outer", symmetric: bool, how: Contraction) -> "_Way":
+        """How to compute products with them."""
         _, groups, q, positions = self.b.shape
         p, n, m = self.module.weight[0].numel(), len(self), len(them)
         every = (*self.parts, *them.parts)
+        share = (1 + 1 / min(n, BLOCKS_GPU if self.x.is_cuda else BLOCKS)) / 2 if symmetric else 1.0
         ways = [_Way("explicit", groups * p * q, groups * p * q * ((n + m) * positions + share * n * m))]
         if all(part.b.shape[3] == positions for part in every):
             if positions == 1:
@@ -249,11 +250,15 @@ class Outer(AbstractFactor):
             products = groups * positions**2
             ways.append(_Way("ghost", products * (p + q), products * (p + q + entry) * share * n * m))
         same_size = len({part.x.shape[2:] for part in every}) == 1
-        if same_size and not self.x.is_cuda and _kernel(self) is not None:
+        if same_size and not self.x.is_cuda and _kernel(self) is not None and self._row_bytes(m) <= how.slice_bytes:
             products = self.x[0, 0].numel() ** 2 * self.x.shape[1] + positions**2 * q
             sums = positions**2 * (ENTRY + SHIFT * self.module.weight[0, 0].numel())
             ways.append(_Way("pixels", products, (products + sums) * share * n * m))
         return min(ways, key=lambda way: way.cost)
+
+    def _row_bytes(self, m: int) -> float:
+        """Memory for the products of one sample's pixels, or positions, with those of m."""
+        return 4.0 * self.x.element_size() * m * max(self.x[0, 0].numel(), self.b.shape[3]) ** 2
 
     def scaled(self, how: Contraction) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """x and b of this part, and what scaled samples are to be multiplied with, (N, 1)."""
@@ -398,7 +403,7 @@ def _by_pixels(
     seen, positions = mine[0].shape[2:], kernel.positions
     size = len(x2) * max(x.shape[2], b.shape[2]) ** 2 * (4 if how.half else x.element_size())
     x, b = (v.transpose(1, 2).contiguous() for v in (x, b))  # (n, T, q)
-    x2, b2 = (v.permute(2, 0, 1).contiguous() for v in (x2, b2))  # (T, m, q): samples last, a long way in memory
+    x2, b2 = (v.permute(2, 0, 1).contiguous() for v in (x2, b2))  # (T, m, q): in products samples come last, long rows
 
     def block(i: slice, j: slice) -> Tensor:
         m = j.stop - j.start
@@ -410,7 +415,8 @@ def _by_pixels(
             sums[:, *there, *there] += pixels[:, *here, *here]
         return total.mul_(sums).flatten(1, -2).sum(1)
 
-    return _by_rows(len(x), x2.shape[1], max(1, int(CACHE / size)), theirs is None, block)
+    rows = max(1, int(CACHE / size))
+    return _by_rows(len(x), x2.shape[1], rows if theirs is not None else min(rows, _block(x)), theirs is None, block)
 
 
 def _kernel(factor: Outer) -> _Kernel | None:

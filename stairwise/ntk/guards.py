@@ -14,7 +14,7 @@ EVERY_MODULE = frozenset(vars(nn.Module()))
 SPECIAL = (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)  # whose contents are not where others have them
 FUNCTIONS = (type, FunctionType, BuiltinFunctionType)
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, nn.Module, *FUNCTIONS)
-FEW = 1000  # elements of a list that are looked at
+FEW = 1000  # objects in a module that are looked at
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 def watched(model: nn.Module) -> Callable[[], bool]:
     """Tells whether a model holds something else than now in parameters, buffers or attributes, or may: not all
-    objects can be looked into. What forward passes leave outside of it is not seen.
+    objects can be looked into. What forward passes leave outside of it, or write to `.data`, is not seen.
 
     Example:
         >>> model = nn.Linear(2, 2)
@@ -118,17 +118,23 @@ def _held(model: nn.Module) -> Iterator[tuple[object, int]]:
 
 
 def _inside(value: object) -> Iterator[tuple[object, int]]:
-    """Objects, and their versions; an object that is never the same for what cannot be looked into."""
-    if isinstance(value, Tensor) and not nn.parameter.is_lazy(value):
-        yield value, 0 if value.is_inference() else value._version
-    elif isinstance(value, list | tuple | set | frozenset | dict) and len(value) <= FEW:
-        yield None, len(value)  # the object itself may be new each time it is asked for
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _inside(one)
-    elif value is None or isinstance(value, PLAIN):
-        yield value, 0
-    else:
-        yield object(), 0
+    """Objects, and their versions; an object that is never the same for what cannot be looked into, or is too much."""
+    waiting = [value]
+    for _ in range(FEW):
+        if not waiting:
+            return
+        one = waiting.pop()
+        if isinstance(one, Tensor) and not nn.parameter.is_lazy(one):
+            yield one, 0 if one.is_inference() else one._version
+        elif isinstance(one, list | tuple | set | frozenset | dict) and len(one) <= FEW:
+            yield None, len(one)  # the object itself may be new each time it is asked for
+            waiting.extend(one)
+            waiting.extend(one.values() if isinstance(one, dict) else ())
+        elif one is None or isinstance(one, PLAIN):
+            yield one, 0
+        else:
+            yield object(), 0
+    yield object(), 0
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
