@@ -24,10 +24,11 @@ from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.ntk.capture import Capture, RulesChanged
 from stairwise.ntk.compare import errors
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
-from stairwise.ntk.factors import Contraction, Lookup, Outer, _by_pixels, _explicit, _ghost, _kernel, _product, factors
+from stairwise.ntk.factors import Contraction, Lookup, Outer, _by_pixels, _explicit, _ghost, _kernel, _product
 from stairwise.ntk.guards import watched
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.products import ConvolutionsByProducts
+from stairwise.ntk.rules import factors
 from stairwise.ntk.windows import laid_in_rows, windows
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
 from tests.two_processes import run_two

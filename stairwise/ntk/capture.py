@@ -1,6 +1,6 @@
 """One forward and one backward pass to the outputs of layers: what all per-sample gradients are made of.
 
-Layers with a rule (`factors.RULES`) give factored gradients. A trial on a few samples compares them with autograd;
+Layers with a rule (`rules.RULES`) give factored gradients. A trial on a few samples compares them with autograd;
 parameters for which they are not the whole story (used twice, tied, used by functions, samples not first) and
 parameters of all other modules get their per-sample gradients from vmap(grad), so the result is always complete. On a
 GPU convolutions may be computed as products; the trial compares that, too.
@@ -21,9 +21,10 @@ from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
 from stairwise.ntk.compare import SAME, apart, at_least_single, differences, errors
-from stairwise.ntk.factors import RULES, AbstractFactor, Direct, factors, patches_bytes
+from stairwise.ntk.factors import AbstractFactor, Direct, patches_bytes
 from stairwise.ntk.guards import products_in, unchanged, watched
 from stairwise.ntk.products import ConvolutionsByProducts
+from stairwise.ntk.rules import RULES, factors
 
 __all__ = ["Capture", "RulesChanged", "Scalar"]
 

@@ -7,7 +7,7 @@ fewer, since patches share pixels); `Outer.gram` takes the cheapest.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Self
@@ -18,10 +18,9 @@ from torch.nn import functional as F
 
 from stairwise.ntk.windows import channels_last, laid_in_rows, windows
 
-__all__ = ["RULES", "AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "factors", "patches_bytes"]
+__all__ = ["AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "patches_bytes"]
 
 BLOCKS, BLOCKS_GPU = 4, 2  # rows of a symmetric product are taken in so many blocks: saves three eighths, or a quarter
-FEW = 64  # positions, below which torch's sums a channel are slow
 LONG, TOGETHER = 4096, 16  # terms of a sum, and sums at a time: tensor cores cut off the ends, 5e-9 of the sum a term
 SINGLE = 10_000  # products a pair of samples, for which float16 saves no time
 MIXED = "dtype" in torch.ops.aten.mm.overloads()  # torch ≥ 2.8
@@ -484,80 +483,3 @@ def _windows(module: nn.Module, x: Tensor) -> Tensor:
         x, one = x.unsqueeze(2), (1,)
     kernel, stride, dilation = ((*one, *v) for v in (module.kernel_size, module.stride, module.dilation))
     return windows(x, kernel, stride, dilation, module.groups)
-
-
-def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
-    groups = getattr(module, "groups", 1)
-    if isinstance(module, nn.Linear):
-        b = b.reshape(len(b), -1, b.shape[-1]).transpose(1, 2)
-    b = b.flatten(2)
-    yield "weight", Outer(module, x, b.view(len(b), groups, -1, b.shape[-1]))
-    if module.bias is not None:
-        yield "bias", Direct(b.sum(dim=2))
-
-
-def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
-    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-    assert module.running_mean is not None
-    assert module.running_var is not None
-    n, channels = x.shape[:2]
-    if x[0, 0].numel() < FEW or channels_last(x):
-        x, b = (v if v.ndim == 4 else v.reshape(n, channels, -1, 1) for v in (x, b))
-        normed = (x - module.running_mean[:, None, None]).mul_(b)
-        yield "weight", Direct(normed.sum(dim=(2, 3)) / (module.running_var + module.eps).sqrt())
-        yield "bias", Direct(b.sum(dim=(2, 3)))
-        return
-    # every channel of every sample is a channel of its own to torch's fused sums
-    as_channels = [v.reshape(1, n * channels, -1) for v in (b, x)]
-    statistics = [v.to(x.dtype).repeat(n) for v in (module.running_mean, module.running_var)]
-    ones, none = x.new_ones(n * channels), x.new_empty(0)  # CUDA's version wants tensors even where it uses nothing
-    backward = torch.ops.aten.native_batch_norm_backward
-    _, weight, bias = backward(*as_channels, ones, *statistics, none, none, False, module.eps, [False, True, True])
-    yield "weight", Direct(weight.view(n, channels))
-    yield "bias", Direct(bias.view(n, channels))
-
-
-def _layer_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
-    assert isinstance(module, nn.LayerNorm)
-    normed = F.layer_norm(x, module.normalized_shape, eps=module.eps)
-    size = len(module.normalized_shape)
-    rest = tuple(range(1, x.ndim - size))
-    for name, g in (("weight", b * normed), ("bias", b)):
-        yield name, Direct((g.sum(dim=rest) if rest else g).flatten(1))
-
-
-def _group_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
-    assert isinstance(module, nn.GroupNorm)
-    normed = F.group_norm(x, module.num_groups, eps=module.eps)
-    rest = tuple(range(2, x.ndim))
-    for name, g in (("weight", b * normed), ("bias", b)):
-        yield name, Direct(g.sum(dim=rest) if rest else g)
-
-
-def _embedding(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
-    assert isinstance(module, nn.Embedding)
-    if module.scale_grad_by_freq or module.max_norm is not None:
-        raise ValueError("no rule")
-    index = x.reshape(len(x), -1)
-    if module.padding_idx is not None:
-        index = torch.where(index == module.padding_idx, -1, index)
-    yield "weight", Lookup(index, b.reshape(len(b), index.shape[1], -1), module.num_embeddings)
-
-
-RULES = {
-    nn.Linear: _linear,
-    nn.Conv1d: _linear,
-    nn.Conv2d: _linear,
-    nn.BatchNorm1d: _batch_norm,
-    nn.BatchNorm2d: _batch_norm,
-    nn.BatchNorm3d: _batch_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.GroupNorm: _group_norm,
-    nn.Embedding: _embedding,
-}
-
-
-def factors(module: nn.Module, x: Tensor, b: Tensor) -> dict[str, AbstractFactor]:
-    """Factors of a module's own trainable parameters from one call: its input and the gradient at its output."""
-    own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
-    return {name: factor for name, factor in RULES[type(module)](module, x, b) if name in own}

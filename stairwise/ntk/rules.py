@@ -1,0 +1,91 @@
+"""Which factors the parameters of a module have: from its input, and the gradient at its output, of one call."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stairwise.ntk.factors import AbstractFactor, Direct, Lookup, Outer
+from stairwise.ntk.windows import channels_last
+
+__all__ = ["RULES", "factors"]
+
+FEW = 64  # positions, below which torch's sums a channel are slow
+
+
+def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    groups = getattr(module, "groups", 1)
+    if isinstance(module, nn.Linear):
+        b = b.reshape(len(b), -1, b.shape[-1]).transpose(1, 2)
+    b = b.flatten(2)
+    yield "weight", Outer(module, x, b.view(len(b), groups, -1, b.shape[-1]))
+    if module.bias is not None:
+        yield "bias", Direct(b.sum(dim=2))
+
+
+def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+    assert module.running_mean is not None
+    assert module.running_var is not None
+    n, channels = x.shape[:2]
+    if x[0, 0].numel() < FEW or channels_last(x):
+        x, b = (v if v.ndim == 4 else v.reshape(n, channels, -1, 1) for v in (x, b))
+        normed = (x - module.running_mean[:, None, None]).mul_(b)
+        yield "weight", Direct(normed.sum(dim=(2, 3)) / (module.running_var + module.eps).sqrt())
+        yield "bias", Direct(b.sum(dim=(2, 3)))
+        return
+    # every channel of every sample is a channel of its own to torch's fused sums
+    as_channels = [v.reshape(1, n * channels, -1) for v in (b, x)]
+    statistics = [v.to(x.dtype).repeat(n) for v in (module.running_mean, module.running_var)]
+    ones, none = x.new_ones(n * channels), x.new_empty(0)  # CUDA's version wants tensors even where it uses nothing
+    backward = torch.ops.aten.native_batch_norm_backward
+    _, weight, bias = backward(*as_channels, ones, *statistics, none, none, False, module.eps, [False, True, True])
+    yield "weight", Direct(weight.view(n, channels))
+    yield "bias", Direct(bias.view(n, channels))
+
+
+def _layer_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    assert isinstance(module, nn.LayerNorm)
+    normed = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+    size = len(module.normalized_shape)
+    rest = tuple(range(1, x.ndim - size))
+    for name, g in (("weight", b * normed), ("bias", b)):
+        yield name, Direct((g.sum(dim=rest) if rest else g).flatten(1))
+
+
+def _group_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    assert isinstance(module, nn.GroupNorm)
+    normed = F.group_norm(x, module.num_groups, eps=module.eps)
+    rest = tuple(range(2, x.ndim))
+    for name, g in (("weight", b * normed), ("bias", b)):
+        yield name, Direct(g.sum(dim=rest) if rest else g)
+
+
+def _embedding(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
+    assert isinstance(module, nn.Embedding)
+    if module.scale_grad_by_freq or module.max_norm is not None:
+        raise ValueError("no rule")
+    index = x.reshape(len(x), -1)
+    if module.padding_idx is not None:
+        index = torch.where(index == module.padding_idx, -1, index)
+    yield "weight", Lookup(index, b.reshape(len(b), index.shape[1], -1), module.num_embeddings)
+
+
+RULES = {
+    nn.Linear: _linear,
+    nn.Conv1d: _linear,
+    nn.Conv2d: _linear,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.BatchNorm3d: _batch_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
+}
+
+
+def factors(module: nn.Module, x: Tensor, b: Tensor) -> dict[str, AbstractFactor]:
+    """Factors of a module's own trainable parameters from one call: its input and the gradient at its output."""
+    own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
+    return {name: factor for name, factor in RULES[type(module)](module, x, b) if name in own}
