@@ -53,8 +53,8 @@ class Contraction:
 
     Attributes:
         half: in float16, after every sample has been scaled to its own range; sums stay in float32.
-        slice_bytes: explicit gradients are formed in slices of at most so many bytes; it also bounds products of pixels,
-            and float16 sums that are taken at a time.
+        slice_bytes: explicit gradients are formed in slices of at most so many bytes; bounds products of pixels, and
+            float16 sums that are taken at a time, too.
         buffers: memory for the slices, used again and again: on a CPU, fresh memory costs more than what is written.
     """
 
