@@ -93,7 +93,7 @@ def test_normalization_and_whole_view():
     expected = (torch.tensor(PHOTOS[:5]) / 255 - mean) / std
     for x in (augment(images, NOTHING, 32, generator(), mean, std), full_view(images, 32, mean, std)):
         assert x.shape == (5, 3, 32, 32)
-        assert x.is_contiguous(memory_format=torch.channels_last)
+        assert x.is_contiguous()  # on a CPU
         assert x.permute(0, 2, 3, 1).numpy() == pytest.approx(expected.numpy(), abs=1e-5)
     middle = full_view(images, 20, mean, std, crop=True)
     assert middle.permute(0, 2, 3, 1).numpy() == pytest.approx(expected[:, 6:26, 6:26].numpy(), abs=1e-5)

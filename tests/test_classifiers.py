@@ -71,7 +71,7 @@ def test_bad_input(name, digits):
 def test_probing_leaves_no_trace():
     torch.manual_seed(0)
     images = load("photos")
-    encoder = build_encoder("resnet18", {"width": 4, "stem": "small"})
+    encoder = build_encoder("resnet18", {"width": 8, "stem": "small"})
     network = build_network(encoder, torch.zeros(2, 3, 32, 32), [8], 3)
     network.backbone.layer1.eval()  # a part that its user has frozen
     modes = [m.training for m in network.modules()]

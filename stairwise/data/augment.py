@@ -118,7 +118,7 @@ def augment(images: Tensor, view: View, size: int, generator: torch.Generator, m
     x = (x - mean.view(1, 1, -1, 1).to(x)) / std.view(1, 1, -1, 1).to(x)
     out = torch.empty((n, size, size, channels), dtype=x.dtype, device=x.device)
     out[order] = x.transpose(2, 3)
-    return out.permute(0, 3, 1, 2)
+    return _laid_out(out.permute(0, 3, 1, 2))
 
 
 def full_view(images: Tensor, size: int, mean: Tensor, std: Tensor, crop: bool = False) -> Tensor:
@@ -133,7 +133,13 @@ def full_view(images: Tensor, size: int, mean: Tensor, std: Tensor, crop: bool =
     rows, columns = matrices(height), matrices(width)
     x = _resample(unit(images), rows, columns)
     x = (x - mean.view(1, 1, -1, 1).to(x)) / std.view(1, 1, -1, 1).to(x)
-    return x.permute(0, 2, 1, 3).contiguous(memory_format=torch.channels_last)
+    return _laid_out(x.permute(0, 2, 1, 3))
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """Channels-last on a GPU, where convolutions are faster so; contiguous on a CPU, where it buys nothing and torch's
+    strided 1 × 1 convolutions of few channels can be wrong (torch 2.13 on CPUs without AVX-512)."""
+    return x.contiguous(memory_format=torch.channels_last if x.is_cuda else torch.contiguous_format)
 
 
 def unit(images: Tensor) -> Tensor:

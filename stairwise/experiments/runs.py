@@ -55,7 +55,7 @@ SMOKE: dict[str, Any] = {
     "pretrain": 400,
     "size": 16,
     "encoder": "resnet18",
-    "encoder_options": {"stem": "small", "width": 4},
+    "encoder_options": {"stem": "small", "width": 8},
     "hidden": [16],
     "d": 8,
     "batch": 32,

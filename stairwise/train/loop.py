@@ -159,7 +159,7 @@ class Trainer:
         self.mean, self.std = (s.to(device) for s in channel_statistics(pixels[: self.training], unit=clamps))
         self.bf16 = recipe.precision == "bf16" and device.type == "cuda"
         network = _network(recipe, torch.zeros(2, pixels.shape[3], self.size, self.size)).to(device)
-        if recipe.channels_last:
+        if recipe.channels_last and device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)
         graph = recipe.graph and device.type == "cuda" and world() == 1
         self.pairs = Pairs(

@@ -47,7 +47,7 @@ class Recipe:
         batch: images a step, over all processes.
         epochs: length of the run; steps, if not 0, instead.
         precision: "bf16" (autocast, encoder only) or "float32" (convolutions in TF32, if cuDNN may: torch's default).
-        channels_last: memory format of convolutions.
+        channels_last: memory format of convolutions on a GPU; on a CPU it buys nothing.
         graph: record the step as a CUDA graph where that is possible.
         seed: of initialization, order and views.
         records: number of measurements over the run, evenly spaced.
