@@ -14,10 +14,10 @@ PAGE = ROOT / "docs" / "glossary.md"
 
 # anchor: the word as it stands in running text
 TERMS = {
-    "view": r"\bviews?\b",
+    "view": r"(?<!in )\bviews?\b",
     "c": r"(?<![\w.,‖’'-])(?<!Panel )C(?![\w‖’'-])(?!, D)",
     "mode": r"\bmodes?\b",
-    "step": r"\bsteps?\b",
+    "step": r"(?<!\d )\bsteps?\b",
     "plateau": r"\bplateaus?\b",
     "grown": r"\bgrown\b",
     "rise-time": r"\brise times?\b",
