@@ -14,16 +14,16 @@ PAGE = ROOT / "docs" / "glossary.md"
 
 # anchor: the word as it stands in running text
 TERMS = {
-    "view": r"(?<!in )\bviews?\b",
+    "view": r"(?<!in )\b[Vv]iews?\b",
     "c": r"(?<![\w.,‖’'-])(?<!Panel )C(?![\w‖’'-])(?!, D)",
-    "mode": r"\bmodes?\b",
-    "step": r"(?<!\d )\bsteps?\b",
-    "plateau": r"\bplateaus?\b",
-    "grown": r"\bgrown\b",
-    "rise-time": r"\brise times?\b",
-    "event": r"\bevents?\b",
-    "time-t": r"\btime t\b|\bt = Σ",
-    "record": r"\brecords?\b",
+    "mode": r"\b[Mm]odes?\b",
+    "step": r"(?<!\d )\b[Ss]teps?\b",
+    "plateau": r"\b[Pp]lateaus?\b",
+    "grown": r"\b[Gg]rown\b",
+    "rise-time": r"\b[Rr]ise times?\b",
+    "event": r"\b[Ee]vents?\b",
+    "time-t": r"\b[Tt]ime t\b|\bt = Σ",
+    "record": r"\b[Rr]ecords?\b",
 }
 
 # not running text: code, comments, tables, headings, pictures, links, claims in italics, directives, HTML
