@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types layers unit bench clean
+.PHONY: demo test lint types layers unit bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/stairwise demo
@@ -23,6 +23,9 @@ layers: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/pytest
 
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_linear.py
 
@@ -37,4 +40,4 @@ $(VENV)/.dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo results
+	rm -rf $(VENV) build dist *.egg-info demo results site

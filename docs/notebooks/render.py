@@ -29,7 +29,9 @@ def shown(cell: nbformat.NotebookNode) -> str:
     parts = [f"```python\n{cell.source}\n```"]
     for output in cell.outputs:
         if picture := output.get("data", {}).get("image/png"):
-            parts.append(f'<img alt="figure drawn by the code above" src="data:image/png;base64,{"".join(picture.split())}">')
+            parts.append(
+                f'<img alt="figure drawn by the code above" src="data:image/png;base64,{"".join(picture.split())}">'
+            )
         elif text := output.get("text") or output.get("data", {}).get("text/plain"):
             parts.append(f"```text\n{text.rstrip()}\n```")
     return "\n\n".join(parts)

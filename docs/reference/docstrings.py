@@ -15,15 +15,7 @@ class Doctests(griffe.Extension):
 
 
 def sections(text: str) -> str:
-    """A docstring in which every example is in a section that griffe knows.
-
-    >>> print(sections("One.\\n\\n>>> 1 + 1\\n2"))
-    One.
-    <BLANKLINE>
-    Examples:
-        >>> 1 + 1
-        2
-    """
+    """A docstring in which every example is in a section that griffe knows."""
     parts = re.split(r"\n\n+", text)
     for i, part in enumerate(parts):
         if part.startswith(">>>"):

@@ -50,7 +50,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """Arguments of every `stairwise …` in a block; the remark after a # or after two or more spaces is not part of it."""
+    """Arguments of every `stairwise …` in a block; remarks come after a # or after two or more spaces."""
     text = block.text.replace("\\\n", " ")
     found = []
     for line in text.splitlines():

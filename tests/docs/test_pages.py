@@ -15,7 +15,7 @@ import stairwise as sw
 from stairwise.cli import app
 
 from . import glossary
-from .pages import DOCS, ROOT, anchors, blocks, commands, links, name, pages
+from .pages import DOCS, ROOT, Block, anchors, blocks, commands, links, name, pages
 
 NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 LANGUAGES = {"python", "sh", "text", "json", "toml"}
@@ -72,6 +72,15 @@ def parse(words, where):
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
+def test_commands_in_the_text_can_be_given(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    for code in re.findall(r"`((?:stairwise|torchrun) [^`]+)`", text):
+        for words in commands(Block("sh", " ".join(code.split()), 0)):
+            if "…" not in words:
+                parse(words, f"{name(page)}: {code}")
+
+
+@pytest.mark.parametrize("page", pages(), ids=name)
 def test_blocks_have_a_known_language(page):
     """So none escapes by another name; a block that is not run says that it is text."""
     assert {block.kind for block in blocks(page)} <= LANGUAGES
@@ -121,6 +130,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     for text in html:
         assert not re.search(r"<(script|img|iframe)[^>]+src=[\"']?https?:|<link[^>]+stylesheet[^>]+https?:", text)
         assert not re.search(r"^:::", text, re.M), "a directive was not resolved"
+        assert "<blockquote>" not in text, "a doctest was not shown as code"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
@@ -131,8 +141,13 @@ def test_notebooks_run(path, tmp_path):
         "book = nbformat.read(sys.argv[1], as_version=4); nbformat.validate(book);"
         "NotebookClient(book, timeout=60, kernel_name='python3').execute()"
     )
-    here = os.environ | {"PYTHONPATH": str(Path(sw.__file__).parents[1]), "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=tmp_path, capture_output=True, text=True, env=here)
+    here = os.environ | {
+        "PYTHONPATH": str(Path(sw.__file__).parents[1]),
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], cwd=tmp_path, capture_output=True, text=True, env=here
+    )
     assert done.returncode == 0, done.stderr
     assert path.stat().st_size < 200_000
     assert '"output_type"' in path.read_text(encoding="utf-8")
