@@ -68,7 +68,8 @@ def parse(words, where):
         assert rest, f"{where}: no command"
         assert rest[0] in command.commands, f"{where}: no command {rest[0]!r}"
         command, rest = command.commands[rest[0]], rest[1:]
-    command.make_context(words[0], rest)
+    if len(words) > 1:  # else it is only named
+        command.make_context(words[0], rest)
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
