@@ -52,20 +52,3 @@ def test_notation_names_exist():
     assert len(names) > 15
     missing = [name for name in names if not re.search(rf"\b{name.split('.')[-1]}\b", source)]
     assert not missing
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/kernel-pca.md"])
-def test_python_in_documents_runs(tmp_path, monkeypatch, page):
-    """All blocks of a page, one after another."""
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    assert blocks
-    names: dict = {}
-    for block in blocks:
-        exec(compile(block, page, "exec"), names)
-
-
-def test_links_between_documents_lead_somewhere():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-            assert (page.parent / link).exists(), (page.name, link)
