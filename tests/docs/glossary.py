@@ -15,8 +15,8 @@ PAGE = ROOT / "docs" / "glossary.md"
 # anchor: the word as it stands in running text
 TERMS = {
     "view": r"(?<!in )\b[Vv]iews?\b",
-    "c": r"(?<![\w.,‖’'-])(?<!Panel )C(?![\w‖’'-])(?!, D)",
-    "mode": r"\b[Mm]odes?\b",
+    "c": r"(?<![\w.,‖’'-])(?<!Panel )(?<!− )C(?![\w‖’'-])(?!, D)",
+    "mode": r"(?<!evaluation )(?<!training )(?<!padding )\b[Mm]odes?\b",
     "step": r"(?<!\d )\b[Ss]teps?\b",
     "plateau": r"\b[Pp]lateaus?\b",
     "grown": r"\b[Gg]rown\b",
