@@ -14,8 +14,8 @@ import warnings
 import numpy as np
 
 from stairwise.checks import TheoryWarning
+from stairwise.data.crops import two_crops
 from stairwise.data.images import load
-from stairwise.data.views import two_crops
 from stairwise.dynamics.descent import gradient_descent
 from stairwise.dynamics.flow import gradient_flow
 from stairwise.theory.alignment import effective_singular_values, gaussian_init

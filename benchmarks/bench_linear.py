@@ -17,8 +17,8 @@ import torch
 from scipy.integrate import solve_ivp
 from threadpoolctl import threadpool_limits
 
+from stairwise.data.crops import two_crops
 from stairwise.data.images import load
-from stairwise.data.views import two_crops
 from stairwise.dynamics.descent import gradient_descent
 from stairwise.dynamics.eigenbasis import rhs
 from stairwise.dynamics.flow import gradient_flow

@@ -23,9 +23,9 @@ import torch
 
 import stairwise as sw
 from stairwise.nets.encoder import build_encoder, build_network
-from stairwise.train.graph import Recorded
-from stairwise.train.loop import Trainer
-from stairwise.train.recipe import Recipe
+from stairwise.training.graph import Recorded
+from stairwise.training.loop import Trainer
+from stairwise.training.recipe import Recipe
 
 EVERY, TURN = 50, 10
 

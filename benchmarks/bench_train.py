@@ -27,10 +27,10 @@ import numpy as np
 import torch
 
 from stairwise.data.augment import PIPELINES, augment, to_layout
-from stairwise.train.graph import Recorded
-from stairwise.train.loop import Trainer
-from stairwise.train.process import StopRequest
-from stairwise.train.recipe import Recipe
+from stairwise.training.graph import Recorded
+from stairwise.training.loop import Trainer
+from stairwise.training.process import StopRequest
+from stairwise.training.recipe import Recipe
 
 
 def smooth_images(n, size):

@@ -1,15 +1,17 @@
 """Where a result comes from: commit, versions, device, date."""
 
+import hashlib
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import stairwise
 
-__all__ = ["provenance"]
+__all__ = ["code_digest", "provenance"]
 
 
 def provenance(
@@ -26,6 +28,21 @@ def provenance(
         "device": device or f"CPU ({platform.machine()})",
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+@cache
+def code_digest(*rooms: str) -> str:
+    """A digest of the source of some rooms, or of the whole package: stored results of other code are stale.
+
+    >>> code_digest("theory") == code_digest("theory") != code_digest()
+    True
+    """
+    here = Path(__file__).parent
+    folders = [here / room for room in rooms] or [here]
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        digest.update(path.relative_to(here).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _commit() -> str | None:

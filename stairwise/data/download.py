@@ -5,7 +5,7 @@ import shutil
 import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import IO
 
 from stairwise.checks import InputError
 from stairwise.files import atomic
+from stairwise.progress import Progress, silent
 
 __all__ = ["Unreachable", "Whole", "check_file", "extract", "fetch"]
 
 CHUNK = 1 << 20
 AGAIN = "run the command again; it continues"
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 
 class Unreachable(InputError):
@@ -45,7 +45,7 @@ def check_file(path: Path, whole: Whole) -> str | None:
 
 
 def fetch(
-    url: str, target: Path, whole: Whole, progress: Progress | None = None, remedy: str = AGAIN, timeout: float = 30
+    url: str, target: Path, whole: Whole, progress: Progress = silent, remedy: str = AGAIN, timeout: float = 30
 ) -> None:
     """Download `url` to `target`. What has arrived stays in `target`.part and a second call goes on from there.
 
@@ -77,7 +77,7 @@ def fetch(
     part.replace(target)
 
 
-def _transfer(url: str, part: Path, have: int, size: int, progress: Progress | None, timeout: float) -> int:
+def _transfer(url: str, part: Path, have: int, size: int, progress: Progress, timeout: float) -> int:
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=timeout) as response:
         if have and response.status != 206:  # the server does not resume: from the beginning
@@ -89,8 +89,7 @@ def _transfer(url: str, part: Path, have: int, size: int, progress: Progress | N
                     part.unlink()
                     raise InputError(url, f"must have {size:,} bytes", "more", "the server sends another file")
                 out.write(chunk)
-                if progress:
-                    progress(have, size)
+                progress(have, size, "")
     return have
 
 

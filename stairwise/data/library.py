@@ -6,8 +6,8 @@ from types import ModuleType
 
 from stairwise.checks import one_of
 from stairwise.data import cifar10, stl10
-from stairwise.data.download import Progress
 from stairwise.data.images import DATASETS, data_root
+from stairwise.progress import Progress, silent
 
 __all__ = ["State", "get", "states"]
 
@@ -40,7 +40,7 @@ def states(thorough: bool = False, root: Path | None = None) -> list[State]:
     return found
 
 
-def get(name: str, mirror: str = "official", progress: Progress | None = None, root: Path | None = None) -> Path:
+def get(name: str, mirror: str = "official", progress: Progress = silent, root: Path | None = None) -> Path:
     """Fetch a dataset unless it is here and whole; returns its folder."""
     one_of(name, "dataset", FETCHED)
     folder = (root or data_root()) / name

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError
-from stairwise.data.download import Progress, Whole, check_file, extract, fetch
+from stairwise.data.download import Whole, check_file, extract, fetch
+from stairwise.progress import Progress, silent
 
 __all__ = ["FILES", "get", "problems", "read", "read_full"]
 
@@ -54,7 +55,7 @@ def problems(folder: Path) -> list[str]:
     return [f"{name} {why}" for name, why in found if why and (name in NEEDED or why != "missing")]
 
 
-def get(folder: Path, progress: Progress | None = None, url: str = URL) -> None:
+def get(folder: Path, progress: Progress = silent, url: str = URL) -> None:
     """Fetch the official archive (2.6 GB) and take the five binary files (3.1 GB) out of it."""
     archive = folder / "stl10_binary.tar.gz"
     fetch(url, archive, ARCHIVE, progress)

@@ -1,12 +1,11 @@
 """Full-batch gradient descent of the linear model, step by step, in the eigenbasis."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, number, positive_int
 from stairwise.dynamics.eigenbasis import Split
+from stairwise.progress import Progress, silent
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.trajectory import Trajectory
 
@@ -21,7 +20,7 @@ def gradient_descent(
     record_every: int | NDArray = 1,
     momentum: float = 0.0,
     weights: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = silent,
 ) -> Trajectory:
     """W ← W − lr ∇L, with heavy-ball momentum if asked for; exact to rounding error, 1e-12 in C.
 
@@ -31,7 +30,7 @@ def gradient_descent(
         lr: learning rate; stable below 1/(4 γ_1).
         steps: number of steps.
         record_every: record at step 0, every so many steps, and at the last; or an array of the steps to record.
-        progress: called with the step at every record.
+        progress: called at every record.
 
     Example:
         >>> corr = Correlation.from_matrix([2.0, 1.0])
@@ -69,8 +68,7 @@ def gradient_descent(
                     u += y
             done = step
             kept[i] = u
-            if progress:
-                progress(int(step))
+            progress(float(step), steps, f"gradient descent, {steps:,} steps")
             if not np.isfinite(u).all():
                 kept[i:] = np.nan
                 break

@@ -11,11 +11,11 @@ from stairwise.data.augment import full_view
 from stairwise.data.feed import AbstractFeed
 from stairwise.data.images import Images
 
-__all__ = ["probe_rows", "represent", "undisturbed"]
+__all__ = ["eval_mode", "probe_rows", "represent"]
 
 
 @contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
+def eval_mode(module: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; modes, batch-norm statistics and random numbers are as before afterwards."""
     modes = {m: m.training for m in module.modules()}
     devices = [p.device for p in module.parameters() if p.device.type == "cuda"][:1]
@@ -46,7 +46,7 @@ def represent(
         precision: of autocast; None: off.
     """
     found: list[tuple[Tensor, Tensor]] = []
-    with undisturbed(network), torch.autocast(feed.device.type, precision, enabled=precision is not None):
+    with eval_mode(network), torch.autocast(feed.device.type, precision, enabled=precision is not None):
         for images in feed.stream(iter(rows.split(batch))):
             h, z = network(full_view(images, size, mean, std, crop).float())
             found.append((h.float(), z.float()))

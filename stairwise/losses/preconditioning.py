@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stairwise.checks import InputError, number
-from stairwise.losses.ranks import total, world
+from stairwise.distributed import total, world
 from stairwise.losses.views import check_views
 
 __all__ = ["inverse_root", "precondition"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stairwise.checks import InputError, TheoryWarning
-from stairwise.losses.ranks import gather, world
+from stairwise.distributed import gather, world
 
 __all__ = ["centred", "correlation", "of_views", "warn_if_undetermined"]
 
