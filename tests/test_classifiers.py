@@ -11,7 +11,7 @@ from stairwise.checks import InputError
 from stairwise.data.feed import Resident
 from stairwise.data.images import Images, load
 from stairwise.evaluate.classifiers import PROBES, fit_logistic, knn_probe, logistic_probe, ridge_probe
-from stairwise.evaluate.representations import probe_rows, represent, undisturbed
+from stairwise.evaluate.representations import eval_mode, probe_rows, represent
 from stairwise.nets.encoder import build_encoder, build_network
 
 
@@ -79,11 +79,11 @@ def test_probing_leaves_no_trace():
     random = torch.get_rng_state()
     feed = Resident(images.pixels, torch.device("cpu"))
     h, z = represent(network, feed, torch.arange(70), 32, torch.zeros(3), torch.ones(3), batch=32)
-    assert (h.shape, z.shape, h.requires_grad) == ((70, 32), (70, 3), False)
+    assert (h.shape, z.shape, h.requires_grad) == ((70, 64), (70, 3), False)
     assert [m.training for m in network.modules()] == modes
     assert all(torch.equal(v, state[k]) for k, v in network.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
-    with undisturbed(network):
+    with eval_mode(network):
         torch.rand(3)
         assert not any(m.training for m in network.modules())
     assert [m.training for m in network.modules()] == modes

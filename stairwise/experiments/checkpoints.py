@@ -20,7 +20,7 @@ from stairwise.checks import InputError, RunWarning, number, one_of, positive_in
 from stairwise.data.augment import PIPELINES
 from stairwise.data.feed import build_feed, channel_statistics
 from stairwise.data.images import load
-from stairwise.evaluate.representations import undisturbed
+from stairwise.evaluate.representations import eval_mode
 from stairwise.monitor.sinks import RunFolder
 from stairwise.monitor.spectrum import Spectrum, SpectrumMonitor
 from stairwise.nets.encoder import build_encoder
@@ -100,7 +100,7 @@ def measure_checkpoints(
 
 def _spectrum(network: nn.Module, source: Source, views: list[tuple[Tensor, Tensor]], path: Path) -> Spectrum:
     monitor = SpectrumMonitor(normalized=True)
-    with undisturbed(network), _outputs(network, source) as embed:
+    with eval_mode(network), _outputs(network, source) as embed:
         for x_a, x_b in views:
             (h_a, z_a), (h_b, z_b) = embed(x_a), embed(x_b)
             if not bool(torch.isfinite(z_a).all() and torch.isfinite(z_b).all()):
@@ -172,7 +172,7 @@ def _views(source: Source, device: torch.device, d: int) -> Iterator[tuple[Tenso
 def _dimension(network: nn.Module, source: Source, device: torch.device) -> int:
     """d, by trying the network on the first two images."""
     few = Source(**{**vars(source), "n": 2})
-    with undisturbed(network), _outputs(network, source) as embed:
+    with eval_mode(network), _outputs(network, source) as embed:
         try:
             return embed(next(_views(few, device, 1))[0])[1].shape[1]
         except RuntimeError as error:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, positive_int
 from stairwise.data.feed import build_feed, channel_statistics
 from stairwise.data.images import load
-from stairwise.evaluate.representations import undisturbed
+from stairwise.evaluate.representations import eval_mode
 from stairwise.files import atomic, load_arrays, save_arrays, save_json
 from stairwise.nets.encoder import Network
 from stairwise.ntk.empirical import empirical_ntk, ntk_error
@@ -294,7 +294,7 @@ def drifted(run: Run, n: int, seed: int, device: str, precision: str, progress: 
 
 def embed(model: nn.Module, x: Tensor) -> Floats:
     """z of all views, (2n, d)."""
-    with undisturbed(model):
+    with eval_mode(model):
         return np.asarray(torch.cat([model(part) for part in x.split(BATCH)]).double().cpu().numpy())
 
 

@@ -24,7 +24,7 @@ from stairwise.data.augment import PIPELINES
 from stairwise.data.feed import AbstractFeed, batch_rows, build_feed, channel_statistics
 from stairwise.data.images import Images, fingerprint, load
 from stairwise.evaluate.classifiers import PROBES
-from stairwise.evaluate.representations import probe_rows, represent, undisturbed
+from stairwise.evaluate.representations import eval_mode, probe_rows, represent
 from stairwise.files import save_json
 from stairwise.losses import OF_CORRELATION
 from stairwise.losses.ranks import rank, world
@@ -316,7 +316,7 @@ class Trainer:
         monitor, recipe = SpectrumMonitor(), self.recipe
         # not self.pairs, which may be drawing the next step's views at this moment
         pairs = Pairs(self.feed, recipe.views, self.size, self.mean, self.std, recipe.seed, half=self.bf16)
-        with undisturbed(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with eval_mode(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             for i, some in enumerate(part for part in rows.split(256) if len(part) > 1):
                 (h_a, z_a), (h_b, z_b) = (self.network(x) for x in pairs.at_start(some, i))
                 monitor.update(z_a, z_b, h_a, h_b)
