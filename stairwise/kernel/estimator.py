@@ -340,7 +340,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             return out
         return validate_data(self, X, reset=reset, dtype=np.dtype(self.dtype))
 
-    # --- using
+    # --- prediction
 
     def _points(self, X: ArrayLike, view: str) -> tuple[Matrix, int]:
         """The points, checked and converted to the array type of the fit, and the index of their part."""

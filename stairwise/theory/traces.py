@@ -25,8 +25,10 @@ def appendix_entries(A0: ArrayLike, gamma: ArrayLike, t: ArrayLike) -> Floats:
     A0 = np.asarray(matrix(A0, "A0"), dtype=np.float64)
     gamma = vector(gamma, "gamma")
     d, m = A0.shape
-    if d > m or gamma.shape != (m,):
-        raise InputError("gamma", f"must have {m} entries, one per column of A0, A0 at most as many rows", gamma.shape)
+    if d > m:
+        raise InputError("A0", "must have at most as many rows as columns", A0.shape)
+    if gamma.shape != (m,):
+        raise InputError("gamma", f"must have {m} entries, one per column of A0", gamma.shape)
     start = np.diag(A0)
     if np.any(np.tril(A0, -1)) or (start <= 0).any() or (gamma[:d] <= 0).any():
         raise InputError(
