@@ -108,7 +108,7 @@ def evolve(
     growth = log_growth(gamma, t, lr, momentum)
     bound = learning_rate_bound(gamma, momentum)
     if lr is not None and not lr < bound:
-        raise InputError("lr", f"must be below {bound:.3g}: descent diverges above this value", lr, "lower lr")
+        raise InputError("lr", f"must be below {bound:.3g}: descent diverges above it", lr, "lower lr")
     bend = 6 * (lr or 0.0) * np.maximum(gamma, 0) * (momentum == 0)  # derived only for descent without momentum
     solve = _aligned if one_of(law, "law", LAWS) == "aligned" else _logistic
     return solve(coordinates, gamma, growth, bend, weights)
