@@ -3,6 +3,8 @@ from stairwise.checks import InputError as InputError
 from stairwise.checks import TheoryWarning as TheoryWarning
 from stairwise.dynamics.descent import gradient_descent as gradient_descent
 from stairwise.dynamics.flow import gradient_flow as gradient_flow
+from stairwise.dynamics.flow import quartic_flow as quartic_flow
+from stairwise.dynamics.saddles import saddle_at as saddle_at
 from stairwise.evaluate.probes import probe_curve as probe_curve
 from stairwise.kernel import kernels as kernels
 from stairwise.kernel.estimator import KernelSSL as KernelSSL
@@ -22,7 +24,10 @@ from stairwise.theory.conditions import check_conditions as check_conditions
 from stairwise.theory.correlation import Correlation as Correlation
 from stairwise.theory.ensemble import predict_staircase as predict_staircase
 from stairwise.theory.laws import closed_form as closed_form
+from stairwise.theory.laws import early_weights as early_weights
 from stairwise.theory.modes import Modes as Modes
+from stairwise.theory.quartic import Quartic as Quartic
+from stairwise.theory.solutions import penalized_weights as penalized_weights
 from stairwise.theory.solutions import top_spectral_weights as top_spectral_weights
 from stairwise.theory.spectra import subspace_alignment as subspace_alignment
 from stairwise.theory.trajectory import Trajectory as Trajectory

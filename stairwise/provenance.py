@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, versions, device, date."""
+"""Record the origin of a result: commit, versions, device and date."""
 
 import hashlib
 import platform
@@ -17,7 +17,7 @@ __all__ = ["code_digest", "provenance"]
 def provenance(
     device: str | None = None, packages: tuple[str, ...] = ("numpy", "scipy", "matplotlib")
 ) -> dict[str, Any]:
-    """Facts that every stored result carries."""
+    """The origin that is stored with each result."""
     return {
         "commit": _commit(),
         "versions": {
@@ -52,7 +52,7 @@ def _commit() -> str | None:
         tracked = subprocess.run(
             [*git[:3], "ls-files", "--error-unmatch", __file__], capture_output=True, check=False, timeout=10
         )
-        if tracked.returncode:  # installed into some unrelated checkout
+        if tracked.returncode:  # installed inside an unrelated checkout
             return None
         return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):

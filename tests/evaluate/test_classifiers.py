@@ -79,7 +79,7 @@ def test_probing_leaves_no_trace():
     random = torch.get_rng_state()
     feed = Resident(images.pixels, torch.device("cpu"))
     h, z = represent(network, feed, torch.arange(70), 32, torch.zeros(3), torch.ones(3), batch=32)
-    assert (h.shape, z.shape, h.requires_grad) == ((70, 32), (70, 3), False)
+    assert (h.shape, z.shape, h.requires_grad) == ((70, 64), (70, 3), False)
     assert [m.training for m in network.modules()] == modes
     assert all(torch.equal(v, state[k]) for k, v in network.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)

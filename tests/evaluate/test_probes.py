@@ -51,7 +51,7 @@ def test_time():
         ({"y": np.zeros(900)}, "at least two classes"),
         ({"X_test": X}, "must be given together"),
         ({"X_test": X, "y_test": Y[:1]}, "y_test must have 900 labels"),
-        ({"test_share": 1.0}, "must leave points on both sides"),
+        ({"test_share": 1.0}, "must leave training and test points"),
         ({"t": -1.0}, "t must be nonnegative"),
         ({"ridge": 0.0}, "ridge must be greater than 0"),
     ],

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from stairwise.checks import InputError
-from stairwise.dynamics.flow import gradient_flow
-from stairwise.dynamics.quartic import quartic_flow
+from stairwise.dynamics.flow import gradient_flow, quartic_flow
 from stairwise.theory.alignment import gaussian_init
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.quartic import Quartic
