@@ -1,11 +1,11 @@
-"""How fast are the leading modes of the pair kernel found? Against the paper's literal formula and ARPACK.
+"""How fast is the Krylov solver for the leading modes, compared with the paper's formula and with ARPACK?
 
     python benchmarks/bench_kernel.py [--device cpu] [--threads 1] [--rounds 3] [--literal-most 2000]
 
 RBF kernel (median heuristic) on Gaussian features with a power-law spectrum, two noisy views, d = 50, float64. The
 literal formula forms Z and K̃^{-1/2} and diagonalizes K_Γ; `eigs` is scipy.sparse.linalg.eigs on v ↦ P K̃ v. All three
-get the same K̃ and are interleaved; medians are compared. On a GPU (--device cuda) literal and Krylov run there, n up to
-20,000, without ARPACK. Last line: JSON.
+get the same K̃ and run alternately; medians are compared. On a GPU (--device cuda) the literal formula and Krylov run
+for n up to 20,000, without ARPACK. The last line is JSON.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def pair_kernel(n, device):
 
 
 def literal(K):
-    """γ by the formula as printed (corrected): K_Γ = K̃^{-1/2} Z K̃^{-1/2}."""
+    """γ by the paper's formula (corrected): K_Γ = K̃^{-1/2} Z K̃^{-1/2}."""
     linalg = np.linalg if isinstance(K, np.ndarray) else __import__("torch").linalg
     N = len(K)
     n = N // 2
@@ -80,7 +80,7 @@ def main():
     parser.add_argument("--literal-most", type=int, default=2000)
     options = parser.parse_args()
     sizes = (500, 1000, 2000, 4000) if options.device == "cpu" else (1000, 2000, 5000, 10_000, 20_000)
-    found = {}
+    summary = {}
     print(
         f"{'n':>7}{'krylov':>11}{'products':>10}{'literal':>11}{'eigs':>9}{'literal/':>10}{'eigs/':>7}{'difference':>12}"
     )
@@ -88,7 +88,7 @@ def main():
         for n in sizes:
             K = pair_kernel(n, options.device)
             pairs = DensePairs(K)
-            krylov(pairs, D)  # warm
+            krylov(pairs, D)  # warm up
             times = {"krylov": [], "literal": [], "eigs": []}
             difference = np.nan
             for i in range(options.rounds):
@@ -98,7 +98,7 @@ def main():
                     took, other = timed(lambda: arpack(K), options.device)  # noqa: B023
                     times["eigs"].append(took)
                     difference = np.fmax(difference, np.abs(other / solution.eigenvalues - 1).max())
-                if n <= options.literal_most and i == 0:  # minutes at the larger sizes
+                if n <= options.literal_most and i == 0:  # once, because it takes minutes at larger sizes
                     took, other = timed(lambda: literal(K), options.device)  # noqa: B023
                     times["literal"].append(took)
                     difference = np.fmax(difference, np.abs(other / solution.eigenvalues - 1).max())
@@ -111,8 +111,8 @@ def main():
                 flush=True,
             )
             if n == 2000:
-                found = {"n2000_vs_literal": round(ratio["literal"], 1), "n2000_vs_eigs": round(ratio["eigs"], 2)}
-    print(json.dumps({name: value for name, value in found.items() if np.isfinite(value)}))
+                summary = {"n2000_vs_literal": round(ratio["literal"], 1), "n2000_vs_eigs": round(ratio["eigs"], 2)}
+    print(json.dumps({name: value for name, value in summary.items() if np.isfinite(value)}))
 
 
 if __name__ == "__main__":

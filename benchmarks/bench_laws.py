@@ -1,10 +1,10 @@
-"""How accurate are the closed forms on real images? Error against converged flow and against descent, over seeds.
+"""How accurate are the closed forms on real images? Errors relative to flow and to descent, over seeds.
 
     python benchmarks/bench_laws.py [--data photos] [--pixels standardize] [--seeds 20]
 
-The paper's Fig. 1 numbers (n = 500, 20×20×3 crops, d = 10, α = 1e-7, η = 5e-5); a seed draws images, crops and weights.
-Errors are the largest |λ_j(t) − λ_j(t)| over modes and times. "solver" is the largest difference between the flow used
-and an explicit integration at rtol 1e-13. Last line: JSON.
+Settings of the paper's Fig. 1 (n = 500, 20×20×3 crops, d = 10, α = 1e-7, η = 5e-5). Each seed draws images, crops and
+weights. An error is the largest difference of λ_j(t) over modes and times. "solver" is the largest difference between
+the flow and an explicit integration with rtol 1e-13. The last line is JSON.
 """
 
 import argparse
@@ -14,8 +14,8 @@ import warnings
 import numpy as np
 
 from stairwise.checks import TheoryWarning
+from stairwise.data.crops import two_crops
 from stairwise.data.images import load
-from stairwise.data.views import two_crops
 from stairwise.dynamics.descent import gradient_descent
 from stairwise.dynamics.flow import gradient_flow
 from stairwise.theory.alignment import effective_singular_values, gaussian_init

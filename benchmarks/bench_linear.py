@@ -1,11 +1,11 @@
-"""How much faster are flow and descent in the eigenbasis than the obvious training loop?
+"""How much faster are flow and descent in the eigenbasis than a plain training loop?
 
     python benchmarks/bench_linear.py [--data photos] [--pixels unit] [--rounds 5]
 
-The paper's Fig. 1 numbers (n = 500, 20×20×3 crops, d = 10, α = 1e-7, η = 5e-5), one thread, float64. The naive way is
-a torch loop that embeds all pairs, forms C, calls backward and steps. Naive chunks and ours are interleaved in one
-run, and medians of the rounds are compared. The flow is timed from raw pairs to spectra: Γ, its eigenvectors and the
-integration; its error is measured against DOP853 at rtol 1e-13. Last line: JSON.
+Settings of the paper's Fig. 1 (n = 500, 20×20×3 crops, d = 10, α = 1e-7, η = 5e-5), one thread, float64. The naive
+loop is a torch loop that embeds all pairs, forms C, calls backward and steps. Naive and fast rounds alternate in one
+run, and their medians are compared. The time of the flow is from raw pairs to spectra: Γ, its eigenvectors and the
+integration. Its error is the difference to DOP853 with rtol 1e-13. The last line is JSON.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import torch
 from scipy.integrate import solve_ivp
 from threadpoolctl import threadpool_limits
 
+from stairwise.data.crops import two_crops
 from stairwise.data.images import load
-from stairwise.data.views import two_crops
 from stairwise.dynamics.descent import gradient_descent
 from stairwise.dynamics.eigenbasis import rhs
 from stairwise.dynamics.flow import gradient_flow
@@ -32,7 +32,7 @@ NAIVE_STEPS = 100
 
 
 def naive_steps(x_a, x_b, W0, steps):
-    """Seconds per step of the obvious loop."""
+    """Seconds per step of the naive loop."""
     a, b = torch.tensor(x_a), torch.tensor(x_b)
     W = torch.tensor(W0, requires_grad=True)
     optimizer = torch.optim.SGD([W], lr=LR)
@@ -54,7 +54,7 @@ def seconds(call):
 
 
 def reference(W0, corr, t, columns=80):
-    """Spectra by a tight explicit integration of the leading columns."""
+    """Spectra by an explicit integration of the leading columns with tight tolerances."""
     u, gamma = corr.project(W0)
     u, gamma = u[:, :columns], gamma[:columns]
     solved = solve_ivp(

@@ -1,14 +1,14 @@
-"""What does watching cost? Monitored against unmonitored steps, in turns, in one run.
+"""How much time does monitoring cost? Steps with and without a monitor alternate in one run.
 
     python benchmarks/bench_monitor.py [--device cuda] [--steps 150] [--rounds 6] [--size 224] [--only hooks]
 
 On a GPU: ResNet-50, 96 px (or 224), batch 256, d = 512 and h = 2048, bf16 autocast. On a CPU: ResNet-18 of half
-the width, 32 px, batch 64, d = 128 and h = 256. The monitor is updated in every step and decomposes every 50.
+the width, 32 px, batch 64, d = 128 and h = 256. The monitor is updated in each step and decomposes every 50 steps.
 
-  hooks    a loop of others: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
-  graph    ours: the step as one CUDA graph, measured in every step (GPU only)
+  hooks    a user's training loop: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
+  graph    stairwise's training loop: the step as one CUDA graph, measured in each step (GPU only)
 
-Turns of ten steps, one after the other; last line: JSON with the share of the step time.
+Both alternate every ten steps. The last line is JSON with the cost relative to the step time.
 """
 
 import argparse
@@ -23,9 +23,9 @@ import torch
 
 import stairwise as sw
 from stairwise.nets.encoder import build_encoder, build_network
-from stairwise.train.graph import Recorded
-from stairwise.train.loop import Trainer
-from stairwise.train.recipe import Recipe
+from stairwise.training.graph import Recorded
+from stairwise.training.loop import Trainer
+from stairwise.training.recipe import Recipe
 
 EVERY, TURN = 50, 10
 
@@ -45,7 +45,7 @@ def seconds_per_step(step, steps, device):
 
 
 def in_turns(plain, watched, steps, rounds, device):
-    """Seconds per step of each, and the relative cost of watching; short turns, since machines change their speed."""
+    """Seconds per step without and with the monitor, and its relative cost. Turns are short, because speed drifts."""
     for step in (plain, watched):
         seconds_per_step(step, min(steps, EVERY), device)
     turns = [[seconds_per_step(step, TURN, device) for step in (plain, watched)] for _ in range(rounds * steps // TURN)]
@@ -54,7 +54,7 @@ def in_turns(plain, watched, steps, rounds, device):
 
 
 class Loop:
-    """A loop of others; `watched` adds the one line."""
+    """A user's training loop; `watched` attaches the monitor."""
 
     def __init__(self, device, watched, folder, size):
         torch.manual_seed(0)
@@ -81,7 +81,7 @@ class Loop:
 
 
 def recorded(device, folder, measure, size):
-    """Our step as a CUDA graph; measured in every step, decomposed every 50 as in training."""
+    """The step of `Trainer` as a CUDA graph; with `measure`, updated in each step and decomposed every 50 steps."""
     pixels = Path(folder) / "images.npy"
     np.save(pixels, np.random.default_rng(0).integers(0, 255, (512, size, size, 3), dtype=np.uint8))
     recipe = Recipe(
@@ -112,7 +112,7 @@ def main():
     parser.add_argument("--only", choices=("hooks", "graph"))
     options = parser.parse_args()
     device = torch.device(options.device)
-    found, size = {}, options.size or (96 if device.type == "cuda" else 32)
+    summary, size = {}, options.size or (96 if device.type == "cuda" else 32)
     with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b, ExitStack() as done:
         pairs = {}
         if options.only != "graph":
@@ -124,12 +124,12 @@ def main():
         for name, (plain, watched) in pairs.items():
             alone, with_it, cost = in_turns(plain, watched, options.steps, options.rounds, device)
             print(
-                f"{name:<8} {1e3 * alone:8.2f} ms a step, watched {1e3 * with_it:8.2f} ms: {100 * cost:+.2f} %",
+                f"{name:<8} {1e3 * alone:8.2f} ms per step, watched {1e3 * with_it:8.2f} ms: {100 * cost:+.2f} %",
                 flush=True,
             )
-            found[f"{name}_cost"] = round(cost, 5)
-        found["pixels"] = size
-        print(json.dumps(found))
+            summary[f"{name}_cost"] = round(cost, 5)
+        summary["pixels"] = size
+        print(json.dumps(summary))
 
 
 if __name__ == "__main__":

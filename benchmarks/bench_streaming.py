@@ -1,9 +1,9 @@
-"""Does `stairwise predict` stay small on large feature files? Peak memory and time, by size.
+"""How much memory and time does `stairwise predict` take for large feature files?
 
     python benchmarks/bench_streaming.py [--folder DIR] [--small]
 
-Writes two files of float32 features each (5000 × 27,648, then 250,000 and 1,000,000 × 512; 4 GB of disk at the most),
-runs the command in a process of its own and reads its peak resident memory. Last line: JSON.
+For each size (5000 × 27,648, then 250,000 and 1,000,000 × 512) it writes two files of float32 features, at most 4 GB,
+runs the command in a separate process and reads its peak resident memory. The last line is JSON.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def write_views(folder, n, m, block=1000):
         file.flush()
 
 
-# the process itself tells its peak: what the kernel reports to the parent includes the parent's own from before exec
+# the process reads its own peak, because the one reported to the parent includes the parent's memory before exec
 CHILD = """
 import re, sys
 from pathlib import Path
@@ -59,15 +59,15 @@ def main():
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--small", action="store_true", help="a tenth or less of the sizes")
     options = parser.parse_args()
-    found = {}
+    summary = {}
     print(f"{'pairs × features':>18}{'files':>10}{'peak':>12}{'time':>10}")
     for name, (n, m) in (SMALL if options.small else SIZES).items():
         with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
             write_views(Path(scratch), n, m)
             took, peak = predict(scratch)
         print(f"{name:>18}{8 * n * m / 2**30:>7.2f} GiB{peak:>8.2f} GiB{took:>8.1f} s", flush=True)
-        found[f"{name}_GiB"] = round(peak, 2)
-    print(json.dumps(found))
+        summary[f"{name}_GiB"] = round(peak, 2)
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

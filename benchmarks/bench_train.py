@@ -1,16 +1,16 @@
-"""How fast is training? Against the model alone, an eager loop, an ordinary torchvision loop and kornia, in one run.
+"""How fast is training, compared with the model alone, an eager loop, a torchvision loop and kornia?
 
     python benchmarks/bench_train.py [--device cuda] [--quick] [--steps 300]
 
 ResNet-50, 96 px, Barlow Twins with the published views, LARS, bf16 autocast, channels-last; random smooth images.
 
-  model     both passes, loss, backward and optimizer on views that are already there, as one CUDA graph
+  model     both passes, loss, backward and optimizer on precomputed views, as one CUDA graph
   ours      `stairwise train`: views, both passes, step, spectra of z (512) and h (2048), records
-  eager     the same without CUDA graphs
+  eager     like `ours`, without CUDA graphs
   ordinary  Pillow + torchvision transforms in a DataLoader with all cores, eager step
-  views     one batch of one view by ours, by kornia where it is installed, by torchvision in one process
+  views     one view of one batch: by stairwise, by kornia if it is installed, by torchvision in one process
 
-Rates are views per second, medians over pieces of the run. Last line: JSON.
+Rates are views per second, as medians over parts of the run. The last line is JSON.
 """
 
 import argparse
@@ -27,14 +27,14 @@ import numpy as np
 import torch
 
 from stairwise.data.augment import PIPELINES, augment, to_layout
-from stairwise.train.graph import Recorded
-from stairwise.train.loop import Trainer
-from stairwise.train.process import StopRequest
-from stairwise.train.recipe import Recipe
+from stairwise.training.graph import Recorded
+from stairwise.training.loop import Trainer
+from stairwise.training.process import StopRequest
+from stairwise.training.recipe import Recipe
 
 
 def smooth_images(n, size):
-    """Random colour gradients with noise: neither constant nor white."""
+    """Random colour gradients with noise, so that images are neither constant nor white noise."""
     rng = np.random.default_rng(0)
     coarse = torch.as_tensor(rng.random((n, 3, 6, 6), dtype=np.float32))
     fine = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic").clamp(0, 1).numpy()
@@ -52,8 +52,8 @@ class Reached(Exception):
 
 
 def loop_rate(recipe, device, steps):
-    """Views per second of the real loop: median over the pieces between records, each of which waits for the device."""
-    every, moments = max(1, steps // 6), []  # as often as a run of some thousand steps is measured
+    """Views per second of `Trainer.run`: median over the intervals between records, which wait for the device."""
+    every, moments = max(1, steps // 6), []  # records as frequent as in a run of a few thousand steps
     recipe = replace(recipe, steps=steps + 2 * every, records=(steps + 2 * every) // every, window=1)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, Path(folder), device)
@@ -72,7 +72,7 @@ def loop_rate(recipe, device, steps):
 
 
 def model_rate(recipe, device, steps):
-    """Views per second of the step on views that are already there."""
+    """Views per second of the step on precomputed views."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, Path(folder), device)
         trainer.objective.train()
@@ -139,7 +139,7 @@ def ordinary_rate(recipe, device, pixels, steps):
         )
         started, done = 0.0, 0
         for i, (x_a, x_b) in enumerate(loader):
-            if i == 4 * os.cpu_count():  # what was fetched ahead is used up
+            if i == 4 * os.cpu_count():  # all prefetched batches are used up
                 sync(device)
                 started = perf_counter()
             sent = [x.to(device, non_blocking=True, memory_format=torch.channels_last) for x in (x_a, x_b)]
@@ -152,34 +152,34 @@ def ordinary_rate(recipe, device, pixels, steps):
 
 
 def views_times(pixels, device, batch, rounds=20):
-    """Seconds for one view of one batch: ours, kornia's, torchvision's (one process)."""
+    """Seconds for one view of one batch by stairwise, kornia and torchvision (one process)."""
     images = to_layout(torch.as_tensor(pixels[:batch])).to(device)
     generator = torch.Generator(device).manual_seed(0)
     half = torch.full((3,), 0.5, device=device)
     size = pixels.shape[1]
-    found = {}
+    took = {}
 
     def timed(call):
         for _ in range(3):
             call()
-        took = []
+        seconds = []
         for _ in range(rounds):
             sync(device)
             started = perf_counter()
             call()
             sync(device)
-            took.append(perf_counter() - started)
-        return float(np.median(took))
+            seconds.append(perf_counter() - started)
+        return float(np.median(seconds))
 
     view = PIPELINES["barlow"][0]
-    found["ours"] = timed(lambda: augment(images, view, size, generator, half, half))
+    took["ours"] = timed(lambda: augment(images, view, size, generator, half, half))
     if device.type == "cuda":
-        # as it runs in training, inside a graph
+        # inside a CUDA graph, as in training
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
         with torch.cuda.graph(graph):
             augment(images, view, size, generator, half, half)
-        found["ours"] = timed(graph.replay)
+        took["ours"] = timed(graph.replay)
     try:
         import kornia.augmentation as K
 
@@ -192,9 +192,9 @@ def views_times(pixels, device, batch, rounds=20):
             K.Normalize(half, half),
         ).to(device)
         planes = images.permute(0, 2, 1, 3).contiguous()
-        found["kornia"] = timed(lambda: chain(planes.float() / 255))
+        took["kornia"] = timed(lambda: chain(planes.float() / 255))
     except ImportError as error:
-        print(f"kornia is left out: {error}")
+        print(f"kornia is skipped: {error}")
     try:
         from PIL import Image
 
@@ -203,10 +203,10 @@ def views_times(pixels, device, batch, rounds=20):
         started = perf_counter()
         for image in few:
             transform(image)
-        found["torchvision"] = (perf_counter() - started) * batch / len(few)
+        took["torchvision"] = (perf_counter() - started) * batch / len(few)
     except (ImportError, RuntimeError) as error:
-        print(f"torchvision is left out: {error}")
-    return found
+        print(f"torchvision is skipped: {error}")
+    return took
 
 
 def main():
@@ -218,7 +218,7 @@ def main():
     device, steps = torch.device(options.device), options.steps
     size, batches = (32, (64, 16)) if options.quick else (96, (256, 64))
     pixels = smooth_images(2048, size)
-    found, speed = {}, {}
+    speed = {}
     with tempfile.TemporaryDirectory() as folder:
         stored = Path(folder) / "images.npy"
         np.save(stored, pixels)
@@ -241,7 +241,7 @@ def main():
                 try:
                     speed[batch]["ordinary"] = ordinary_rate(mine, device, pixels, max(4, steps // 4))
                 except (ImportError, RuntimeError) as error:
-                    print(f"the ordinary loop is left out: {error}")
+                    print(f"the ordinary loop is skipped: {error}")
             for name, rate in speed[batch].items():
                 print(
                     f"batch {batch:<4} {name:<22} {rate:>10,.0f} views/s {rate / (2 * batch):>8.1f} steps/s", flush=True
@@ -251,15 +251,15 @@ def main():
             print(f"one view of {batches[0]} images  {name:<12} {1e3 * seconds:>8.2f} ms", flush=True)
     large, small = speed[batches[0]], speed[batches[1]]
     model = (large["model"] + large["model again"]) / 2
-    found = {
+    summary = {
         "ours_of_model": large["ours"] / model,
         "graph_speedup_small_batch": small["ours"] / small["eager"],
         "precondition_cost": model / large["model, preconditioned"] - 1,
     }
     if "ordinary" in large:
-        found["ours_over_ordinary"] = large["ours"] / large["ordinary"]
-    found |= {f"views_{name}_over_ours": took[name] / took["ours"] for name in took if name != "ours"}
-    print(json.dumps({name: round(value, 4) for name, value in found.items()}))
+        summary["ours_over_ordinary"] = large["ours"] / large["ordinary"]
+    summary |= {f"views_{name}_over_ours": took[name] / took["ours"] for name in took if name != "ours"}
+    print(json.dumps({name: round(value, 4) for name, value in summary.items()}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A LightningModule as you might have it; one added line watches it learn its dimensions.
+"""An ordinary LightningModule; one added line records how it learns its dimensions.
 
     python examples/lightning_module.py [--steps 1500] [--out run]
     stairwise report run
@@ -18,7 +18,7 @@ from stairwise.monitor.lightning import SpectrumCallback
 
 
 class Views(torch.utils.data.Dataset):
-    """Two noisy copies of each digit, shifted by up to a pixel."""
+    """Two noisy copies of each digit, shifted by at most one pixel."""
 
     def __init__(self):
         self.images = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 16
@@ -41,7 +41,7 @@ class Model(L.LightningModule):
         self.projector = nn.Linear(256, 8)
         self.criterion = BarlowTwins(lambda_=1.0, batch_norm=False)
         with torch.no_grad():
-            self.projector.weight.mul_(0.01)  # small initialization, to see the steps
+            self.projector.weight.mul_(0.01)  # small initialization makes the steps visible
 
     def training_step(self, batch):
         z_a, z_b = (self.projector(self.backbone(x)) for x in batch)
@@ -67,7 +67,7 @@ def main():
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[SpectrumCallback(loss="criterion", backbone="backbone", every=5, folder=options.out)],  # this one
+        callbacks=[SpectrumCallback(loss="criterion", backbone="backbone", every=5, folder=options.out)],  # added
     )
     trainer.fit(Model(), loader)
     print(f"now: stairwise report {options.out}")

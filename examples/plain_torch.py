@@ -1,9 +1,9 @@
-"""A training loop as you might have it, in plain torch; one added line watches it learn its dimensions.
+"""An ordinary training loop in plain torch; one added line records how the network learns its dimensions.
 
     python examples/plain_torch.py [--steps 1500] [--out run]
     stairwise report run
 
-A small network learns scikit-learn's digits with a VICReg loss of its own making.
+A small network learns scikit-learn's digits with its own VICReg loss.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Loss(nn.Module):
 
 
 def shifted(x):
-    """A random shift by up to a pixel, and noise."""
+    """Shift randomly by at most one pixel and add noise."""
     dx, dy = torch.randint(-1, 2, (2,)).tolist()
     return x.roll((dx, dy), dims=(2, 3)) + 0.1 * torch.randn_like(x)
 
@@ -52,10 +52,10 @@ def main():
     images = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 16
     model, criterion = Encoder(), Loss()
     with torch.no_grad():
-        model.projector.weight.mul_(0.01)  # small initialization, to see the steps
+        model.projector.weight.mul_(0.01)  # small initialization makes the steps visible
     optimizer = torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.5)
 
-    watch = sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, log=options.out, every=5)  # this one
+    watch = sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, log=options.out, every=5)  # added
 
     for _ in range(options.steps):
         x = images[torch.randint(len(images), (256,))]

@@ -1,4 +1,4 @@
-"""Errors that name the argument, the rule, the value and the remedy, and the checks that raise them."""
+"""Checks of arguments, and the error they raise: it names the argument, the rule, the value and the remedy."""
 
 import difflib
 import math
@@ -33,7 +33,7 @@ BLOCK_BYTES = 1 << 26
 
 
 class InputError(ValueError):
-    """A value the caller can mend; the message says which, why and how.
+    """Invalid argument; the message says which one, why, and how to fix it.
 
     >>> raise InputError("n", "must be at least 1", 0, "ask for more pairs")
     Traceback (most recent call last):
@@ -47,15 +47,15 @@ class InputError(ValueError):
 
 
 class TheoryWarning(UserWarning):
-    """A law is used outside the conditions under which it can be trusted."""
+    """A law is used outside the conditions under which it is accurate."""
 
 
 class RunWarning(UserWarning):
-    """Something about a run that its user should know and that does not stop it."""
+    """A problem of a run that does not stop it."""
 
 
 def finite(x: Array, name: str) -> Array:
-    """Return `x`, or say where its first NaN or infinity is."""
+    """Return `x`; the error names the position of the first NaN or infinity."""
     for start, rows in in_blocks(x):
         good = np.isfinite(rows)
         if not good.all():
@@ -69,13 +69,13 @@ def finite(x: Array, name: str) -> Array:
 
 
 def in_blocks(x: Array) -> Iterator[tuple[int, Array]]:
-    """First row and rows of consecutive blocks of at most 64 MiB in float64, copied out of memory-mapped arrays.
+    """Yield (first row number, rows) of consecutive blocks of at most 64 MiB in float64.
 
-    What has been read of a file is given back to the system, so that a pass takes constant memory.
+    Blocks of memory-mapped arrays are copied and their pages released, so that a pass takes constant memory.
     """
     step = max(1, BLOCK_BYTES // (8 * max(1, math.prod(x.shape[1:]))))
     mapped = getattr(x, "_mmap", None)
-    shared = getattr(x, "mode", "c") != "c"  # a private mapping may hold changes that are nowhere else
+    shared = getattr(x, "mode", "c") != "c"  # a private mapping may hold changes that are not in the file
     for start in range(0, len(x), step):
         rows = x[start : start + step]
         if mapped is not None:
@@ -86,13 +86,13 @@ def in_blocks(x: Array) -> Iterator[tuple[int, Array]]:
 
 
 def array(x: ArrayLike, name: str, ndim: int) -> Array:
-    """`x` as a real, finite array of `ndim` dimensions; its dtype is kept if it is numeric already."""
+    """`x` as a real, finite array of `ndim` dimensions; a numeric dtype is kept."""
     try:
         out = np.asanyarray(x)
     except ValueError as error:
         raise InputError(name, "must be a rectangular array", error, "make all rows equally long") from None
     if isinstance(out, np.ma.MaskedArray):
-        raise InputError(name, "must not be masked", None, "fill or drop what is masked")
+        raise InputError(name, "must not be masked", None, "fill or drop the masked entries")
     if out.dtype.kind not in "fiub":
         raise InputError(name, "must hold real numbers", f"dtype {out.dtype}", "convert it with .astype(float)")
     if out.ndim != ndim:
@@ -101,13 +101,13 @@ def array(x: ArrayLike, name: str, ndim: int) -> Array:
 
 
 def vector(x: ArrayLike, name: str) -> NDArray[np.float64]:
-    """A finite float64 vector; scalars become length one."""
+    """A finite float64 vector; a scalar becomes a vector of length one."""
     single = np.isscalar(x) or (isinstance(x, np.ndarray) and x.ndim == 0)
     return np.asarray(array(np.array([x]) if single else x, name, 1), dtype=np.float64)
 
 
 def matrix(x: ArrayLike, name: str, columns: int | None = None) -> Array:
-    """A finite real matrix, with the given number of columns where one is given."""
+    """A finite real matrix, with `columns` columns if given."""
     out = array(x, name, 2)
     if out.shape[0] == 0 or out.shape[1] == 0:
         raise InputError(name, "must not be empty", f"shape {out.shape}", "give at least one row and one column")
@@ -125,7 +125,7 @@ def symmetric(x: ArrayLike, name: str, size: int | None = None) -> NDArray[np.fl
 
 
 def pair(x_a: ArrayLike, x_b: ArrayLike) -> tuple[Array, Array]:
-    """Two views of the same samples: finite, 2-D, of one shape."""
+    """Two views of the same samples: finite, 2-D, of equal shape."""
     a, b = matrix(x_a, "x_a"), matrix(x_b, "x_b")
     if a.shape != b.shape:
         raise InputError(
@@ -135,7 +135,7 @@ def pair(x_a: ArrayLike, x_b: ArrayLike) -> tuple[Array, Array]:
 
 
 def number(x: Any, name: str, *, above: float | None = None, least: float | None = None) -> float:
-    """A finite float, optionally bounded below (`above` is strict)."""
+    """A finite float, optionally greater than `above` or at least `least`."""
     try:
         out = float(x)
     except (TypeError, ValueError):
@@ -159,14 +159,14 @@ def positive_int(x: Any, name: str, most: int | None = None, remedy: str = "") -
 
 
 def seed(x: Any) -> int:
-    """A nonnegative whole number to seed random numbers with."""
+    """A nonnegative whole number, to seed a random generator."""
     if isinstance(x, bool) or not isinstance(x, int | np.integer) or x < 0:
         raise InputError("seed", "must be a nonnegative whole number", x)
     return int(x)
 
 
 def time_vector(t: ArrayLike, *, infinite: bool = True) -> NDArray[np.float64]:
-    """Times as a vector; a scalar becomes length one."""
+    """Times as a vector; a scalar becomes a vector of length one."""
     out = np.atleast_1d(times(t, infinite=infinite))
     if out.ndim != 1:
         raise InputError("times", "must be a number or a vector", f"shape {out.shape}")
@@ -174,7 +174,7 @@ def time_vector(t: ArrayLike, *, infinite: bool = True) -> NDArray[np.float64]:
 
 
 def times(t: ArrayLike, name: str = "times", *, infinite: bool = True) -> NDArray[np.float64]:
-    """Nonnegative times, scalar or array; infinity allowed where the law has a limit."""
+    """Nonnegative times, scalar or array; infinity is allowed if `infinite`."""
     try:
         out = np.asarray(t)
     except ValueError:
@@ -186,13 +186,13 @@ def times(t: ArrayLike, name: str = "times", *, infinite: bool = True) -> NDArra
     if bad.any():
         first = out[bad].ravel()[0]
         if np.isposinf(first):
-            raise InputError(name, "must be finite", first, "closed forms have the limit")
+            raise InputError(name, "must be finite", first, "use a closed form for the limit")
         raise InputError(name, "must be nonnegative", first, "training starts at t = 0")
     return out
 
 
 def one_of(x: str, name: str, known: Iterable[str]) -> str:
-    """A name from a list; the error shows the list and the nearest entry."""
+    """A name from a list; the error shows the list and the closest entry."""
     names = list(known)
     if x in names:
         return x

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: everything is written beside its target and moved into place."""
+"""Atomic file writes: write to a temporary file next to the target, then move it into place."""
 
 import json
 import os
@@ -17,10 +17,10 @@ __all__ = ["atomic", "load_arrays", "save_arrays", "save_json", "save_text"]
 
 @contextmanager
 def atomic(target: str | Path) -> Iterator[Path]:
-    """A temporary path that replaces `target` when the block ends well and vanishes when it does not."""
+    """Yield a temporary path. It replaces `target` when the block succeeds and is deleted when it fails."""
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # the suffix is kept: libraries choose a format by it
+    # keep the suffix, because libraries choose the format by it
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
     os.close(handle)
     part = Path(name)
@@ -29,7 +29,7 @@ def atomic(target: str | Path) -> Iterator[Path]:
         part.chmod(0o666 & ~_umask())
         part.replace(target)
     except OSError as error:
-        error.filename = error.filename or str(target)  # a full disk does not say where
+        error.filename = error.filename or str(target)  # the error of a full disk has no file name
         raise
     finally:
         part.unlink(missing_ok=True)
@@ -42,12 +42,12 @@ def save_text(target: str | Path, text: str) -> None:
 
 
 def save_json(target: str | Path, value: Any) -> None:
-    """Write JSON, readable by people; numpy numbers and arrays become plain ones, infinities null."""
+    """Write indented JSON. numpy values become plain ones; NaN and infinities become null."""
     save_text(target, json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def save_arrays(target: str | Path, arrays: dict[str, Any]) -> None:
-    """Write a compressed .npz without objects."""
+    """Write a compressed .npz file; Python objects are refused."""
     values = {name: np.asarray(value) for name, value in arrays.items()}
     for name, value in values.items():
         if value.dtype.hasobject:
@@ -57,18 +57,18 @@ def save_arrays(target: str | Path, arrays: dict[str, Any]) -> None:
 
 
 def load_arrays(source: str | Path) -> dict[str, np.ndarray]:
-    """Read a .npz; nothing is unpickled."""
+    """Read a .npz file. Nothing is unpickled."""
     try:
         with Path(source).open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except OSError:
         raise
-    except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
-        raise InputError(str(source), "must be a whole .npz file", error, "make it again") from error
+    except Exception as error:  # numpy and zipfile raise many kinds of errors for a damaged file
+        raise InputError(str(source), "must be a whole .npz file", error, "create it again") from error
 
 
 def plain(value: Any) -> Any:
-    """`value` with numpy types replaced by those JSON knows; NaN and infinities become None."""
+    """`value` with numpy types replaced by JSON types; NaN and infinities become None."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

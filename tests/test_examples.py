@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from stairwise.experiments.training import page_of
-from stairwise.monitor.log import read_log
+from stairwise.report.run_page import run_page
+from stairwise.runs.log import read_log
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def assert_every_fifth_step(records, steps):
     """But where the background is slow: then the pairs go into the next record, and none is lost."""
-    seen = [r["step"] for r in records]
+    seen = [r.step for r in records]
     assert seen == [step for step in range(5, steps + 1, 5) if step in set(seen)]
     assert len(seen) > steps / 10
     ends = [0, *seen]
-    assert all(r["samples"] == 256 * (r["step"] - before) for r, before in zip(records, ends, strict=False))
-    assert all(abs(r["t"] - 0.003 * r["step"]) < 1e-6 for r in records)
+    assert all(r.samples == 256 * (r.step - before) for r, before in zip(records, ends, strict=False))
+    assert all(abs(r.t - 0.003 * r.step) < 1e-6 for r in records)
 
 
 def test_plain_torch(tmp_path):
@@ -31,7 +31,7 @@ def test_plain_torch(tmp_path):
     assert_every_fifth_step(records, 600)
     assert records[0]["covariance"][0] < 1e-4
     assert records[-1]["covariance"][0] > 1
-    assert page_of(tmp_path).lead.startswith("1 of 8 dimensions learned.")
+    assert run_page(tmp_path).lead.startswith("1 of 8 dimensions learned.")
 
 
 def test_lightning(tmp_path):

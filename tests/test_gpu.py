@@ -11,8 +11,8 @@ from stairwise.data.augment import PIPELINES, augment, full_view, to_layout
 from stairwise.data.feed import batch_rows
 from stairwise.data.images import load
 from stairwise.losses.preconditioning import inverse_root
-from stairwise.train.loop import Stopped, Trainer
-from stairwise.train.recipe import Recipe
+from stairwise.training.loop import Stopped, Trainer
+from stairwise.training.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -138,7 +138,7 @@ def test_bf16_keeps_small_eigenvalues(tmp_path):
 def test_garbage_of_an_earlier_recording_does_not_spoil_another():
     import gc
 
-    from stairwise.train.graph import Recorded
+    from stairwise.training.graph import Recorded
 
     x = torch.ones(3, device="cuda")
     earlier = Recorded(lambda x: x + 1)

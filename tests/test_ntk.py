@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 import stairwise as sw
 from stairwise.checks import InputError
-from stairwise.experiments.fig2ab import tangent_kernel
 from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.ntk.capture import Capture, RulesChanged
 from stairwise.ntk.compare import errors
@@ -30,6 +29,7 @@ from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.products import ConvolutionsByProducts
 from stairwise.ntk.rules import factors
 from stairwise.ntk.windows import laid_in_rows, windows
+from stairwise.paper.fig2ab import tangent_kernel
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
 from tests.two_processes import run_two
 

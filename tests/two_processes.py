@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 import stairwise as sw
+from stairwise.distributed import rank, world
 from stairwise.losses import MODULES
-from stairwise.losses.ranks import rank, world
 
 
 def run_two(*command):

@@ -1,11 +1,11 @@
-r"""Random views on the training device: batched, with parameters of its own for every image.
+r"""Random views, computed in batches on the training device with separate random parameters per image.
 
-Images travel as (N, H, channels, W): in that layout cropping, resizing and flipping are two batched matrix products
-with no copy in between, and so is blurring. One product has a matrix per image whose rows are the weights with which
-input pixels enter an output pixel (Pillow's antialiased bilinear or bicubic filter); a flip reverses its rows.
+Images are stored as (N, H, channels, W). In this layout cropping, resizing and flipping together are two batched matrix
+products without a copy, and so is blurring. Each image has its own matrices; their rows are the weights of the input
+pixels in an output pixel (Pillow's antialiased bilinear or bicubic filter), and a flip reverses the rows.
 
-Colour operations follow torchvision's definitions, in their random order per image. On a GPU pixels are float16, which
-is eight times finer than the uint8 that Pillow rounds to after every operation.
+Colour operations follow torchvision's definitions, in random order per image. On a GPU pixels are float16, which is
+eight times finer than uint8, to which Pillow rounds after each operation.
 """
 
 import math
@@ -20,19 +20,19 @@ __all__ = ["PIPELINES", "View", "augment", "full_view", "to_layout"]
 
 FILTERS = ("bilinear", "bicubic")
 GRAY = (0.299, 0.587, 0.114)
-TRIES = 10  # as torchvision, before it falls back to a central crop
+TRIES = 10  # as in torchvision, before falling back to a central crop
 Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class View:
-    """How one view is drawn; operations in the order of the fields.
+    """Parameters of one random view. Operations are applied in the order of the fields.
 
     Attributes:
-        scale: share of the image's area that a crop covers; None: crops of the output's size, not resized.
-        ratio: of width to height, log-uniform.
+        scale: fraction of the image area that a crop covers; None: crops of the output size, without resizing.
+        ratio: width / height of the crop, log-uniform.
         flip, gray, blur, solarize: probabilities.
-        jitter: probability of changing colours, by `strengths` of brightness, contrast, saturation and hue.
+        jitter: probability of changing colours; `strengths` are of brightness, contrast, saturation and hue.
         sigma: standard deviation of the blur in pixels, uniform.
         resample: "bilinear" or "bicubic".
     """
@@ -56,14 +56,14 @@ class View:
 
 
 def _barlow(blur: float, solarize: float) -> View:
-    """Barlow Twins' and VICReg's published views (bicubic, whole range of scales)."""
+    """The published views of Barlow Twins and VICReg (bicubic, full range of scales)."""
     return View((0.08, 1.0), strengths=(0.4, 0.4, 0.2, 0.1), blur=blur, solarize=solarize, resample="bicubic")
 
 
 PIPELINES = {
     "simclr": (View(), View()),
     "barlow": (_barlow(1.0, 0.0), _barlow(0.1, 0.2)),
-    "simclr-small": (View(blur=0), View(blur=0)),  # 32 px: SimCLR's paper leaves the blur out
+    "simclr-small": (View(blur=0), View(blur=0)),  # 32 px: no blur, as in SimCLR's paper
     "simclr-small-wide": (View((0.08, 1.0), blur=0), View((0.08, 1.0), blur=0)),
     "barlow-small": (
         View(strengths=(0.4, 0.4, 0.2, 0.1), blur=0),
@@ -80,16 +80,16 @@ def to_layout(pixels: Tensor) -> Tensor:
 
 
 def augment(images: Tensor, view: View, size: int, generator: torch.Generator, mean: Tensor, std: Tensor) -> Tensor:
-    """One random view of every image.
+    """One random view of each image.
 
     Arguments:
         images: (N, H, channels, W), uint8 or floats in [0, 1].
         size: side of the square output.
-        generator: of random numbers, on the device of the images.
-        mean, std: of the channels, (channels,), subtracted and divided by at the end.
+        generator: random generator on the device of the images.
+        mean, std: per channel, (channels,), to normalize the result.
 
     Returns:
-        (N, channels, size, size) in channels-last memory; float16 on a GPU, else float32.
+        (N, channels, size, size); channels-last and float16 on a GPU, contiguous and float32 on a CPU.
 
     Example:
         >>> images = torch.randint(256, (8, 32, 3, 32), dtype=torch.uint8)
@@ -98,7 +98,7 @@ def augment(images: Tensor, view: View, size: int, generator: torch.Generator, m
         (torch.Size([8, 3, 24, 24]), torch.float32)
     """
     n, height, channels, width = images.shape
-    # colour operations go by groups of neighbouring rows, so rows are put in random order, and back at the end
+    # `_jitter` treats groups of consecutive images alike, so shuffle the images, and restore their order at the end
     order = torch.rand(n, device=images.device, generator=generator).argsort()
     x = unit(images[order])
     rows, columns = crop_matrices(n, height, width, size, view, generator, images.device)
@@ -122,7 +122,7 @@ def augment(images: Tensor, view: View, size: int, generator: torch.Generator, m
 
 
 def full_view(images: Tensor, size: int, mean: Tensor, std: Tensor, crop: bool = False) -> Tensor:
-    """The whole image at the given size, or its middle (`crop`), normalized: what probes see."""
+    """The image resized to `size`, or its centre (`crop`), normalized: the input of probes."""
     n, height, _, width = images.shape
 
     def matrices(side: int) -> Tensor:
@@ -137,13 +137,13 @@ def full_view(images: Tensor, size: int, mean: Tensor, std: Tensor, crop: bool =
 
 
 def _laid_out(x: Tensor) -> Tensor:
-    """Channels-last on a GPU, where convolutions are faster so; contiguous on a CPU, where it buys nothing and torch's
-    strided 1 × 1 convolutions of few channels can be wrong (torch 2.13 on CPUs without AVX-512)."""
+    """Channels-last on a GPU, because convolutions are faster. Contiguous on a CPU, because channels-last is not faster
+    and strided 1 × 1 convolutions of few channels can be wrong there (torch 2.13 on CPUs without AVX-512)."""
     return x.contiguous(memory_format=torch.channels_last if x.is_cuda else torch.contiguous_format)
 
 
 def unit(images: Tensor) -> Tensor:
-    """Pixels from 0 to 1: float16 on a GPU, else float32."""
+    """Pixels scaled to 0 … 1: float16 on a GPU, else float32."""
     kind = torch.float16 if images.is_cuda else torch.float32
     return images.to(kind) / 255 if images.dtype == torch.uint8 else images.to(kind)
 
@@ -151,7 +151,7 @@ def unit(images: Tensor) -> Tensor:
 def crop_matrices(
     n: int, height: int, width: int, size: int, view: View, generator: torch.Generator, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Matrices (n, size, height) and (n, size, width) that cut random crops, resize and flip them."""
+    """Matrices (n, size, height) and (n, size, width) that crop, resize and flip at random."""
     top, left, h, w = crop_boxes(n, height, width, size, view, generator, device)
     rows = resize_matrices(top, h, height, size, view.resample)
     columns = resize_matrices(left, w, width, size, view.resample)
@@ -169,7 +169,7 @@ def crop_boxes(
 
     if view.scale is None:
         if size > min(height, width):
-            raise InputError("size", f"must be at most {min(height, width)}, the images' side", size)
+            raise InputError("size", f"must be at most {min(height, width)}, the side of the images", size)
         h = w = torch.full((n,), float(size), device=device)
     else:
         area = height * width * (view.scale[0] + (view.scale[1] - view.scale[0]) * draw(n, TRIES))
@@ -178,7 +178,7 @@ def crop_boxes(
         ws, hs = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
         fits = (ws >= 1) & (ws <= width) & (hs >= 1) & (hs <= height)
         first = fits.float().argmax(dim=1, keepdim=True)
-        # the whole image, cut down to the nearest allowed ratio, where no try fits
+        # if no try fits, use the largest central crop of the nearest allowed ratio
         shape = min(max(width / height, view.ratio[0]), view.ratio[1])
         spare_w, spare_h = min(width, round(height * shape)), min(height, round(width / shape))
         any_fits = fits.any(dim=1)
@@ -191,10 +191,10 @@ def crop_boxes(
 
 
 def resize_matrices(start: Tensor, length: Tensor, total: int, size: int, resample: str) -> Tensor:
-    """(n, size, total): weights that resize pixels start … start + length − 1 of `total` to `size`, as Pillow does.
+    """Weights (n, size, total) that resize pixels start … start + length − 1 of `total` to `size`, like Pillow.
 
-    Output pixel i lies at (i + ½) length/size; the filter is widened by length/size where that exceeds 1 (antialias)
-    and cut off at the edges of the crop.
+    Output pixel i is at (i + ½) length/size. The filter is widened by length/size if that exceeds 1 (antialiasing) and
+    truncated at the edges of the crop.
     """
     device = start.device
     step = (length / size).view(-1, 1, 1)
@@ -209,11 +209,11 @@ def resize_matrices(start: Tensor, length: Tensor, total: int, size: int, resamp
 
 
 def blur_matrices(sigma: Tensor, size: int) -> Tensor:
-    """(n, size, size): Gaussian weights of the given standard deviations, images mirrored at their edge pixels."""
+    """Gaussian weights (n, size, size) with the given standard deviations; images are mirrored at their edge pixels."""
     i = torch.arange(size, device=sigma.device).view(1, -1, 1)
     j = torch.arange(size, device=sigma.device).view(1, 1, -1)
     last = size - 1
-    # beyond the first mirror image there is nothing to see while sigma is well below the image's side
+    # one mirror image per side is enough, because sigma is well below the image side
     images = [(i - j, j >= 0), (i + j, j > 0), (i - 2 * last + j, j < last)]
     s = sigma.view(-1, 1, 1).float()
     weights = sum(torch.where(real, torch.exp(-0.5 * (apart / s) ** 2), 0.0) for apart, real in images)
@@ -222,7 +222,7 @@ def blur_matrices(sigma: Tensor, size: int) -> Tensor:
 
 
 def _resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows · x · columnsᵀ for every image and channel; x is (n, H, channels, W)."""
+    """rows · x · columnsᵀ for each image and channel; x is (n, H, channels, W)."""
     n, height, channels, width = x.shape
     x = x.reshape(n, height * channels, width) @ columns.to(x).transpose(1, 2)
     x = rows.to(x) @ x.reshape(n, height, -1)
@@ -253,16 +253,16 @@ def _gray(x: Tensor) -> Tensor:
 
 
 def _jitter(x: Tensor, view: View, generator: torch.Generator) -> Tensor:
-    """Brightness, contrast, saturation and hue in random order per image, for a random part of the images.
+    """Change brightness, contrast, saturation and hue in random order per image, for a random subset of images.
 
-    The first three blend the image with black, its mean gray or its own gray, so one formula serves all and their
-    order may differ from image to image. The hue is turned after 0, 1, 2 or 3 of them, a quarter of the (shuffled)
-    images each: that way it is computed once and shapes stay fixed.
+    The first three blend the image with black, its mean gray or its gray version, so one formula computes them in any
+    order per image. The hue is turned after 0, 1, 2 or 3 of them, each for a quarter of the shuffled images, so that it
+    is computed once per image and shapes are fixed.
     """
     n, colours = len(x), x.shape[2] == 3
     on = _chosen(n, view.jitter, x, generator).view(n, 1)
     spread = torch.where(on, 2 * torch.rand((n, 4), device=x.device, generator=generator) - 1, 0.0)
-    # images of one channel have neither saturation nor hue
+    # images with one channel have no saturation and no hue
     strengths = view.strengths if colours else (*view.strengths[:2], 0.0, 0.0)
     factors = torch.stack([1 + s * spread[:, i] for i, s in enumerate(strengths[:3])], dim=1).clamp_min(0)
     order = torch.rand((n, 3), device=x.device, generator=generator).argsort(dim=1)
@@ -286,9 +286,9 @@ def _blend(x: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
 
 
 def turn_hue(x: Tensor, shift: Tensor) -> Tensor:
-    """Turn the hue of images (n, H, 3, W) by `shift` of a full circle, (n,); value and saturation stay.
+    """Turn the hue of images (n, H, 3, W) by the fraction `shift` (n,) of a full circle; keep value and saturation.
 
-    With V the largest channel, δ the distance to the smallest and H the hue in sixths of the circle, channel c is
+    With V the largest channel, δ its distance to the smallest and H the hue in sixths of the circle, channel c is
     V − δ clamp(min(k, 4 − k), 0, 1), k = (c + H) mod 6, c = 5, 3, 1.
     """
     r, g, b = x.unbind(2)

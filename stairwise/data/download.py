@@ -1,11 +1,11 @@
-"""Downloads that resume, are bounded and checked; archives of which only the expected members are taken."""
+"""Resumable downloads with checked size and checksum, and extraction of expected archive members only."""
 
 import hashlib
 import shutil
 import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -13,21 +13,21 @@ from typing import IO
 
 from stairwise.checks import InputError
 from stairwise.files import atomic
+from stairwise.progress import Progress, silent
 
 __all__ = ["Unreachable", "Whole", "check_file", "extract", "fetch"]
 
 CHUNK = 1 << 20
 AGAIN = "run the command again; it continues"
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 
 class Unreachable(InputError):
-    """The host could not be reached, or broke off; trying again continues."""
+    """The host could not be reached or the connection was lost; calling again resumes the download."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What a complete file is: its size in bytes and its MD5 sum as published."""
+    """Published size in bytes and MD5 checksum of a file."""
 
     size: int
     md5: str
@@ -40,17 +40,17 @@ def check_file(path: Path, whole: Whole) -> str | None:
     if path.stat().st_size != whole.size:
         return f"has {path.stat().st_size:,} bytes instead of {whole.size:,}"
     with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    return None if found == whole.md5 else f"has MD5 {found} instead of {whole.md5}"
+        md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    return None if md5 == whole.md5 else f"has MD5 {md5} instead of {whole.md5}"
 
 
 def fetch(
-    url: str, target: Path, whole: Whole, progress: Progress | None = None, remedy: str = AGAIN, timeout: float = 30
+    url: str, target: Path, whole: Whole, progress: Progress = silent, remedy: str = AGAIN, timeout: float = 30
 ) -> None:
-    """Download `url` to `target`. What has arrived stays in `target`.part and a second call goes on from there.
+    """Download `url` to `target`. An interrupted download stays in `target`.part, and the next call resumes it.
 
-    No more bytes are written than the file should have, and it gets its name only once its checksum is right.
-    `remedy` is what to say if the host cannot be reached.
+    It never writes more bytes than the file should have, and renames the file only if its checksum is correct. `remedy`
+    ends the error message if the host cannot be reached.
     """
     if check_file(target, whole) is None:
         return
@@ -73,14 +73,14 @@ def fetch(
     problem = check_file(part, whole)
     if problem:
         part.unlink(missing_ok=True)
-        raise InputError(url, "is not the published file", problem, "run the command again; it starts afresh")
+        raise InputError(url, "is not the published file", problem, "run the command again; it starts over")
     part.replace(target)
 
 
-def _transfer(url: str, part: Path, have: int, size: int, progress: Progress | None, timeout: float) -> int:
+def _transfer(url: str, part: Path, have: int, size: int, progress: Progress, timeout: float) -> int:
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=timeout) as response:
-        if have and response.status != 206:  # the server does not resume: from the beginning
+        if have and response.status != 206:  # the server cannot resume: start over
             have = 0
         with part.open("ab" if have else "wb") as out:
             while chunk := response.read(CHUNK):
@@ -89,15 +89,14 @@ def _transfer(url: str, part: Path, have: int, size: int, progress: Progress | N
                     part.unlink()
                     raise InputError(url, f"must have {size:,} bytes", "more", "the server sends another file")
                 out.write(chunk)
-                if progress:
-                    progress(have, size)
+                progress(have, size, "")
     return have
 
 
 def extract(archive: Path, wanted: Mapping[str, tuple[Path, Whole]]) -> None:
-    """Take the wanted members out of a tar archive, by exact name, checking type and size before and MD5 after.
+    """Extract the wanted members of a tar archive by exact name; check type and size before and MD5 after.
 
-    Everything else in the archive is left alone, so no member can write elsewhere.
+    All other members are ignored, so none can write elsewhere.
     """
     missing = dict(wanted)
     try:

@@ -1,4 +1,4 @@
-"""Batches of images on the training device: resident there where they fit, fetched by background threads otherwise."""
+"""Batches of images on the training device: kept there if they fit, otherwise loaded by background threads."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Pixels = NDArray[np.generic]
-ORDER, VIEWS, START = 1, 2, 3  # what random numbers are for, so that no two purposes share them
+ORDER, VIEWS, START = 1, 2, 3  # one seed stream per purpose of random numbers
 
 
 class AbstractFeed(ABC):
@@ -39,7 +39,7 @@ class AbstractFeed(ABC):
 
     @abstractmethod
     def stream(self, rows: Iterator[Tensor]) -> Iterator[Tensor]:
-        """The images of each tensor of row numbers, in turn."""
+        """Yield the images of each tensor of row numbers, in order."""
 
     def take(self, rows: Tensor) -> Tensor:
         """The images of one tensor of row numbers."""
@@ -47,19 +47,19 @@ class AbstractFeed(ABC):
 
 
 class Resident(AbstractFeed):
-    """All images stay on the device."""
+    """All images are stored on the device."""
 
     def __init__(self, pixels: Pixels, device: torch.device) -> None:
         super().__init__(pixels, device)
         self.stored = to_layout(_tensor(pixels).to(device))
 
     def stream(self, rows: Iterator[Tensor]) -> Iterator[Tensor]:
-        for some in rows:
-            yield self.stored[some.to(self.device, non_blocking=True)]
+        for batch in rows:
+            yield self.stored[batch.to(self.device, non_blocking=True)]
 
 
 class Streamed(AbstractFeed):
-    """Images stay on the host (or in a memory-mapped file); threads gather the next batches ahead of their use."""
+    """Images stay on the host (or in a memory-mapped file); threads prefetch the next `ahead` batches."""
 
     def __init__(self, pixels: Pixels, device: torch.device, workers: int = 4, ahead: int = 4) -> None:
         super().__init__(pixels, device)
@@ -67,11 +67,11 @@ class Streamed(AbstractFeed):
 
     def stream(self, rows: Iterator[Tensor]) -> Iterator[Tensor]:
         waiting: deque[Future[Tensor]] = deque()
-        in_flight: deque[Tensor] = deque(maxlen=2)  # keeps pinned memory alive while it is being copied
+        in_flight: deque[Tensor] = deque(maxlen=2)  # keep pinned memory alive during the copy
         with ThreadPoolExecutor(self.workers) as pool:
             try:
-                for some in rows:
-                    waiting.append(pool.submit(self._gather, some))
+                for batch in rows:
+                    waiting.append(pool.submit(self._gather, batch))
                     if len(waiting) > self.ahead:
                         yield self._sent(waiting.popleft().result(), in_flight)
                 while waiting:
@@ -90,7 +90,7 @@ class Streamed(AbstractFeed):
 
 
 def build_feed(images: Images, device: torch.device, budget: float | None = None) -> AbstractFeed:
-    """Resident if the images take at most `budget` bytes (default: a quarter of the device's free memory)."""
+    """`Resident` if the images take at most `budget` bytes (default: a quarter of the free GPU memory, or 4 GB)."""
     if images.pixels.ndim != 4 or len(images.pixels) == 0:
         raise InputError(images.name, "must have pixels (images, height, width, channels)", images.pixels.shape)
     if images.pixels.dtype != np.uint8 and images.pixels.dtype.kind != "f":
@@ -104,9 +104,9 @@ def build_feed(images: Images, device: torch.device, budget: float | None = None
 
 
 def batch_rows(total: int, batch: int, seed: int, first: int = 0, rank: int = 0, world: int = 1) -> Iterator[Tensor]:
-    """Row numbers of batches `first`, `first` + 1, … without end; a function of the seed alone, so it resumes anywhere.
+    """Yield the row numbers of batches `first`, `first` + 1, … forever; they depend only on the seed.
 
-    Every epoch is a new shuffle of which the last, incomplete batch is dropped; process `rank` takes its share.
+    Each epoch is a new shuffle; its last, incomplete batch is dropped. Process `rank` gets its part of each batch.
 
     >>> [rows.tolist() for rows, _ in zip(batch_rows(5, 2, seed=0), range(2))]
     [[4, 1], [3, 2]]
@@ -126,14 +126,14 @@ def batch_rows(total: int, batch: int, seed: int, first: int = 0, rank: int = 0,
 
 
 def mixed(*numbers: int) -> int:
-    """One seed of 63 bits out of several numbers."""
+    """Combine several numbers into one seed of 63 bits."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 def channel_statistics(pixels: Pixels, most: int = 5000, unit: bool = True) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel, over an even choice of images.
+    """Mean and standard deviation per channel, over at most `most` evenly spaced images.
 
-    `unit`: refuse pixels below 0 or above 1.
+    With `unit`, pixels below 0 or above 1 are an error.
     """
     chosen = np.asarray(pixels[np.linspace(0, len(pixels) - 1, min(most, len(pixels))).astype(int)], dtype=np.float64)
     if pixels.dtype == np.uint8:
@@ -141,8 +141,8 @@ def channel_statistics(pixels: Pixels, most: int = 5000, unit: bool = True) -> t
     if not np.isfinite(chosen).all():
         raise InputError("images", "must hold finite pixels", None, "drop or impute images with NaN or infinity")
     if unit and (chosen.min() < 0 or chosen.max() > 1):
-        found = f"{chosen.min():g} to {chosen.max():g}"
-        raise InputError("images", "must hold floats from 0 to 1", found, "scale them, or use views=crop")
+        extremes = f"{chosen.min():g} to {chosen.max():g}"
+        raise InputError("images", "must hold floats from 0 to 1", extremes, "scale them, or use views=crop")
     std = chosen.std(axis=(0, 1, 2))
     return torch.tensor(chosen.mean(axis=(0, 1, 2)), dtype=torch.float32), torch.tensor(
         np.where(std > 0, std, 1), dtype=torch.float32
@@ -152,5 +152,5 @@ def channel_statistics(pixels: Pixels, most: int = 5000, unit: bool = True) -> t
 def _tensor(pixels: Pixels) -> Tensor:
     kind = np.uint8 if pixels.dtype == np.uint8 else np.float32
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # read-only arrays: they are only read
+        warnings.simplefilter("ignore", UserWarning)  # torch warns about read-only arrays, which are only read here
         return torch.from_numpy(np.ascontiguousarray(pixels, dtype=kind))

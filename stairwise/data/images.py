@@ -1,4 +1,4 @@
-"""Named sources of images: `photos` ships with the package's dependencies, the rest is fetched or is yours."""
+"""Load images by name: datasets shipped with scikit-learn, downloaded datasets, or your own files."""
 
 import os
 from collections.abc import Callable
@@ -21,10 +21,10 @@ class Images:
     """Images of one size.
 
     Attributes:
-        name: where they come from.
-        pixels: (N, H, W, channels); uint8, or floats taken as they are.
-        labels: (N,) where there are any.
-        training: how many, from the first on, the dataset's makers set aside for training; all where they did not.
+        name: name of the source.
+        pixels: (N, H, W, channels); uint8, or floats, which are not rescaled.
+        labels: (N,), if there are any.
+        training: the first `training` images are the dataset's own training set; None if it has no split.
     """
 
     name: str
@@ -33,18 +33,18 @@ class Images:
     training: int | None = None
 
     def take(self, rows: NDArray) -> "Images":
-        """Some of the images."""
+        """The images with these row numbers."""
         return Images(self.name, self.pixels[rows], None if self.labels is None else self.labels[rows])
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset with a name: how to load it, and where it comes from."""
+    """A named dataset: description, loader and location."""
 
     about: str
     load: Callable[[Path], Images]
-    folder: str | None = None  # below the data root, where it has to be fetched
-    extra: str | None = None  # a file that it needs and that its folder may lack
+    folder: str | None = None  # below the data root, if it has to be downloaded
+    extra: str | None = None  # a file that it needs but that may be missing from its folder
 
 
 def data_root() -> Path:
@@ -56,12 +56,12 @@ def data_root() -> Path:
 
 
 def load(source: str, root: Path | None = None, size: int = 64) -> Images:
-    """Images by name: `photos`, `digits`, `cifar10`, `stl10`, `images:FOLDER` or `array:FILE.npy`.
+    """Load images by name: `photos`, `digits`, `cifar10`, `stl10`, `images:FOLDER` or `array:FILE.npy`.
 
     Arguments:
-        source: the name.
-        root: where fetched datasets are kept; default `data_root()`.
-        size: images of a folder are scaled and cut to this many pixels square.
+        source: name of the dataset.
+        root: folder of downloaded datasets; default `data_root()`.
+        size: side in pixels of the square to which images of a folder are resized and cropped.
 
     Example:
         >>> load("photos").pixels.shape
@@ -77,7 +77,7 @@ def load(source: str, root: Path | None = None, size: int = 64) -> Images:
 
 
 def fingerprint(source: str) -> str:
-    """Changes when the user's own files behind `source` do; empty for the fixed datasets."""
+    """A string that changes when the user's files behind `source` change; empty for fixed datasets."""
     kind, _, rest = source.partition(":")
     if kind not in {"array", "images"} or not Path(rest).exists():
         return ""
@@ -88,7 +88,7 @@ def fingerprint(source: str) -> str:
 
 
 def _photos(_: Path, patch: int = 32) -> Images:
-    """All 32 × 32 tiles of the two photographs that scikit-learn ships, 520 in all; labels say of which."""
+    """All 520 tiles of 32 × 32 of scikit-learn's two photographs; the label is the photograph."""
     from sklearn.datasets import load_sample_images
 
     tiles = []
@@ -96,11 +96,11 @@ def _photos(_: Path, patch: int = 32) -> Images:
         rows, columns = photo.shape[0] // patch, photo.shape[1] // patch
         grid = photo[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch, 3)
         tiles.append(grid.swapaxes(1, 2).reshape(-1, patch, patch, 3))
-    return Images("photos", np.concatenate(tiles), np.repeat(np.arange(len(tiles)), [len(some) for some in tiles]))
+    return Images("photos", np.concatenate(tiles), np.repeat(np.arange(len(tiles)), [len(group) for group in tiles]))
 
 
 def _digits(_: Path) -> Images:
-    """The 1797 handwritten digits that scikit-learn ships, 8 × 8 with values 0 … 16, as uint8."""
+    """scikit-learn's 1797 handwritten digits, 8 × 8, with values 0 … 16 scaled to uint8."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -140,9 +140,9 @@ def _folder(folder: Path, size: int) -> Images:
     for i, path in enumerate(paths):
         try:
             with Image.open(path) as image:
-                pixels[i] = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.LANCZOS)
+                pixels[i] = np.asarray(ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.LANCZOS))
         except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise InputError(str(path), "must be a readable image", error, "mend it or take it out") from error
+            raise InputError(str(path), "must be a readable image", error, "fix or remove it") from error
     return Images(f"images:{folder.name}", pixels)
 
 

@@ -1,4 +1,4 @@
-"""The datasets that have to be fetched: where they are, whether they are whole, how to get them."""
+"""Datasets that have to be downloaded: where they are stored, whether they are complete, how to get them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,8 +6,8 @@ from types import ModuleType
 
 from stairwise.checks import one_of
 from stairwise.data import cifar10, stl10
-from stairwise.data.download import Progress
 from stairwise.data.images import DATASETS, data_root
+from stairwise.progress import Progress, silent
 
 __all__ = ["State", "get", "states"]
 
@@ -16,7 +16,7 @@ FETCHED: dict[str, ModuleType] = {"cifar10": cifar10, "stl10": stl10}
 
 @dataclass(frozen=True)
 class State:
-    """A dataset as it is on this machine; `folder` is None for those that need no files."""
+    """State of a dataset on this machine; `folder` is None if it needs no files."""
 
     name: str
     about: str
@@ -26,22 +26,22 @@ class State:
 
 
 def states(thorough: bool = False, root: Path | None = None) -> list[State]:
-    """All known datasets; `thorough` compares every byte with the published checksums."""
-    found = []
+    """All known datasets; `thorough` compares all files with the published checksums."""
+    known: list[State] = []
     for name, dataset in DATASETS.items():
         if dataset.folder is None:
-            found.append(State(name, dataset.about, here=True))
+            known.append(State(name, dataset.about, here=True))
             continue
         folder = (root or data_root()) / dataset.folder
         source = FETCHED[dataset.folder]
         here = any((folder / file).exists() for file in ([dataset.extra] if dataset.extra else source.FILES))
         problems = source.problems(folder) if thorough and here else [] if here else ["not fetched"]
-        found.append(State(name, dataset.about, here, folder, problems))
-    return found
+        known.append(State(name, dataset.about, here, folder, problems))
+    return known
 
 
-def get(name: str, mirror: str = "official", progress: Progress | None = None, root: Path | None = None) -> Path:
-    """Fetch a dataset unless it is here and whole; returns its folder."""
+def get(name: str, mirror: str = "official", progress: Progress = silent, root: Path | None = None) -> Path:
+    """Download a dataset unless it is already complete; returns its folder."""
     one_of(name, "dataset", FETCHED)
     folder = (root or data_root()) / name
     ways = {"official": FETCHED[name].get}

@@ -1,4 +1,4 @@
-"""STL-10, binary version: the labelled images, and all of them where the unlabelled ones have been unpacked."""
+"""STL-10, binary version: the labelled images, or all images including the unlabelled ones."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError
-from stairwise.data.download import Progress, Whole, check_file, extract, fetch
+from stairwise.data.download import Whole, check_file, extract, fetch
+from stairwise.progress import Progress, silent
 
 __all__ = ["FILES", "get", "problems", "read", "read_full"]
 
@@ -32,12 +33,12 @@ def read(folder: Path) -> tuple[NDArray, NDArray]:
             raise InputError("stl10", "must be fetched first", f"{name} {problem}", "stairwise data get stl10")
     pixels = np.concatenate([np.fromfile(folder / f"{part}_X.bin", np.uint8) for part in ("train", "test")])
     labels = np.concatenate([np.fromfile(folder / f"{part}_y.bin", np.uint8) for part in ("train", "test")])
-    # the file runs down the columns of each channel
+    # the file stores each channel column by column
     return pixels.reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1), labels - 1
 
 
 def read_full(folder: Path) -> tuple[NDArray, NDArray]:
-    """113,000 images: training set, unlabelled (label 255), test set, in this order."""
+    """All 113,000 images in the order training set, unlabelled (label 255), test set."""
     pixels, labels = read(folder)
     name = "unlabeled_X.bin"
     problem = check_file(folder / name, FILES[name]) if not (folder / name).is_file() else ""
@@ -49,13 +50,13 @@ def read_full(folder: Path) -> tuple[NDArray, NDArray]:
 
 
 def problems(folder: Path) -> list[str]:
-    """What is missing or damaged; the unlabelled images may be absent."""
-    found = ((name, check_file(folder / name, whole)) for name, whole in FILES.items())
-    return [f"{name} {why}" for name, why in found if why and (name in NEEDED or why != "missing")]
+    """Files that are missing or damaged. The unlabelled images may be missing."""
+    checked = ((name, check_file(folder / name, whole)) for name, whole in FILES.items())
+    return [f"{name} {why}" for name, why in checked if why and (name in NEEDED or why != "missing")]
 
 
-def get(folder: Path, progress: Progress | None = None, url: str = URL) -> None:
-    """Fetch the official archive (2.6 GB) and take the five binary files (3.1 GB) out of it."""
+def get(folder: Path, progress: Progress = silent, url: str = URL) -> None:
+    """Download the official archive (2.6 GB) and extract its five binary files (3.1 GB)."""
     archive = folder / "stl10_binary.tar.gz"
     fetch(url, archive, ARCHIVE, progress)
     extract(archive, {f"stl10_binary/{name}": (folder / name, whole) for name, whole in FILES.items()})

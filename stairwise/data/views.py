@@ -1,83 +1,76 @@
-"""Two random crops of each image: the positive pairs of the paper's linear experiment (Sec. 4.4)."""
+"""Two augmented views of every batch, a function of seed and step alone, so that a run can continue anywhere."""
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from stairwise.checks import InputError, one_of, positive_int
-from stairwise.checks import seed as check_seed
-from stairwise.data.images import Images
+import torch
+from torch import Tensor
 
-__all__ = ["PIXELS", "central_crops", "two_crops"]
+from stairwise.data.augment import View, augment
+from stairwise.data.feed import START, VIEWS, AbstractFeed, mixed
+from stairwise.distributed import rank
 
-Floats = NDArray[np.float64]
+__all__ = ["Both", "Pair", "ViewPairs"]
 
-PIXELS = ("standardize", "unit", "center")
+Pair = tuple[Tensor, Tensor]
+Both = Callable[[Callable[[], Any], Callable[[], Any]], tuple[Any, Any]]
 
 
-def two_crops(
-    images: Images, n: int = 500, crop: int = 20, pixels: str = "standardize", seed: int = 0
-) -> tuple[Floats, Floats]:
-    """Choose n images, cut two independent crop × crop squares out of each; rows are flattened crops.
+def _in_order(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+    return first(), second()
 
-    Arguments:
-        images: at least n of them, at least `crop` pixels wide and high.
-        pixels: "unit": as they are, uint8 divided by 255. "center": minus the mean of each channel over the chosen
-            images. "standardize": and divided by its standard deviation. The paper does not say which it used;
-            it decides how far apart the steps lie.
-        seed: of the choice and the crops.
 
-    Returns:
-        x_a, x_b, each (n, crop · crop · channels), float64.
+class ViewPairs:
+    """Two views of the images of a feed; made by `data.pairs.view_pairs`.
 
-    Example:
-        >>> from stairwise.data.images import load
-        >>> x_a, x_b = two_crops(load("photos"), n=100)
-        >>> x_a.shape, x_b.shape
-        ((100, 1200), (100, 1200))
+    Attributes:
+        feed, pipeline, size, mean, std, seed: images, augmentations, side of a view, channel statistics, seed.
+        half: leave float16 views as they are.
+        both: computes the two views; a GPU may do that on two streams.
+        draw: batch → two views; may be replaced by a recording of itself.
+        generator: its random numbers.
     """
-    total = len(images.pixels)
-    n = positive_int(n, "n", total, f"{images.name} has {total} images")
-    _check(images, crop, pixels)
-    rng = np.random.default_rng(check_seed(seed))
-    chosen = np.sort(rng.choice(total, n, replace=False))
-    x = _scaled(images.take(chosen), pixels)
-    return _random_crops(x, crop, rng), _random_crops(x, crop, rng)
 
+    def __init__(
+        self,
+        feed: AbstractFeed,
+        pipeline: tuple[View, View],
+        size: int,
+        mean: Tensor,
+        std: Tensor,
+        seed: int,
+        half: bool = False,
+    ) -> None:
+        self.feed, self.pipeline, self.size, self.mean, self.std = feed, pipeline, size, mean, std
+        self.seed, self.half = seed, half
+        self.both: Both = _in_order
+        self.draw: Callable[[Tensor], Pair] = self._draw
+        self.generator = torch.Generator(feed.device)
 
-def central_crops(images: Images, crop: int = 20, pixels: str = "standardize") -> Floats:
-    """The middle of every image, scaled like `two_crops`; (N, crop · crop · channels)."""
-    _check(images, crop, pixels)
-    _, height, width, _ = images.pixels.shape
-    top, left = (height - crop) // 2, (width - crop) // 2
-    return _scaled(images, pixels)[:, top : top + crop, left : left + crop].reshape(len(images.pixels), -1)
+    def copy(self) -> "ViewPairs":
+        """The same pairs with their own random numbers, to use while these are being drawn."""
+        return ViewPairs(self.feed, self.pipeline, self.size, self.mean, self.std, self.seed, self.half)
 
+    def stream(self, rows: Iterator[Tensor], first: int) -> Iterator[Pair]:
+        """Views of the images in each tensor of row numbers, for steps `first`, `first` + 1, …"""
+        for step, batch in enumerate(self.feed.stream(rows), first):
+            self.generator.manual_seed(mixed(VIEWS, self.seed, step, rank()))
+            yield self.draw(batch)
 
-def _check(images: Images, crop: int, pixels: str) -> None:
-    one_of(pixels, "pixels", PIXELS)
-    if images.pixels.ndim != 4:
-        raise InputError(images.name, "must have pixels (images, height, width, channels)", images.pixels.shape)
-    _, height, width, _ = images.pixels.shape
-    positive_int(crop, "crop", min(height, width), f"images of {images.name} are {height}×{width}")
+    def fixed(self, rows: Tensor, *numbers: int) -> Pair:
+        """Views that no step draws: to measure with, or to train on again and again."""
+        self.generator.manual_seed(mixed(START, self.seed, *numbers))
+        return self._draw(self.feed.take(rows))
 
+    def fixed_batches(self, rows: Tensor, batch: int = 256) -> Iterator[Pair]:
+        """`fixed` views of many images, batch by batch; a batch of a single image is left out."""
+        for i, some in enumerate(part for part in rows.split(batch) if len(part) > 1):
+            yield self.fixed(some, i)
 
-def _scaled(images: Images, pixels: str) -> Floats:
-    x = np.asarray(images.pixels, dtype=np.float64)
-    if images.pixels.dtype == np.uint8:
-        x /= 255
-    if not np.isfinite(x).all():
-        raise InputError(images.name, "must hold finite pixels", None, "drop or impute images with NaN or infinity")
-    if pixels != "unit":
-        x = x - x.mean(axis=(0, 1, 2))
-    if pixels == "standardize":
-        spread = x.std(axis=(0, 1, 2))
-        x = x / np.where(spread > 0, spread, 1)
-    return x
+    def _draw(self, batch: Tensor) -> Pair:
+        def one(view: View) -> Tensor:
+            x = augment(batch, view, self.size, self.generator, self.mean, self.std)
+            return x if self.half else x.float()
 
-
-def _random_crops(x: Floats, crop: int, rng: np.random.Generator) -> Floats:
-    n, height, width, _ = x.shape
-    top, left = rng.integers(height - crop + 1, size=n), rng.integers(width - crop + 1, size=n)
-    windows = np.lib.stride_tricks.sliding_window_view(
-        x, (crop, crop), axis=(1, 2)
-    )  # (n, H', W', channels, crop, crop)
-    return windows[np.arange(n), top, left].transpose(0, 2, 3, 1).reshape(n, -1)
+        a, b = self.pipeline
+        return self.both(lambda: one(a), lambda: one(b))

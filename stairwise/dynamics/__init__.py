@@ -1,1 +1,1 @@
-"""Gradient flow and descent of the linear model, of the quartic family and of single modes, simulated."""
+"""Simulated gradient flow and descent: of the linear model, of the quartic family and of single modes."""

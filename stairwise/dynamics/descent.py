@@ -1,12 +1,11 @@
-"""Full-batch gradient descent of the linear model, step by step, in the eigenbasis."""
-
-from collections.abc import Callable
+"""Full-batch gradient descent of the linear model, simulated step by step in the eigenbasis."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, number, positive_int
 from stairwise.dynamics.eigenbasis import Split
+from stairwise.progress import Progress, silent
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.trajectory import Trajectory
 
@@ -21,17 +20,17 @@ def gradient_descent(
     record_every: int | NDArray = 1,
     momentum: float = 0.0,
     weights: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = silent,
 ) -> Trajectory:
-    """W ← W − lr ∇L, with heavy-ball momentum if asked for; exact to rounding error, 1e-12 in C.
+    """W ← W − lr ∇L, optionally with heavy-ball momentum; exact up to rounding error, 1e-12 in C.
 
     Arguments:
         W0: initial weights, (d, m).
         corr: the data.
         lr: learning rate; stable below 1/(4 γ_1).
         steps: number of steps.
-        record_every: record at step 0, every so many steps, and at the last; or an array of the steps to record.
-        progress: called with the step at every record.
+        record_every: record step 0, every `record_every`-th step and the last; or an array of the steps to record.
+        progress: called at each record.
 
     Example:
         >>> corr = Correlation.from_matrix([2.0, 1.0])
@@ -46,14 +45,14 @@ def gradient_descent(
     records = _records(steps, record_every)
     if momentum >= 1:
         raise InputError("momentum", "must be below 1", momentum)
-    # with momentum the passive columns have no simple growth: simulate all of them
+    # with momentum, passive columns do not grow by a simple law, so all columns are simulated
     split = Split.of(W0, corr, lr * steps, tolerance=0.0 if momentum or weights else 1e-12)
     u, gamma = np.ascontiguousarray(split.u[:, split.active]), split.gamma[split.active]
     kept = np.empty((len(records), *u.shape))
     y, z, c = np.empty_like(u), np.empty_like(u), np.empty((len(u), len(u)))
     velocity = np.zeros_like(u)
     done, rate = 0, 4 * lr
-    with np.errstate(over="ignore", invalid="ignore"):  # divergence is reported below
+    with np.errstate(over="ignore", invalid="ignore"):  # divergence is reported by `trajectory`
         for i, step in enumerate(records):
             for _ in range(step - done):
                 np.multiply(u, gamma, out=y)
@@ -69,8 +68,7 @@ def gradient_descent(
                     u += y
             done = step
             kept[i] = u
-            if progress:
-                progress(int(step))
+            progress(float(step), steps, f"gradient descent, {steps:,} steps")
             if not np.isfinite(u).all():
                 kept[i:] = np.nan
                 break

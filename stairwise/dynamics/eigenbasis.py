@@ -1,9 +1,9 @@
-"""The linear model in the eigenbasis of Γ, cut down to the columns that can ever matter.
+"""The linear model in the eigenbasis of Γ, reduced to the columns that affect the result.
 
-With U = W V the flow (Eq. 6) is U' = 4 (I − U Λ Uᵀ) U Λ: columns talk to one another only through the d × d matrix
-C = U Λ Uᵀ. Within a horizon T column k grows at most by e^{4γ_k T}, so from a small start most columns stay negligible
-in C. Those are *passive*, counted into C as if they grew freely; only the others are simulated. Where the weights
-themselves are asked for, all columns are.
+With U = W V the flow (Eq. 6) is U' = 4 (I − U Λ Uᵀ) U Λ: columns interact only through the d × d matrix C = U Λ Uᵀ. Up
+to time T, column k grows at most by e^{4γ_k T}, so from a small start most columns stay negligible in C. These columns
+are *passive*: they enter C as if they grew freely, and only the others are simulated. All columns are simulated if the
+weights are requested.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class Split:
 
     @classmethod
     def of(cls, W0: ArrayLike, corr: Correlation, horizon: float, tolerance: float) -> "Split":
-        """Passive columns contribute at most `tolerance` to C at any time up to `horizon`; none are if it is 0."""
+        """Passive columns contribute at most `tolerance` to C up to time `horizon`; with 0 there are none."""
         u, gamma = corr.project(W0)
         with np.errstate(divide="ignore"):
             log_share = np.log(np.abs(gamma)) + np.log((u**2).sum(axis=0)) + 8 * np.maximum(gamma, 0) * horizon
@@ -69,7 +69,7 @@ class Split:
         return cls(np.asarray(W0, dtype=np.float64), corr, u, gamma, active)
 
     def trajectory(self, times: Floats, u_active: Floats, method: str, weights: bool, lr: float | None) -> Trajectory:
-        """Put the columns together again: spectrum, and weights where asked for."""
+        """Combine active and passive columns into the spectrum, and the weights if requested."""
         if not np.isfinite(u_active).all():
             bound = learning_rate_bound(self.gamma)
             raise InputError("lr", f"must be below {bound:.3g}: training diverged", lr, "lower lr")

@@ -1,4 +1,4 @@
-"""Gradient flow of the linear model: dW/dt = −4 (W Γ Wᵀ − I) W Γ."""
+"""Gradient flow of the linear model, dW/dt = −4 (W Γ Wᵀ − I) W Γ, and of the quartic family."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -7,9 +7,10 @@ from stairwise.checks import matrix, number, time_vector, vector
 from stairwise.dynamics.eigenbasis import Split, jacobian, rhs
 from stairwise.dynamics.integrate import integrate
 from stairwise.theory.correlation import Correlation
+from stairwise.theory.quartic import Quartic
 from stairwise.theory.trajectory import Trajectory
 
-__all__ = ["appendix_flow", "gradient_flow"]
+__all__ = ["appendix_flow", "gradient_flow", "quartic_flow"]
 
 Floats = NDArray[np.float64]
 
@@ -23,8 +24,8 @@ def gradient_flow(
         W0: initial weights, (d, m).
         corr: the data.
         times: finite, nonnegative, (T,).
-        weights: also return W(t), (T, d, m); slower, because then all columns are integrated.
-        rtol: relative tolerance of the integrator; at the default the spectrum is good to about 1e-6.
+        weights: also return W(t), (T, d, m). This is slower, because all columns are integrated.
+        rtol: relative tolerance of the integrator. With the default the spectrum is accurate to about 1e-6.
 
     Example:
         >>> corr = Correlation.from_matrix([2.0, 1.0])
@@ -38,16 +39,16 @@ def gradient_flow(
     rtol = number(rtol, "rtol", above=0)
     split = Split.of(W0, corr, float(t.max(initial=0.0)), tolerance=0.0 if weights else min(1e-9, rtol))
     gamma = split.gamma[split.active]
-    # turned so that rows of different size are rows of their own; the flow does not mind
-    turn, _, _ = np.linalg.svd(split.u[:, split.active], full_matrices=True)
+    # rotate so that large and small directions are separate rows; the flow is rotation-invariant
+    rotation, _, _ = np.linalg.svd(split.u[:, split.active], full_matrices=True)
     size = 1 / np.sqrt(max(gamma[0], np.finfo(float).tiny))
-    start = turn.T @ split.u[:, split.active]
+    start = rotation.T @ split.u[:, split.active]
     u = integrate(lambda u: rhs(u, gamma), start, t, rtol, size, lambda u: jacobian(u, gamma))
-    return split.trajectory(t, turn @ u, "gradient flow", weights, lr=None)
+    return split.trajectory(t, rotation @ u, "gradient flow", weights, lr=None)
 
 
 def appendix_flow(A0: ArrayLike, gamma: ArrayLike, times: ArrayLike, rtol: float = 1e-10) -> Floats:
-    """A(t) of dA/dt = (I − A Λ Aᵀ) A Λ (Eq. 45), shape (T, d, m); its time is 4 × that of `gradient_flow`.
+    """A(t) of dA/dt = (I − A Λ Aᵀ) A Λ (Eq. 45), shape (T, d, m). Its time is 4 × that of `gradient_flow`.
 
     >>> A0 = 1e-6 * np.array([[1.0, 2.0], [0.0, 1.0]])
     >>> abs(appendix_flow(A0, [1.0, 0.5], [100.0])[0]).round(4)
@@ -58,3 +59,15 @@ def appendix_flow(A0: ArrayLike, gamma: ArrayLike, times: ArrayLike, rtol: float
     a = np.asarray(matrix(A0, "A0", len(gamma)), dtype=np.float64)
     t = time_vector(times, infinite=False)
     return integrate(lambda u: rhs(u, gamma) / 4, a, t, rtol, jacobian=lambda u: jacobian(u, gamma) / 4)
+
+
+def quartic_flow(W0: ArrayLike, problem: Quartic, t: ArrayLike, rtol: float = 1e-9) -> Floats:
+    """W(t) of dW/dt = −∇L for L = Tr(W A Wᵀ) + Tr((W B Wᵀ)²), shape (T, d, m); A and B need not commute.
+
+    >>> gamma = np.diag([2.0, 1.0])
+    >>> quartic_flow(1e-3 * np.eye(2), Quartic(-2 * gamma, gamma), [9.0])[0].round(3)
+    array([[0.707, 0.   ],
+           [0.   , 1.   ]])
+    """
+    start = np.asarray(matrix(W0, "W0", len(np.asarray(problem.A))), dtype=np.float64)
+    return integrate(lambda w: -problem.gradient(w), start, time_vector(t, infinite=False), rtol)

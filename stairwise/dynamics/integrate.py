@@ -10,7 +10,7 @@ __all__ = ["integrate"]
 
 Floats = NDArray[np.float64]
 
-IMPLICIT_LIMIT = 1000  # unknowns; above it the Jacobian costs more than the many steps of an explicit method
+IMPLICIT_LIMIT = 1000  # unknowns; beyond this, the Jacobian costs more than the extra steps of an explicit method
 
 
 def integrate(
@@ -23,9 +23,9 @@ def integrate(
 ) -> Floats:
     """y(t) of y' = rhs(y), y(0) = start, at nonnegative finite times in any order; shape (T, *start.shape).
 
-    LSODA (implicit where stiff) for up to 1000 unknowns, DOP853 beyond. The absolute tolerance of each row (of each
-    number, if `start` is a vector) is `rtol` of its own start, at most of `size`: what is small grows exponentially and
-    must be followed to relative accuracy.
+    Uses LSODA (implicit if stiff) for up to 1000 unknowns and DOP853 beyond. The absolute tolerance of each row (each
+    entry, if `start` is a vector) is `rtol` × its size at the start, at most `rtol` × `size`: small rows grow
+    exponentially, so their relative error must be small from the start.
     """
     shape = start.shape
     ordered, back = np.unique(times, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Flow and descent of single modes on any landscape."""
+"""Gradient flow and descent of single modes on any landscape."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 def landscape_flow(
     landscape: AbstractLandscape, s_bar0: ArrayLike, gamma: ArrayLike, t: ArrayLike, rtol: float = 1e-9
 ) -> Floats:
-    """s̄(t) of s̄' = −γ dL/ds̄, integrated; shape (T, *modes)."""
+    """s̄(t) of s̄' = −γ dL/ds̄, by numerical integration; shape (T, *modes)."""
     start, gamma = np.broadcast_arrays(np.asarray(s_bar0, dtype=float), np.asarray(gamma, dtype=float))
     moments = time_vector(t, infinite=False)
     return integrate(lambda s: landscape.rate(s, gamma), start.copy(), moments, rtol)

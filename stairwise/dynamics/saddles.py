@@ -1,4 +1,4 @@
-"""Plateaus are saddles: how many directions of descent are left at a point of the trajectory."""
+"""Plateaus are saddles: count the directions of descent at a point of the trajectory."""
 
 from dataclasses import dataclass
 
@@ -17,10 +17,10 @@ class Saddle:
     """Unstable directions of the loss at W.
 
     Attributes:
-        modes: embedding directions still waiting, eigenvalues of C below 1/3 (where the modewise loss (1 − γs²)² is
-            concave in s): d at the start, one less on every plateau.
-        index: negative eigenvalues of the whole Hessian, counted in weight space. With k of d modes learned and
-            p positive eigenvalues of Γ it is (d − k)(p − k): each free direction may fall towards any free eigenvector.
+        modes: number of modes not yet learned, eigenvalues of C below 1/3 (where the loss of a mode, (1 − γs²)², is
+            concave in s): d at the start, one less on each plateau.
+        index: number of negative eigenvalues of the full Hessian. With k of d modes learned and p positive eigenvalues
+            of Γ it is (d − k)(p − k), because each free direction can grow along any free eigenvector.
     """
 
     modes: int
@@ -28,10 +28,10 @@ class Saddle:
 
 
 def saddle_at(W: ArrayLike, corr: Correlation, top: int | None = None, tolerance: float = 1e-2) -> Saddle:
-    """Count unstable directions of L at W (d, m), in the span of the `top` leading eigenvectors of Γ (default all).
+    """Count the unstable directions of L at W (d, m), in the span of the `top` leading eigenvectors of Γ (default all).
 
-    The dense Hessian has (d · top)² entries. Eigenvalues above −tolerance × the largest magnitude count as flat: a
-    plateau is only nearly a saddle, and the next mode, of size √λ, tilts its flat directions by about as much.
+    The dense Hessian has (d · top)² entries. Eigenvalues above −tolerance × the largest magnitude count as flat,
+    because on a plateau the next mode has already grown to √λ, which tilts the flat directions by about as much.
 
     >>> corr = Correlation.from_matrix([4.0, 2.0, 1.0])
     >>> saddle_at(np.zeros((2, 3)), corr)

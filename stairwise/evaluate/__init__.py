@@ -1,1 +1,1 @@
-"""How good an embedding is: probes."""
+"""Probes that measure the quality of an embedding."""

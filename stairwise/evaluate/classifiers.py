@@ -1,4 +1,4 @@
-"""Probes of frozen representations, on their device: how much of the classes can be read off?"""
+"""Probes: classification accuracy from frozen representations, computed on their device."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ __all__ = ["PROBES", "knn_probe", "logistic_probe", "ridge_probe"]
 
 
 def knn_probe(h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, k: int = 200, temperature: float = 0.1) -> float:
-    r"""Accuracy of weighted nearest neighbours (Wu et al. 2018): weight e^{cos/τ} for each of the k nearest by cosine.
+    r"""Accuracy of weighted k nearest neighbours by cosine, with weights e^{cos/τ} (Wu et al. 2018).
 
     Arguments:
-        h, y: (N, features), (N,) whole numbers from 0 to vote.
-        h_test, y_test: to be classified.
+        h, y: representations (N, features) and classes (N,), numbered from 0, that vote.
+        h_test, y_test: representations to classify and their classes.
 
     Example:
         >>> h = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
@@ -28,16 +28,16 @@ def knn_probe(h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, k: int = 200
     known = torch.nn.functional.normalize(h.float(), dim=1)
     classes = int(y.max()) + 1
     right = torch.zeros((), device=h.device)
-    for some, answers in zip(h_test.split(2048), y_test.split(2048), strict=True):
-        near, which = (torch.nn.functional.normalize(some.float(), dim=1) @ known.T).topk(k, dim=1)
-        votes = torch.zeros((len(some), classes), device=h.device)
+    for queries, answers in zip(h_test.split(2048), y_test.split(2048), strict=True):
+        near, which = (torch.nn.functional.normalize(queries.float(), dim=1) @ known.T).topk(k, dim=1)
+        votes = torch.zeros((len(queries), classes), device=h.device)
         votes.scatter_add_(1, y[which], ((near - near[:, :1]) / temperature).exp())
         right += (votes.argmax(dim=1) == answers).sum()
     return float(right) / len(y_test)
 
 
 def ridge_probe(h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, penalty: float = 1e-3) -> float:
-    """Accuracy of ridge regression on one-hot labels; features standardized, penalty per sample.
+    """Accuracy of ridge regression on one-hot labels, with standardized features and the penalty per sample.
 
     Example:
         >>> h = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
@@ -57,9 +57,9 @@ def ridge_probe(h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, penalty: f
 def logistic_probe(
     h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, strength: float = 1.0, rounds: int = 200
 ) -> float:
-    r"""Accuracy of multinomial logistic regression, by L-BFGS on all of it; features standardized.
+    r"""Accuracy of multinomial logistic regression, by full-batch L-BFGS on standardized features.
 
-    Minimizes mean cross-entropy + ‖W‖² / (2 · strength · N): scikit-learn's LogisticRegression(C=strength).
+    Minimizes mean cross-entropy + ‖W‖² / (2 · strength · N), like scikit-learn's LogisticRegression(C=strength).
 
     Example:
         >>> h = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
@@ -74,7 +74,7 @@ def logistic_probe(
 
 
 def fit_logistic(x: Tensor, y: Tensor, strength: float, rounds: int) -> Tensor:
-    """Weights (features + 1, classes), the last row the biases."""
+    """Weights (features + 1, classes); the last row is the biases."""
     classes = int(y.max()) + 1
     weights = torch.zeros((x.shape[1] + 1, classes), dtype=x.dtype, device=x.device, requires_grad=True)
     descent = torch.optim.LBFGS([weights], max_iter=rounds, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
@@ -112,7 +112,7 @@ def _check(h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor) -> None:
     for name, features, labels in (("h", h, y), ("h_test", h_test, y_test)):
         if features.ndim != 2 or len(features) == 0 or labels.shape != (len(features),):
             shapes = f"{tuple(features.shape)} and {tuple(labels.shape)}"
-            raise InputError(name, "must be 2-D with one label a row", shapes)
+            raise InputError(name, "must be 2-D with one label per row", shapes)
         if not torch.isfinite(features).all():
             raise InputError(name, "must be finite", None, "the network has diverged")
     if h.shape[1] != h_test.shape[1]:

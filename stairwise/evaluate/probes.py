@@ -1,4 +1,4 @@
-"""How many dimensions, how long? Probe accuracy for every d and every t from one fit."""
+"""Probe accuracy for each embedding dimension d and each training time t, from one fit."""
 
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ class ProbeCurve:
     Attributes:
         dims: embedding dimensions 1 … n_components, (D,).
         times: training times, (T,).
-        accuracy: on held-out points, (T, D).
-        chance: share of the most frequent class among them.
+        accuracy: on test points, (T, D).
+        chance: frequency of the most frequent class among the test points.
     """
 
     dims: NDArray[np.int64]
@@ -47,17 +47,17 @@ def probe_curve(
     seed: int = 0,
     view: str = "a",
 ) -> ProbeCurve:
-    """Ridge-probe accuracy for every d ≤ n_components and every time, from one fitted estimator.
+    """Accuracy of a ridge probe for each d ≤ n_components and each time, from one fitted estimator.
 
-    The top-d solutions are nested, and from an aligned start of typical size (s_j(0) = α √(d − j + 1), Eq. 21) mode j
-    at time t is f_j(x) √λ_j(t): one pass of the kernel gives all of them.
+    The top-d solutions are nested. From an aligned start of typical size (s_j(0) = α √(d − j + 1), Eq. 21), mode j at
+    time t is f_j(x) √λ_j(t), so one evaluation of the kernel gives all of them.
 
     Arguments:
-        est: fitted.
-        X, y: labelled points; a share of them is held out unless X_test and y_test are given.
-        t: times, infinite for the end of training.
-        alpha: scale of the initialization, where times are finite.
-        ridge: penalty, in units of the variance of a learned mode.
+        est: the fitted estimator.
+        X, y: labelled points. A fraction of them is held out unless X_test and y_test are given.
+        t: times; infinity is the end of training.
+        alpha: scale of the initialization; affects finite times only.
+        ridge: penalty, relative to the variance of a learned mode.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def probe_curve(
     if labels_test.shape != (len(z_test),):
         raise InputError("y_test", f"must have {len(z_test)} labels, one per row of X_test", labels_test.shape)
     d = len(est.eigenvalues_)
-    # row i: the start of a run with i + 1 dimensions
+    # row i: initial singular values of a run with i + 1 dimensions
     starts = number(alpha, "alpha", above=0) * np.sqrt(np.maximum(np.arange(1, d + 1)[:, None] - np.arange(d), 1))
     grown = np.sqrt([[Modes(est.eigenvalues_, s).eigenvalues(time) for s in starts] for time in moments])  # (T, d, d)
     accuracy = np.stack([ridge_accuracy(z, labels, z_test, labels_test, ridge, scales) for scales in grown])
@@ -100,7 +100,7 @@ def ridge_accuracy(
 ) -> NDArray[np.float64]:
     """Accuracy of ridge regression on one-hot labels using the first 1, 2, … columns of z; (d,).
 
-    Row i of `scales` (d, d), where given, multiplies the columns when i + 1 of them are used.
+    Row i of `scales` (d, d), if given, multiplies the columns when i + 1 of them are used.
     """
     number(ridge, "ridge", above=0)
     classes, index = np.unique(labels, return_inverse=True)
@@ -124,6 +124,6 @@ def ridge_accuracy(
 def _split(n: int, share: float, seed: int) -> tuple[NDArray, NDArray]:
     held = round(share * n)
     if not 0 < held < n:
-        raise InputError("test_share", f"must leave points on both sides of {n}", share)
+        raise InputError("test_share", f"must leave training and test points out of {n}", share)
     order = np.random.default_rng(seed).permutation(n)
     return order[held:], order[:held]

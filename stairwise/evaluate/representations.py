@@ -1,4 +1,4 @@
-"""Representations of images by a network in the midst of its training, which does not notice."""
+"""Compute representations of images in the middle of training, without side effects on the network."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ from stairwise.data.augment import full_view
 from stairwise.data.feed import AbstractFeed
 from stairwise.data.images import Images
 
-__all__ = ["probe_rows", "represent", "undisturbed"]
+__all__ = ["eval_mode", "probe_rows", "represent"]
 
 
 @contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; modes, batch-norm statistics and random numbers are as before afterwards."""
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients. Afterwards modes, batch-norm statistics and RNG state are unchanged."""
     modes = {m: m.training for m in module.modules()}
     devices = [p.device for p in module.parameters() if p.device.type == "cuda"][:1]
     module.eval()
@@ -43,22 +43,22 @@ def represent(
 
     Arguments:
         network: images → (h, z).
-        precision: of autocast; None: off.
+        precision: dtype of autocast; None turns it off.
     """
-    found: list[tuple[Tensor, Tensor]] = []
-    with undisturbed(network), torch.autocast(feed.device.type, precision, enabled=precision is not None):
+    outputs: list[tuple[Tensor, Tensor]] = []
+    with eval_mode(network), torch.autocast(feed.device.type, precision, enabled=precision is not None):
         for images in feed.stream(iter(rows.split(batch))):
             h, z = network(full_view(images, size, mean, std, crop).float())
-            found.append((h.float(), z.float()))
-    return torch.cat([h for h, _ in found]), torch.cat([z for _, z in found])
+            outputs.append((h.float(), z.float()))
+    return torch.cat([h for h, _ in outputs]), torch.cat([z for _, z in outputs])
 
 
 def probe_rows(images: Images, pretrained: int, most: int = 0) -> tuple[Tensor, Tensor]:
-    """Row numbers to fit probes on and to score them on.
+    """Row numbers of the images that probes are fitted on, and of those they are scored on.
 
-    Fitted on the dataset's own training images; scored on those that neither they nor pretraining (the first
-    `pretrained` images) have seen. Where there are none, every fifth image is held out, which pretraining has seen
-    without its label. `most` limits both, evenly spread.
+    Probes are fitted on the dataset's training images and scored on images that neither they nor pretraining (the
+    first `pretrained` images) have seen. If there are none, every fifth image is held out; pretraining has seen these,
+    but not their labels. `most` limits both sets, evenly spaced.
     """
     if images.labels is None:
         raise InputError("probes", "need labels", images.name, "leave probes empty")

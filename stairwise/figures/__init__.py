@@ -1,1 +1,1 @@
-"""Arrays in, matplotlib figures out. Nothing is computed here and no other room is known."""
+"""Draw matplotlib figures from arrays. This package computes nothing and imports nothing else of stairwise."""

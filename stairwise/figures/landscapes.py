@@ -1,4 +1,4 @@
-"""Landscapes that one mode sees, and the paths it takes on them (Figs. 8 and 9 of the paper)."""
+"""Loss landscapes of one mode, and its trajectories on them (Figs. 8 and 9 of the paper)."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def _landscape(ax: Axes, x: NDArray, loss: NDArray, title: str, rests: Sequence[
 def draw_landscapes(
     x: NDArray, losses: Sequence[NDArray], titles: Sequence[str], rests: Sequence[Sequence[float]]
 ) -> Figure:
-    """One panel a landscape, minima marked."""
+    """One panel per landscape, with its minima marked."""
     figure, axes = panels(2, rows=2, height=2.0)
     for letter, ax, loss, title, rest in zip("ABCD", axes, losses, titles, rests, strict=True):
         _landscape(ax, x, loss, f"{letter}   {title}", rest, r"$\bar s_j$")
@@ -37,7 +37,7 @@ def draw_symmetry_breaking(
     simulated: tuple[NDArray, NDArray],
     gamma: NDArray,
 ) -> Figure:
-    """A, B: self-supervised and supervised landscapes. C, D: paths (T, modes) for several γ, exact and integrated."""
+    """A, B: self-supervised and supervised landscapes. C, D: paths (T, modes) for each γ, exact and integrated."""
     figure, axes = panels(2, rows=2, height=2.0)
     _landscape(axes[0], x, losses[0], "A   self-supervised: two minima, unstable origin", [-1, 1], r"$\bar s_j$")
     _landscape(axes[1], x, losses[1], "B   supervised: one minimum", [1], r"$\bar c_j$")

@@ -1,4 +1,4 @@
-"""What kernel modes are good for: probes, times, extreme images, retrieval."""
+"""Figures of kernel modes: probe accuracy, extreme images, retrieval, embeddings."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ LOOKS = ("-", "--", ":")
 def draw_kernel_pca(
     accuracies: Mapping[str, NDArray], chance: float, times: NDArray, over_time: NDArray, extremes: NDArray
 ) -> Figure:
-    """A: accuracy over d. B: over d and t. C: images at both ends of the first modes, (2 × ends, modes, H, W, c)."""
+    """A: accuracy over d. B: over d and t. C: extreme images of the first modes, (2 × ends, modes, H, W, c)."""
     figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     top, bottom = np.asarray(figure.subfigures(2, 1, height_ratios=[1.0, 1.1]))
     left, right = top.subplots(1, 2)
@@ -54,7 +54,7 @@ def _extremes(figure: Figure, images: NDArray) -> None:
 
 
 def draw_retrieval(found: NDArray, top: Sequence[int], tested: int) -> Figure:
-    """Share found (d, len(top)) over the number of modes."""
+    """Retrieval rate `found` (d, len(top)) over the number of modes."""
     figure, (ax,) = panels(1, height=2.6)
     dims = np.arange(1, len(found) + 1)
     for i, (k, color) in enumerate(zip(top, mode_colors(len(top)), strict=True)):
@@ -69,7 +69,7 @@ def draw_retrieval(found: NDArray, top: Sequence[int], tested: int) -> Figure:
 
 
 def draw_embedding(gamma: NDArray, z: NDArray, times: NDArray, spectra: NDArray) -> Figure:
-    """A: γ_j. B: points in their two leading modes. C: expected eigenvalues of C over time (T, d)."""
+    """A: γ_j. B: points in the two leading modes. C: expected eigenvalues of C over time (T, d)."""
     figure, axes = panels(3, height=2.3)
     colors = mode_colors(len(gamma))
     axes[0].semilogy(np.arange(1, len(gamma) + 1), gamma, color="0.7", linewidth=0.8, zorder=0)

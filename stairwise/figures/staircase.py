@@ -1,4 +1,4 @@
-"""The headline: loss and eigenvalues of C over time, measured and predicted."""
+"""The main figure: loss and eigenvalues of C over time, measured and predicted."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def draw_loss(
 
 
 def draw_spectrum(ax: Axes, times: NDArray, measured: NDArray, predicted: NDArray | None = None) -> None:
-    """Eigenvalues of C over time, coloured by mode and numbered where they rise."""
+    """Eigenvalues of C over time, coloured by mode and numbered at their rises."""
     d = measured.shape[1]
     for j, color in enumerate(mode_colors(d)):
         ax.plot(times, measured[:, j], **{**MEASURED, "color": color})
@@ -41,7 +41,7 @@ def draw_spectrum(ax: Axes, times: NDArray, measured: NDArray, predicted: NDArra
 
 
 def _number_the_rises(ax: Axes, times: NDArray, measured: NDArray) -> None:
-    """A number above each curve where it passes one half; crowded ones share a place."""
+    """Write the number of each curve above the point where it crosses 1/2; close ones share a label."""
     rises = [(times[np.argmax(curve >= 0.5)], j + 1) for j, curve in enumerate(measured.T) if (curve >= 0.5).any()]
     groups: list[list[tuple[float, int]]] = []
     for at, j in rises:
@@ -68,7 +68,7 @@ def draw_staircase(
     Arguments:
         times: (T,).
         measured: eigenvalues of C, (T, d).
-        predicted: the same by a closed form, (T, d).
+        predicted: eigenvalues by a closed form, (T, d).
         steps: predicted step times, (d,).
     """
     figure, (left, right) = panels(2, height=2.5)
@@ -81,7 +81,7 @@ def draw_staircase(
 
 
 def draw_outlook(times: NDArray, spectra: NDArray, loss: NDArray, steps: NDArray) -> Figure:
-    """What is to be expected: bands are 90 % of initializations, bars the times of the steps.
+    """Predicted loss and eigenvalues. Bands cover 90 % of initializations, bars 90 % of the step times.
 
     Arguments:
         times: (T,).

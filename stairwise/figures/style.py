@@ -1,4 +1,4 @@
-"""One look for all figures: colour says which mode, line style says measured or predicted."""
+"""A common style for all figures: colour shows the mode, line style shows measured or predicted."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ __all__ = ["MEASURED", "PREDICTED", "key", "mode_colors", "panels", "style"]
 
 MEASURED: dict[str, Any] = {"linestyle": "-", "linewidth": 2.4, "solid_capstyle": "round"}
 PREDICTED: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 0.9, "color": "black"}
-WIDTH = 6.75  # inches: two columns of the usual conference page
+WIDTH = 6.75  # inches: a conference page with two columns
 
-RC = {
+RC: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.titleweight": "bold",
@@ -37,26 +37,26 @@ RC = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw and save inside this block."""
+    """Use this style for everything drawn and saved inside the block."""
     with matplotlib.rc_context(RC):
         yield
 
 
 def mode_colors(d: int) -> list[tuple[float, float, float, float]]:
-    """d colours from dark (first mode) to light, readable with any colour vision and on white."""
+    """d colours from dark (first mode) to light, readable on white and for colour-blind readers."""
     scale = matplotlib.colormaps["cividis"]
     return [scale(0.9 * j / max(d - 1, 1)) for j in range(d)]
 
 
 def panels(columns: int, rows: int = 1, height: float = 2.3) -> tuple[Figure, list[Axes]]:
-    """A figure of the width of a page with lettered panels."""
+    """A figure of page width with rows × columns panels."""
     figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     return figure, axes
 
 
 def key(figure: Figure, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """A legend of line styles below the panels, where it can hide nothing."""
+    """A legend of line styles below the panels, where it covers nothing."""
     lines = [Line2D([], [], **{"color": "0.55", **look}) for _, look in entries]
     names = [name for name, _ in entries]
     figure.legend(lines, names, loc="outside lower center", ncols=len(names), handlelength=2.6)

@@ -1,4 +1,4 @@
-"""The tangent kernel of a run: its spectrum, and the share of the trained span that predictions capture."""
+"""The tangent kernel of a run: its spectrum, and how well its predictions align with the trained span."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ THEORY, PCA, CHANCE = "#1b4a7a", "#c08a2d", "#9aa3b2"
 
 
 def draw_tangent(spectrum: NDArray, by_dimension: NDArray, by_pairs: NDArray, points: int) -> Figure:
-    """Spectrum of K̃; alignment over the number of modes; alignment over the number of pairs."""
+    """Three panels: spectrum of K̃, alignment over the number of modes, alignment over the number of pairs."""
     figure, axes = panels(3, height=2.6)
     line = {**MEASURED, "linewidth": 1.6}
     positive = spectrum[spectrum > 0]
     axes[0].loglog(np.arange(1, len(positive) + 1), positive, **{**line, "color": THEORY})
-    # below that there is only rounding
+    # smaller eigenvalues are rounding error
     axes[0].set(
         xlabel="mode", ylabel="eigenvalue of K̃", title="tangent kernel", ylim=(1e-8 * positive[0], 3 * positive[0])
     )
@@ -38,7 +38,7 @@ def draw_tangent(spectrum: NDArray, by_dimension: NDArray, by_pairs: NDArray, po
 
 
 def draw_alignments(rows: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figure:
-    """Name, alignment by dimension (2, d), by pairs (3, sizes) and chance: a column each, theory and kernel PCA."""
+    """One column per row (name, alignment by dimension (2, d), by pairs (3, sizes), chance): theory and kernel PCA."""
     figure, axes = panels(len(rows), rows=2, height=2.1)
     line = {**MEASURED, "linewidth": 1.6}
     for c, (name, by_dimension, by_pairs, chance) in enumerate(rows):
@@ -58,7 +58,7 @@ def draw_alignments(rows: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figu
 
 
 def draw_matrix(names: Sequence[str], values: NDArray, chance: float) -> Figure:
-    """Alignment, one against another, in numbers on a field of colour."""
+    """Matrix of pairwise alignments, as numbers on colours."""
     figure, (ax,) = panels(1, height=2.8)
     figure.set_size_inches(4.2, 2.8)
     picture = ax.imshow(values, vmin=0, vmax=1, cmap="cividis")
@@ -72,7 +72,7 @@ def draw_matrix(names: Sequence[str], values: NDArray, chance: float) -> Figure:
 
 
 def draw_drift(steps: NDArray, with_first: NDArray, with_last: NDArray, theory: NDArray, chance: float) -> Figure:
-    """Alignment of the kernel with its first and last self, and what it predicts of the final span, over training."""
+    """Over training: alignment of the kernel with the first and last, and of its predictions with the final span."""
     figure, axes = panels(2, height=2.6)
     line = {**MEASURED, "linewidth": 1.6, "marker": "o", "markersize": 4}
     for values, name, color in ((with_first, "with the first", PCA), (with_last, "with the last", THEORY)):
@@ -89,7 +89,7 @@ def draw_drift(steps: NDArray, with_first: NDArray, with_last: NDArray, theory: 
 
 
 def draw_widths(widths: NDArray, theory: NDArray, pca: NDArray, error: NDArray, drift: NDArray) -> Figure:
-    """Alignment, largest error of a step time and drift of the kernel over the width of a network."""
+    """Over the width of a network: alignment, largest error of a step time, and drift of the kernel."""
     figure, axes = panels(3, height=2.6)
     line = {**MEASURED, "linewidth": 1.6, "marker": "o", "markersize": 4}
     for values, name, color in ((theory, "theory", THEORY), (pca, "kernel PCA", PCA)):

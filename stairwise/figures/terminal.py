@@ -1,4 +1,4 @@
-"""A curve in a terminal."""
+"""Draw a curve in a terminal."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def text_curve(x: NDArray, y: NDArray, width: int = 64, height: int = 8) -> str:
-    """A filled curve of nonnegative values in block characters, with its scale.
+    """A filled curve of nonnegative values in block characters, with axis labels.
 
     >>> print(text_curve(np.array([0.0, 1.0, 2.0]), np.array([2.0, 1.0, 0.0]), width=5, height=2))
        2 █▄

@@ -1,4 +1,4 @@
-"""Entries of A(t), true and to leading order (Fig. 6 of the paper)."""
+"""Entries of A(t), exact and to leading order (Fig. 6 of the paper)."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,12 +9,12 @@ from stairwise.figures.style import MEASURED, PREDICTED, key, panels
 
 __all__ = ["draw_traces"]
 
-# the paper's red, blue and green, light enough for the theory to show on them
+# the paper's red, blue and green, light enough to show the theory on top
 DIAGONAL, ABOVE, BELOW = "#d98880", "#7fb3d5", "#7dcea0"
 
 
 def draw_traces(times: NDArray, true: NDArray, theory: NDArray, floor: float) -> Figure:
-    """|s_j| red, |a_jk| above the diagonal blue, below it green; dashed: theory. Arrays (T, d, m)."""
+    """|s_j| in red, |a_jk| above the diagonal in blue, below it in green; theory dashed. Arrays (T, d, m)."""
     figure, (ax,) = panels(1, height=3.2)
     _, d, m = true.shape
     ends: list[tuple[float, str, str]] = []
@@ -37,7 +37,7 @@ def draw_traces(times: NDArray, true: NDArray, theory: NDArray, floor: float) ->
 
 
 def _label_ends(ax: Axes, x: float, ends: list[tuple[float, str, str]]) -> None:
-    """Names at the right end of the curves, moved apart where they would overlap."""
+    """Label the right ends of the curves, and move labels apart that would overlap."""
     last = np.inf
     for value, name, color in sorted(ends, reverse=True):
         spot = min(np.log10(max(value, 1e-300)), last - 0.42)

@@ -1,4 +1,4 @@
-"""What a trained network did: loss and eigenvalues over time, one row a run."""
+"""Loss and eigenvalues of trained networks over time, one row per run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from stairwise.figures.style import MEASURED, PREDICTED, mode_colors, panels
 
 __all__ = ["Course", "draw_bands", "draw_banner", "draw_courses", "draw_histograms", "draw_layers", "draw_probes"]
 
-THIN = {**MEASURED, "linewidth": 1.1}  # dozens of curves a panel
-RISEN, WAITING = 0.02, "#c9ced6"  # modes that never reach this share of the largest eigenvalue are grey
+THIN = {**MEASURED, "linewidth": 1.1}  # for dozens of curves per panel
+RISEN, WAITING = 0.02, "#c9ced6"  # modes that never reach this fraction of the largest eigenvalue are grey
 
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """One run as it is drawn.
+    """The data of one run to draw.
 
     Attributes:
-        name: of the run.
+        name: name of the run.
         times: t = Σ lr, (T,).
         loss: (T,).
         spectra: eigenvalues, (T, d).
-        of: what they are eigenvalues of.
+        of: name of the matrix that has these eigenvalues.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Course:
 
 
 def draw_courses(courses: Sequence[Course], shown: int = 32) -> Figure:
-    """Three panels a run: loss, eigenvalues, eigenvalues on a logarithmic axis."""
+    """Three panels per run: loss, eigenvalues, eigenvalues on a logarithmic axis."""
     figure, axes = panels(3, rows=len(courses), height=2.0)
     for course, row in zip(courses, np.array(axes).reshape(-1, 3), strict=True):
         _draw_loss(row[0], course)
@@ -48,7 +48,7 @@ def draw_courses(courses: Sequence[Course], shown: int = 32) -> Figure:
 
 
 def draw_banner(times: NDArray, measured: NDArray, predicted: NDArray, course: Course) -> Figure:
-    """Loss and eigenvalues of C of a linear model (A, B, predicted dashed) and of a network (C, D)."""
+    """Loss and eigenvalues of C: of a linear model (A, B; predictions dashed) and of a network (C, D)."""
     figure, axes = panels(2, rows=2, height=1.9)
     draw_loss(axes[0], times, ((1 - measured) ** 2).sum(1), ((1 - predicted) ** 2).sum(1))
     draw_spectrum(axes[1], times, measured, predicted)
@@ -63,7 +63,7 @@ def draw_banner(times: NDArray, measured: NDArray, predicted: NDArray, course: C
 
 
 def draw_bands(spectra: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figure:
-    """Title, times, eigenvalues (T, d) and threshold of each: a panel on a logarithmic axis, the threshold dashed."""
+    """One logarithmic panel per (title, times, eigenvalues (T, d), threshold); the threshold is dashed."""
     columns = min(len(spectra), 2)
     figure, axes = panels(columns, rows=-(-len(spectra) // columns), height=2.4)
     for ax, (title, t, lam, threshold) in zip(axes, spectra, strict=False):
@@ -78,7 +78,7 @@ def draw_bands(spectra: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figure
 
 
 def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]]) -> Figure:
-    """Name, times (T,), spectra (T, d) and thresholds (T,) of each row: histograms of log λ, thresholds dashed."""
+    """Histograms of log λ, one row per (name, times (T,), spectra (T, d), thresholds (T,)); thresholds are dashed."""
     columns = len(rows[0][1])
     figure, axes = panels(columns, rows=len(rows), height=1.7)
     for r, (name, times, spectra, thresholds) in enumerate(rows):
@@ -87,7 +87,7 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
         row = axes[r * columns : (r + 1) * columns]
         for ax, t, lam, threshold in zip(row, times, spectra, thresholds, strict=True):
             moment = f"t = {t:.3g}" if t < 1e3 else f"t = {t:,.0f}"
-            hidden = int((lam <= least).sum())  # too small, or not positive, for a logarithmic axis
+            hidden = int((lam <= least).sum())  # too small for the logarithmic axis, or not positive
             ax.hist(lam[lam > least], bins=list(bins), color="#1b4a7a")
             ax.set(xscale="log", title=moment if ax is not row[0] else f"{name}, {moment}")
             ax.set_xlabel(f"eigenvalue ({hidden} not shown)" if hidden else "eigenvalue")
@@ -101,7 +101,7 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
 
 
 def draw_layers(columns: Sequence[tuple[str, NDArray, NDArray, NDArray, str]]) -> Figure:
-    """Name, times, eigenvalues of embeddings, of representations, and what the former are of: a column each."""
+    """One column per (name, times, eigenvalues of embeddings, of representations, name of the first matrix)."""
     figure, axes = panels(len(columns), rows=2, height=2.2)
     for c, (name, t, z, h, of) in enumerate(columns):
         for ax, lam, what in ((axes[c], z, of), (axes[len(columns) + c], h, "Cov h")):
@@ -111,11 +111,11 @@ def draw_layers(columns: Sequence[tuple[str, NDArray, NDArray, NDArray, str]]) -
 
 
 def draw_probes(methods: Sequence[tuple[str, dict[str, list[NDArray]]]]) -> Figure:
-    """Name and, for each kind of initialization, progress, grown modes and accuracy: two panels each."""
+    """Two panels per method: name and, by kind of initialization, [progress, grown modes, accuracy]."""
     figure, axes = panels(2, rows=len(methods), height=2.3)
     colors = ("#1b4a7a", "#c08a2d", "#8c3b52")
-    for (name, found), left, right in zip(methods, axes[::2], axes[1::2], strict=True):
-        for (kind, (x, modes, y)), color in zip(found.items(), colors, strict=False):
+    for (name, curves), left, right in zip(methods, axes[::2], axes[1::2], strict=True):
+        for (kind, (x, modes, y)), color in zip(curves.items(), colors, strict=False):
             look = {**MEASURED, "linewidth": 1.6, "color": color, "marker": "o", "markersize": 3}
             left.plot(x, 100 * y, **look, label=kind)
             right.plot(modes, 100 * y, **look)

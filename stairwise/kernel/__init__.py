@@ -1,1 +1,1 @@
-"""SSL without training: kernels, the pair operator, its leading modes, and a scikit-learn estimator."""
+"""Self-supervised learning without training: kernels, the pair operator and its leading modes, an estimator."""

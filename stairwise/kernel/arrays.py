@@ -1,4 +1,4 @@
-"""numpy in, numpy out; torch in, torch out on its device. The few names both share are all that is used."""
+"""Functions that accept numpy arrays or torch tensors and return the same kind, on the same device."""
 
 import sys
 from types import ModuleType
@@ -12,13 +12,13 @@ Matrix = Any  # a numpy array or a torch tensor
 
 
 def is_tensor(x: object) -> bool:
-    """A torch tensor? Does not import torch."""
+    """Whether `x` is a torch tensor. Does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
 
 def namespace(x: object) -> ModuleType:
-    """The module whose functions take `x`."""
+    """The module, numpy or torch, whose functions accept `x`."""
     return sys.modules["torch"] if is_tensor(x) else np
 
 
@@ -31,19 +31,19 @@ def as_numpy(x: Matrix) -> np.ndarray:
 
 
 def stack(parts: list[Matrix]) -> Matrix:
-    """Rows of all parts."""
+    """Concatenate the rows of all parts."""
     return namespace(parts[0]).concatenate(parts)
 
 
 def cast(x: Matrix, dtype: str) -> Matrix:
-    """`x` as float32 or float64, not copied if it is that already."""
+    """`x` as float32 or float64; not copied if it already has this dtype."""
     if is_tensor(x):
         return x.detach().to(getattr(namespace(x), dtype))
     return np.asarray(x, dtype=dtype)
 
 
 def like(values: np.ndarray, x: Matrix) -> Matrix:
-    """float64 numpy values as an array of the kind and on the device of `x`."""
+    """float64 numpy values, converted to the array type and device of `x`."""
     if is_tensor(x):
         return namespace(x).as_tensor(np.ascontiguousarray(values), device=x.device)
     return values

@@ -1,4 +1,4 @@
-"""`KernelSSL`: the embedding that an infinitely wide network would learn, as a scikit-learn estimator."""
+"""`KernelSSL`: a scikit-learn estimator of the embedding that an infinitely wide network would learn."""
 
 import json
 from numbers import Integral
@@ -23,16 +23,16 @@ from stairwise.theory.laws import evolve
 
 __all__ = ["KernelSSL"]
 
-FORMAT = 1  # of saved files
-SPARE = 20  # modes beyond n_components that compete with the last ones on the way
+FORMAT = 1  # version of the saved files
+SPARE = 20  # number of modes beyond n_components, which compete with the last ones during training
 
 
 class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     r"""Self-supervised learning without training (Prop. 5.1 and App. B.2).
 
-    Given pairs of views and a kernel, the embedding that gradient flow on ‖C − I‖² reaches from small initialization:
-    f_j(x) = γ_j^{-1/2} Σ_i a_ij k(x_i, x), with P K̃ a = 2n γ a over both views. It has C = I on the pairs at the
-    smallest RKHS norm. With X_b = None both views are the same and the modes are those of kernel PCA without centring.
+    Given pairs of views and a kernel, computes the embedding that gradient flow on ‖C − I‖² reaches from small init:
+    f_j(x) = γ_j^{-1/2} Σ_i a_ij k(x_i, x), with P K̃ a = 2n γ a over both views. Of all embeddings with C = I on the
+    pairs it has the smallest RKHS norm. With X_b = None both views are the same: kernel PCA without centring.
 
     Parameters
     ----------
@@ -41,27 +41,27 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     kernel : str, kernel object, callable, "precomputed", or a pair of these, default="rbf"
         A name ("linear", "rbf", "polynomial", "laplace", "nngp", "ntk"), an object of `stairwise.kernel.kernels`, or a
         function (X, Y) → matrix. "precomputed": fit takes K̃ (2n, 2n), rows x_1 … x_n, x'_1 … x'_n, and transform takes
-        k(x, those) (N, 2n). A pair (k_a, k_b): two modalities, nothing shared between them (K_XX' = 0).
+        k(x, those) (N, 2n). A pair (k_a, k_b): two modalities with no kernel between them (K_XX' = 0).
     solver : {"auto", "krylov", "cholesky", "features"}, default="auto"
-        Policy of "auto": `stairwise.kernel.solvers.solve`.
+        `stairwise.kernel.solvers.solve` says what "auto" chooses.
     dtype : {"float64", "float32"}, default="float64"
-        Precision of the kernel matrix; the iteration is float64 in any case.
+        Precision of the kernel matrix. The solver always iterates in float64.
     memory : int, default=4 GiB
-        Bytes that K̃ may take; above, it is recomputed in strips.
+        Maximum number of bytes for K̃. A larger K̃ is recomputed in strips.
 
     Attributes
     ----------
     eigenvalues_ : ndarray of shape (n_components,)
         γ_j, descending.
     dual_coef_ : of shape (n_points, n_components)
-        a_j in columns; points are x_1 … x_n, x'_1 … x'_n (or x_1 … x_n where X_b is None).
+        a_j in columns; points are x_1 … x_n, x'_1 … x'_n (or x_1 … x_n if X_b is None).
     embedding_ : of shape (n_points, n_components)
-        Embeddings of those points, which come free: 2n γ_j^{1/2} P a_j.
+        Embeddings of those points at no extra cost: 2n γ_j^{1/2} P a_j.
     rkhs_norms_ : ndarray of shape (n_components,)
-        ‖f_j‖ in the space of the kernel, γ_j^{-1/2}.
-    kernel_ : the kernel with data-dependent parameters settled (a pair for two modalities).
-    solution_ : residual, products, precision and whether to trust them.
-    n_features_in_ : features of X.
+        ‖f_j‖ in the RKHS, γ_j^{-1/2}.
+    kernel_ : the kernel with its data-dependent parameters set (a pair for two modalities).
+    solution_ : the `Solution` with residual, number of products, precision and `trusted`.
+    n_features_in_ : number of features of X.
 
     Examples
     --------
@@ -107,7 +107,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             First view; or K̃ for kernel="precomputed".
         y : ignored
         X_b : array-like or torch tensor of shape (n, m_b), default=None
-            Second view. None: the same as X.
+            Second view. None: the second view is X itself.
         """
         self._validate_params()
         self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
@@ -119,12 +119,12 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         scale = like(pairs.size * np.sqrt(self.eigenvalues_), self.dual_coef_)
         self.embedding_ = pairs.swap(self.dual_coef_) * scale
         self.rkhs_norms_ = self.eigenvalues_**-0.5
-        # K̃ is not kept, so a precomputed one has to give the modes for the dynamics now
+        # a precomputed K̃ is not stored, so the extra modes for the dynamics are computed now
         self._more = self._spare_modes(pairs) if self.precomputed_ else None
         return self
 
     def transform(self, X: ArrayLike, view: str = "a") -> Matrix:
-        """Embeddings (N, n_components) of new points; `view` says which modality they belong to, where there are two.
+        """Embeddings (N, n_components) of new points. With two modalities `view` says which one they belong to.
 
         For kernel="precomputed", X holds k(x, fitted points), (N, n_points).
         """
@@ -148,9 +148,9 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Parameters
         ----------
         t : array-like of times (learning rate × step); infinity allowed.
-        alpha : scale of a random Gaussian initialization in the space of the kernel.
-        init : initial function, instead of `alpha`: its values on the fitted points, (n_points, n_components), or a
-            network (any callable) that is called with each fitted view and returns them.
+        alpha : scale of a random Gaussian initialization in feature space.
+        init : instead of `alpha`, the values of the initial function on the fitted points, (n_points, n_components), or
+            a network (any callable) that returns them when called with each fitted view.
         law : "logistic" or "aligned"; see `closed_form`.
         lr : learning rate, for gradient descent instead of flow.
         """
@@ -173,7 +173,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         lr: float | None = None,
         random_state: int = 0,
     ) -> NDArray[np.float64]:
-        """Eigenvalues of C at times t, from the initialization of `transform_at`; (*t.shape, n_components)."""
+        """Eigenvalues of C at times t, (*t.shape, n_components). Arguments as for `transform_at`."""
         check_is_fitted(self)
         moments = times(t, "t")
         modes, u = self._start(alpha, init, random_state)
@@ -183,7 +183,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def step_times(
         self, alpha: float, q: ArrayLike = (0.05, 0.5, 0.95), *, draws: int | None = None
     ) -> NDArray[np.float64]:
-        """Quantiles over Gaussian initializations of scale α of the time of each step, (len(q), n_components)."""
+        """Quantiles of each step's time over Gaussian initializations of scale α, (len(q), n_components)."""
         check_is_fitted(self)
         gamma = self._modes().eigenvalues
         return predict_staircase(gamma, self.n_components, alpha, draws=draws).step_quantiles(q)
@@ -191,15 +191,15 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def learned_kernel(
         self, X: ArrayLike, Y: ArrayLike | None = None, *, view: str = "a", view_y: str | None = None
     ) -> Matrix:
-        """K_emb(x, y) = f(x)·f(y): the kernel that SSL has made of the initial one (Sec. 5.2).
+        """K_emb(x, y) = f(x)·f(y): the kernel after self-supervised learning (Sec. 5.2).
 
-        `view` and `view_y` (default: the same) say which modality X and Y belong to.
+        `view` and `view_y` (default: `view`) say which modality X and Y belong to.
         """
         z = self.transform(X, view=view)
         return z @ (z if Y is None else self.transform(Y, view=view_y or view)).T
 
     def save(self, path: str | Path) -> None:
-        """Write to one .npz without objects; kernels that are functions of yours cannot be written."""
+        """Write to one .npz file without pickled objects. Your own kernel functions cannot be saved."""
         check_is_fitted(self)
         if self.precomputed_:
             kernels: Any = "precomputed"
@@ -232,13 +232,13 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     @classmethod
     def load(cls, path: str | Path) -> "KernelSSL":
-        """Read what `save` wrote; nothing is unpickled."""
+        """Read a file written by `save`. Nothing is unpickled."""
         stored = load_arrays(path)
         try:
             facts = json.loads(str(stored["facts"]))
             if facts["format"] != FORMAT:
                 raise InputError(
-                    str(path), f"must have format {FORMAT}", facts["format"], "read it with its own version"
+                    str(path), f"must have format {FORMAT}", facts["format"], "load it with the version that wrote it"
                 )
             return cls._restore(stored, facts)
         except (KeyError, TypeError, json.JSONDecodeError) as error:
@@ -271,7 +271,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _fit_precomputed(self, X: ArrayLike, X_b: ArrayLike | None) -> AbstractPairs:
         if X_b is not None:
-            raise InputError("X_b", 'must be None for kernel="precomputed"', None, "X is K̃ of both views already")
+            raise InputError("X_b", 'must be None for kernel="precomputed"', None, "X is already K̃ of both views")
         given = str(getattr(X, "dtype", "float64"))
         K = self._validated(X, reset=True)
         xp = namespace(K)
@@ -281,7 +281,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             raise InputError("X", "must have an even number of rows: K̃ of x_1 … x_n, x'_1 … x'_n", K.shape[0])
         scale = float(abs(K).max())
         if float(abs(K - K.T).max()) > 1e-8 * scale + 100 * float(xp.finfo(K.dtype).eps) * scale:
-            raise InputError("X", "must be a symmetric kernel matrix", None, "use (K + K.T) / 2 if it should be")
+            raise InputError("X", "must be a symmetric kernel matrix", None, "symmetrize it: (K + K.T) / 2")
         self.swaps_ = True
         single = given.endswith(("float32", "float16"))
         pairs = DensePairs((K + K.T) / 2, swaps=True, precision=float(np.finfo(np.float32).eps) if single else 0.0)
@@ -309,7 +309,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return self._operator()
 
     def _operator(self) -> AbstractPairs:
-        """K̃ in the form that suits kernel, solver and memory."""
+        """K̃ as features, dense or tiled, depending on kernel, solver and memory."""
         blocks = self.blocks_
         explicit = blocks.shared and isinstance(blocks.kernels[0], LinearKernel) and self.solver in ("auto", "features")
         if explicit and (self.solver == "features" or blocks.parts[0].shape[1] <= blocks.size):
@@ -340,10 +340,10 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             return out
         return validate_data(self, X, reset=reset, dtype=np.dtype(self.dtype))
 
-    # --- using
+    # --- prediction
 
     def _points(self, X: ArrayLike, view: str) -> tuple[Matrix, int]:
-        """Checked points, as numpy or torch like the fitted ones, and the part they belong to."""
+        """The points, checked and converted to the array type of the fit, and the index of their part."""
         part = ["a", "b"].index(one_of(view, "view", ["a", "b"]))
         fitted = self.dual_coef_
         if is_tensor(fitted) and not is_tensor(X):
@@ -358,7 +358,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return x, 1
 
     def _responses(self, X: ArrayLike, view: str, coefficients: Matrix) -> Matrix:
-        """k(x, fitted points) times coefficients, in strips that fit the memory."""
+        """k(x, fitted points) times coefficients, in strips that fit into memory."""
         x, part = self._points(X, view)
         strip = max(1, self.memory // (32 * len(coefficients)))
         parts = []
@@ -369,7 +369,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return parts[0] if len(parts) == 1 else stack(parts)
 
     def _modes(self) -> Solution:
-        """Modes for the dynamics: n_components and up to SPARE more, found when first needed."""
+        """Modes for the dynamics: n_components and up to SPARE more, computed on first use."""
         if self._more is None:
             self._more = self._spare_modes(self._operator())
         return self._more
@@ -378,9 +378,9 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return solve(pairs, min(self.n_components + SPARE, pairs.size), self.solver, at_most=True)
 
     def _start(self, alpha: float | None, init: Any, seed: int) -> tuple[Solution, NDArray[np.float64]]:
-        """Modes, and the initial weights in their basis u_j = Σ_i f₀(x_i) a_ij, (d, modes)."""
+        """The modes, and the initial weights in their basis, u_j = Σ_i f₀(x_i) a_ij, (d, modes)."""
         if (alpha is None) == (init is None):
-            raise InputError("alpha", "or init must be given, one of them", None, "alpha=1e-4, say")
+            raise InputError("alpha", "or init must be given, but not both", None, "for example alpha=1e-4")
         modes = self._modes()
         d, r = self.n_components, len(modes.eigenvalues)
         if alpha is not None:
@@ -388,9 +388,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         else:
             if callable(init):
                 if self.precomputed_:
-                    raise InputError(
-                        "init", 'must be values for kernel="precomputed"', None, "the points are not known"
-                    )
+                    raise InputError("init", 'must be values for kernel="precomputed"', None, "the points are unknown")
                 init = stack([init(points) for points in self.blocks_.parts])
             values = as_numpy(_checked(init, "float64", "init"))
             if values.shape != (len(modes.coefficients), d):
@@ -405,7 +403,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
 
 def _checked(x: object, dtype: str, name: str) -> Matrix:
-    """A finite matrix of floats, numpy or torch."""
+    """Return `x` as a finite matrix of floats, numpy or torch; otherwise raise InputError."""
     if not is_tensor(x):
         return np.asarray(matrix(np.asarray(x), name), dtype=dtype)
     out = cast(x, dtype)
@@ -417,7 +415,7 @@ def _checked(x: object, dtype: str, name: str) -> Matrix:
 
 
 def _refuse_indefinite(pairs: DensePairs, most: int = 5000) -> None:
-    """Cholesky of K̃ plus rounding error; for larger K̃ the solver looks on its way."""
+    """Check K̃ by Cholesky, allowing for rounding error. For larger K̃ the solver checks it."""
     if pairs.size > most:
         return
     dense = np.asarray(as_numpy(pairs.matrix), dtype=np.float64)
@@ -433,5 +431,5 @@ def _refuse_indefinite(pairs: DensePairs, most: int = 5000) -> None:
 
 def _describe(kernel: Kernel) -> tuple[str, dict]:
     if type(kernel) not in KERNELS.values():
-        raise InputError("kernel", "must be one of stairwise's to be saved", kernel, ", ".join(KERNELS))
+        raise InputError("kernel", "must be one of stairwise's kernels to be saved", kernel, ", ".join(KERNELS))
     return type(kernel).__name__, dict(vars(kernel))

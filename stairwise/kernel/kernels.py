@@ -1,6 +1,6 @@
-"""Kernels as small objects: called with X (n, m) and Y (k, m) they return the matrix of k(x, y), (n, k).
+"""Kernels as small objects. Called with X (n, m) and Y (k, m), they return the matrix of k(x, y), (n, k).
 
-`fit(X)` settles what depends on the data and returns the kernel to use. Any function (X, Y) → matrix serves as well.
+`fit(X)` sets data-dependent parameters and returns the kernel to use. Any function (X, Y) → matrix is accepted too.
 """
 
 from abc import ABC, abstractmethod
@@ -25,13 +25,13 @@ class AbstractKernel(ABC):
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix: ...
 
     def fit(self, X: Matrix) -> Self:
-        """The kernel with parameters that depend on the data filled in."""
+        """The kernel with its data-dependent parameters set."""
         return self
 
 
 @dataclass(frozen=True)
 class linear(AbstractKernel):
-    """x · y: the explicit theory in other clothes."""
+    """x · y: the linear kernel, equal to the linear model."""
 
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         return X @ Y.T
@@ -39,7 +39,7 @@ class linear(AbstractKernel):
 
 @dataclass(frozen=True)
 class polynomial(AbstractKernel):
-    """(gamma x·y + coef0)^degree; gamma None: 1 / number of features."""
+    """(gamma x·y + coef0)^degree. Default gamma: 1 / number of features."""
 
     degree: int = 3
     gamma: float | None = None
@@ -52,7 +52,7 @@ class polynomial(AbstractKernel):
 
 @dataclass(frozen=True)
 class rbf(AbstractKernel):
-    """exp(−gamma ‖x − y‖²); gamma None: 1 / median of ‖x − y‖² over the data (the median heuristic).
+    """exp(−gamma ‖x − y‖²). Default gamma: 1 / median of ‖x − y‖² over the data (the median heuristic).
 
     >>> X = np.array([[0.0], [1.0], [3.0]])
     >>> rbf().fit(X).gamma
@@ -71,7 +71,7 @@ class rbf(AbstractKernel):
 
 @dataclass(frozen=True)
 class laplace(AbstractKernel):
-    """exp(−gamma ‖x − y‖); gamma None: 1 / median of ‖x − y‖ over the data."""
+    """exp(−gamma ‖x − y‖). Default gamma: 1 / median of ‖x − y‖ over the data."""
 
     gamma: float | None = None
 
@@ -88,9 +88,9 @@ ACTIVATIONS = ("relu", "erf")
 
 @dataclass(frozen=True)
 class _Wide(AbstractKernel):
-    """Fully connected net of infinite width: `depth` hidden layers, NTK parameterization.
+    """Fully connected network of infinite width with `depth` hidden layers, NTK parameterization.
 
-    First layer Σ = σ_w² x·y/m + σ_b²; each hidden layer Σ ← σ_w² E[φφ] + σ_b², Θ ← Σ_new + σ_w² Θ E[φ′φ′].
+    First layer: Σ = σ_w² x·y/m + σ_b². Each hidden layer: Σ ← σ_w² E[φφ] + σ_b², Θ ← Σ_new + σ_w² Θ E[φ′φ′].
     """
 
     depth: int = 1
@@ -118,7 +118,7 @@ class _Wide(AbstractKernel):
 
 @dataclass(frozen=True)
 class nngp(_Wide):
-    """Covariance of the outputs at initialization (only the last layer trained)."""
+    """Covariance of the outputs at initialization; the kernel if only the last layer is trained."""
 
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         return self._covariances(X, Y)[0]
@@ -126,7 +126,7 @@ class nngp(_Wide):
 
 @dataclass(frozen=True)
 class ntk(_Wide):
-    """Neural tangent kernel (all layers trained).
+    """Neural tangent kernel; the kernel if all layers are trained.
 
     >>> ntk(depth=1)(np.eye(2), np.eye(2)).round(4)
     array([[2.    , 0.3183],
@@ -141,7 +141,7 @@ KERNELS = {kind.__name__: kind for kind in (linear, rbf, polynomial, laplace, nn
 
 
 def resolve(kernel: str | Kernel, X: Matrix) -> Kernel:
-    """A kernel by name, object or function, settled on the data X."""
+    """The kernel given by name, object or function, with its parameters set from the data X."""
     if isinstance(kernel, str):
         kernel = KERNELS[one_of(kernel, "kernel", KERNELS)]()
     if isinstance(kernel, AbstractKernel):
@@ -161,7 +161,7 @@ def resolve(kernel: str | Kernel, X: Matrix) -> Kernel:
 
 
 def _squared_distances(X: Matrix, Y: Matrix) -> Matrix:
-    """‖x − y‖², about a common origin: a large mean offset would cost all digits."""
+    """‖x − y‖², computed after centring, because a large mean offset would lose all digits."""
     xp = namespace(X)
     origin = Y.mean(0)
     X, Y = X - origin, Y - origin
@@ -171,7 +171,7 @@ def _squared_distances(X: Matrix, Y: Matrix) -> Matrix:
 
 
 def _median(X: Matrix, squared: bool, most: int = 1000) -> float:
-    """Median distance between different rows; at most 1000 of them, evenly chosen."""
+    """Median distance between different rows, over at most `most` evenly spaced rows."""
     X = X[np.linspace(0, len(X) - 1, min(len(X), most)).astype(int)]
     distances = as_numpy(_squared_distances(X, X))
     positive = distances[np.triu_indices(len(distances), 1)]
@@ -190,7 +190,7 @@ def _relu(xy: Matrix, xx: Matrix, yy: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def _erf(xy: Matrix, xx: Matrix, yy: Matrix) -> tuple[Matrix, Matrix]:
-    """The same for φ = erf."""
+    """E[φφ] and E[φ′φ′] for φ = erf."""
     xp = namespace(xy)
     norm2 = (1 + 2 * xx) * (1 + 2 * yy)
     value = xp.arcsin(xp.clip(2 * xy / xp.sqrt(norm2), -1.0, 1.0)) * (2 / np.pi)

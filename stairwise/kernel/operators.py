@@ -1,7 +1,7 @@
-"""K̃, the kernel of both views together, as something that multiplies blocks of vectors.
+"""K̃, the kernel over both views together, as an operator that multiplies blocks of vectors.
 
-Rows x_1 … x_n, x′_1 … x′_n; N = 2n. The theory needs P K̃, with P swapping the two views, and nothing else of K̃:
-P K̃ a = N γ a, aᵀ K̃ a = 1. Where both views are the same data (X = X′) the n points alone suffice, with P the identity.
+Its rows are x_1 … x_n, x′_1 … x′_n, so N = 2n. The theory needs only P K̃, where P swaps the two views: P K̃ a = N γ a,
+aᵀ K̃ a = 1. If both views are the same data (X = X′), the n points are enough and P is the identity.
 """
 
 from abc import ABC, abstractmethod
@@ -21,12 +21,12 @@ MEMORY = 4 << 30  # bytes that K̃ may take before it is recomputed in tiles
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The kernel over the combined dataset, block by block.
+    """The kernel over both views, computed block by block.
 
     Attributes:
-        parts: data of one part (X = X′) or two.
-        kernels: one for each part.
-        shared: whether the kernel also joins the two parts; if not they are two modalities, with 0 between them.
+        parts: the data, one part if X = X′, otherwise two.
+        kernels: one per part.
+        shared: whether one kernel covers both parts; if not, they are two modalities with 0 between them.
         dtype: precision of the values.
     """
 
@@ -57,7 +57,7 @@ class Blocks:
                 "it is called with X (n, m) and Y (k, m)",
             )
         if str(block.dtype).endswith("float32") and self.dtype == "float64":
-            raise InputError("kernel", "returned float32 where float64 was asked for", None, 'use dtype="float32"')
+            raise InputError("kernel", "returned float32 instead of float64", None, 'use dtype="float32"')
         block = cast(block, self.dtype)
         if not bool(namespace(block).isfinite(block).all()):
             raise InputError("kernel", "must return finite numbers", None, "scale the data or choose another kernel")
@@ -73,9 +73,9 @@ class AbstractPairs(ABC):
 
     Attributes:
         size: number of points N.
-        swaps: whether P swaps the halves (False where both views are the same data).
+        swaps: whether P swaps the halves (False if both views are the same data).
         eps: relative precision to which K̃ is known.
-        seed_like: an array of the kind and on the device in which blocks live.
+        seed_like: an array whose type and device all blocks share.
     """
 
     size: int
@@ -99,7 +99,7 @@ class DensePairs(AbstractPairs):
 
     matrix: Matrix
     swaps: bool = True
-    precision: float = 0.0  # of the values, where they are known less well than their dtype says
+    precision: float = 0.0  # of the values, if lower than their dtype suggests
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", len(self.matrix))
@@ -107,12 +107,12 @@ class DensePairs(AbstractPairs):
         object.__setattr__(self, "seed_like", self.matrix)
 
     def matmul(self, block: Matrix) -> Matrix:
-        return _times(block.T, self.matrix).T  # K̃ is symmetric, and BLAS is faster from this side
+        return _times(block.T, self.matrix).T  # K̃ is symmetric, and BLAS is faster this way round
 
 
 @dataclass(frozen=True, eq=False)
 class TiledPairs(AbstractPairs):
-    """K̃ recomputed a strip of rows at a time, for when it does not fit."""
+    """K̃ recomputed one strip of rows at a time, for a K̃ that does not fit into memory."""
 
     blocks: Blocks
     swaps: bool = True
@@ -124,7 +124,7 @@ class TiledPairs(AbstractPairs):
         object.__setattr__(self, "seed_like", self.blocks.parts[0])
 
     def matmul(self, block: Matrix) -> Matrix:
-        strip = max(1, self.memory // (32 * self.size))  # a kernel takes a few temporaries of the strip's size
+        strip = max(1, self.memory // (32 * self.size))  # a kernel allocates a few temporaries of the strip's size
         out = []
         for part, X in enumerate(self.blocks.parts):
             for start in range(0, len(X), strip):
@@ -135,7 +135,7 @@ class TiledPairs(AbstractPairs):
 
 @dataclass(frozen=True, eq=False)
 class FeaturePairs(AbstractPairs):
-    """K̃ = Φ Φᵀ of explicit features Φ (N, m): never formed; with few features the Γ route is open."""
+    """K̃ = Φ Φᵀ of explicit features Φ (N, m). K̃ is never formed; with few features Γ can be diagonalized instead."""
 
     features: Matrix
     swaps: bool = True
@@ -162,7 +162,7 @@ def build_pairs(blocks: Blocks, swaps: bool, memory: int = MEMORY) -> AbstractPa
 
 
 def _times(a: Matrix, b: Matrix) -> Matrix:
-    """a b in float64; in float32 where one of them is known no better, the result again float64."""
+    """a b as float64; multiplied in float32 if one of them is float32."""
     if a.dtype == b.dtype:
         return a @ b
     return cast(cast(a, "float32") @ cast(b, "float32"), "float64")

@@ -1,6 +1,6 @@
 """The leading modes of P K̃: γ and a with P K̃ a = N γ a and aᵀ K̃ a = 1.
 
-The paper's K_Γ = K̃^{-1/2} Z K̃^{-1/2} has the same eigenvalues, but neither inverse nor root is needed: Z = K̃ P K̃ / N,
+The paper's K_Γ = K̃^{-1/2} Z K̃^{-1/2} has the same eigenvalues, but no inverse or root is needed: Z = K̃ P K̃ / N,
 so K_Γ = K̃^{1/2} P K̃^{1/2} / N, and g_j = Σ_i a_ij φ(x_i) is the eigenvector of Γ in feature space.
 """
 
@@ -17,21 +17,21 @@ from stairwise.kernel.operators import AbstractPairs, DensePairs, FeaturePairs
 __all__ = ["SOLVERS", "Solution", "cholesky", "features", "krylov", "refuse_large", "solve"]
 
 SMALL = 600  # points below which a dense factorization is fastest
-MOST_DENSE = 12_000  # points above which one should not be tried
-CONFIRM = 4  # steps for which a random block is followed before the modes are accepted
-UNCERTAIN = 50  # γ_j below this many units of rounding error of γ_1 is noise
+MOST_DENSE = 12_000  # points above which a dense factorization is refused
+CONFIRM = 4  # number of steps with an extra random block before the modes are accepted
+UNCERTAIN = 50  # γ_j below this many times the rounding error of γ_1 is noise
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Leading modes and how far to trust them.
+    """Leading modes and their accuracy.
 
     Attributes:
         eigenvalues: γ_j, descending, (k,), numpy float64.
         coefficients: a_j in columns, (N, k).
         residual: max_j ‖P K̃ a_j − N γ_j a_j‖ / (N γ_j ‖a_j‖).
-        products: how many columns K̃ was multiplied with.
-        solver: which road was taken.
+        products: number of columns that K̃ was multiplied with.
+        solver: name of the solver that was used.
         precision: expected relative error of the smallest γ, from the precision of K̃.
     """
 
@@ -44,19 +44,19 @@ class Solution:
 
     @property
     def trusted(self) -> bool:
-        """Whether all modes stand out of the rounding error and the equations are solved to it."""
+        """Whether all modes are above rounding error and the residual is at that level."""
         return self.precision < 1e-2 and self.residual < _allowed(self.precision)
 
 
 def solve(pairs: AbstractPairs, k: int, solver: str = "auto", at_most: bool = False) -> Solution:
-    """The k leading modes, or with `at_most` as many of them as there are.
+    """The k leading modes; with `at_most`, fewer if fewer exist.
 
-    `auto`: "features" for explicit features fewer than points; "cholesky" up to 600 points, or when more than an eighth
-    of all modes are wanted and there are at most 12,000 points; "krylov" otherwise.
-    Where Krylov stalls, on very steep spectra, Cholesky takes over up to 12,000 points; `Solution.solver` tells.
+    `auto` chooses "features" for explicit features if there are fewer than points; "cholesky" up to 600 points, or if k
+    is more than an eighth of at most 12,000 points; otherwise "krylov". If Krylov stalls on a very steep spectrum,
+    Cholesky is used for up to 12,000 points. `Solution.solver` says which one was used.
 
     Raises:
-        InputError: fewer than k modes are positive, or some drown in the rounding error of K̃.
+        InputError: fewer than k modes are positive, or some are below the rounding error of K̃.
 
     Example:
         >>> x = np.array([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])  # x_1, x_2, x'_1, x'_2
@@ -72,57 +72,57 @@ def solve(pairs: AbstractPairs, k: int, solver: str = "auto", at_most: bool = Fa
             solver = "cholesky"
         else:
             solver = "krylov"
-    found = SOLVERS[solver](pairs, k)
-    if solver == "krylov" and not found.residual < _allowed(found.precision) and pairs.size <= MOST_DENSE:
-        found = cholesky(pairs, k)  # Krylov has stalled
-    return _judged(pairs, found, k, at_most)
+    solution = SOLVERS[solver](pairs, k)
+    if solver == "krylov" and not solution.residual < _allowed(solution.precision) and pairs.size <= MOST_DENSE:
+        solution = cholesky(pairs, k)  # Krylov has stalled
+    return _judged(pairs, solution, k, at_most)
 
 
 def _allowed(precision: float) -> float:
-    """The residual that rounding of K̃ excuses."""
+    """The largest residual that rounding of K̃ can explain."""
     return max(1e-6, 1e3 * precision)
 
 
-def _judged(pairs: AbstractPairs, found: Solution, k: int, at_most: bool) -> Solution:
-    """Refuse modes that are not there or not known."""
-    gamma = found.eigenvalues
+def _judged(pairs: AbstractPairs, solution: Solution, k: int, at_most: bool) -> Solution:
+    """Raise an error for modes that do not exist or are below rounding error."""
+    gamma = solution.eigenvalues
     top = float(np.abs(gamma).max(initial=0.0))
     if top == 0 or not np.isfinite(gamma).all():
-        raise InputError("kernel", "must not vanish on the data", None, "all entries of K̃ are zero or not finite")
+        raise InputError("kernel", "must not vanish on the data", None, "K̃ is zero or has entries that are not finite")
     floor = UNCERTAIN * pairs.eps * top
     usable = int((gamma > floor).sum())
     if usable < k and at_most and usable:
-        return _first(pairs, found, usable)
+        return _first(pairs, solution, usable)
     if usable < k:
-        # float32 may hide modes that float64 would show
+        # float64 may resolve modes that float32 cannot
         single = pairs.eps > 1e-10
         remedy = f"lower n_components to {usable}" + (', or use dtype="float64"' if single else "")
         noise = f"γ_{usable + 1} / γ_1 is not above the rounding error {UNCERTAIN * pairs.eps:.0e}"
         rule = f"must be at most {usable}: {noise}"
         raise InputError("n_components", rule, k, remedy)
-    if not found.residual < _allowed(found.precision):
+    if not solution.residual < _allowed(solution.precision):
         raise InputError(
-            "K̃", f"could not be solved (residual {found.residual:.1e})", None, 'use solver="cholesky", or float64'
+            "K̃", f"could not be solved (residual {solution.residual:.1e})", None, 'use solver="cholesky", or float64'
         )
-    return found
+    return solution
 
 
-def _first(pairs: AbstractPairs, found: Solution, k: int) -> Solution:
+def _first(pairs: AbstractPairs, solution: Solution, k: int) -> Solution:
     """The first k modes of a solution."""
-    a = found.coefficients[:, :k]
-    return _solution(pairs, found.eigenvalues[:k], a, pairs.matmul(a), found.products, found.solver)
+    a = solution.coefficients[:, :k]
+    return _solution(pairs, solution.eigenvalues[:k], a, pairs.matmul(a), solution.products, solution.solver)
 
 
 def _solution(
     pairs: AbstractPairs, gamma: np.ndarray, a: Matrix, image: Matrix, products: int, solver: str
 ) -> Solution:
-    """Package modes with their residual; image = K̃ a."""
+    """A `Solution` of these modes with its residual; image = K̃ a."""
     xp = namespace(a)
     tiny = np.finfo(float).tiny
     theta = like(np.maximum(gamma * pairs.size, tiny), a)
     off = xp.sqrt(((pairs.swap(image) - a * theta) ** 2).sum(0)) / theta / xp.clip(xp.sqrt((a * a).sum(0)), tiny, None)
-    there = gamma > 0
-    residual = float(as_numpy(off)[there].max(initial=0.0)) if there.any() else np.inf
+    positive = gamma > 0
+    residual = float(as_numpy(off)[positive].max(initial=0.0)) if positive.any() else np.inf
     return Solution(gamma, _fix_signs(a), residual, products, solver, _precision(pairs, gamma))
 
 
@@ -132,7 +132,7 @@ def _precision(pairs: AbstractPairs, gamma: np.ndarray) -> float:
 
 
 def _fix_signs(a: Matrix) -> Matrix:
-    """The largest coefficient of each mode positive, so that results do not depend on the solver."""
+    """Make the largest coefficient of each mode positive, so that results do not depend on the solver."""
     values = as_numpy(a)
     largest = values[np.abs(values).argmax(axis=0), np.arange(values.shape[1])]
     return a * like(np.where(largest < 0, -1.0, 1.0), a)
@@ -152,19 +152,19 @@ def cholesky(pairs: AbstractPairs, k: int) -> Solution:
     gamma = values[::-1] / pairs.size
     safe = np.where(gamma > 0, gamma, np.inf)
     gamma, a = _padded(gamma, swapped @ vectors[:, ::-1] / (pairs.size * safe), k)
-    found = like(a, pairs.seed_like)
-    return _solution(pairs, gamma, found, pairs.matmul(found), pairs.size, "cholesky")
+    a = like(a, pairs.seed_like)
+    return _solution(pairs, gamma, a, pairs.matmul(a), pairs.size, "cholesky")
 
 
 def refuse_large(size: int) -> None:
-    """A dense factorization of so many points is not to be tried."""
+    """Raise an error if a dense factorization would take too much memory."""
     if size > MOST_DENSE:
         need = 24 * size**2 / 2**30
         raise InputError("solver", f"cholesky takes {need:.0f} GiB for {size:,} points", None, 'use solver="krylov"')
 
 
 def _factor(dense: np.ndarray, eps: float) -> np.ndarray:
-    """L of K̃ = L Lᵀ, (N, rank); refuses an indefinite K̃."""
+    """L of K̃ = L Lᵀ, (N, rank); raises an error if K̃ is indefinite."""
     top = float(np.diag(dense).max(initial=0.0))
     if top <= 0:
         raise InputError("K̃", "must be positive semidefinite", f"largest diagonal entry {top:g}")
@@ -180,7 +180,7 @@ def _factor(dense: np.ndarray, eps: float) -> np.ndarray:
         raise InputError(
             "K̃",
             "must be positive semidefinite",
-            f"what Cholesky leaves over is {left / top:.1e} of the diagonal",
+            f"a Cholesky remainder of {left / top:.1e} of the diagonal",
             "the kernel is indefinite; clip its negative eigenvalues or choose another",
         )
     return factor
@@ -203,7 +203,7 @@ def features(pairs: AbstractPairs, k: int) -> Solution:
 
 
 def _padded(gamma: np.ndarray, a: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Zeros for modes beyond the rank; they are refused later."""
+    """Pad with zeros for modes beyond the rank; `_judged` rejects them later."""
     more = k - len(gamma)
     return np.append(gamma, np.zeros(more)), np.hstack([a, np.zeros((len(a), more))])
 
@@ -211,12 +211,12 @@ def _padded(gamma: np.ndarray, a: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
 def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, seed: int = 0) -> Solution:
     """Block Krylov with thick restart; only products of K̃ with blocks.
 
-    P K̃ is self-adjoint in the inner product of K̃, so Rayleigh–Ritz is done in it, on a basis that is orthonormal in the
-    Euclidean one: a K̃-orthonormal basis would fall apart where K̃ is singular. At a restart, and where the Krylov
-    space ends, the next block is made of residuals of Ritz pairs, which by Galerkin's condition are K̃-orthogonal to
-    the whole old basis. Done when every residual is below `tol` of its own γ (γ itself errs by the square) or at the
-    precision of K̃. A block sees no more copies of a multiple eigenvalue than it has columns: where as many have been
-    found, a random block is added and followed for a few steps, and only if that changes nothing is it done.
+    P K̃ is self-adjoint in the inner product of K̃, so Rayleigh–Ritz uses that inner product. The basis is orthonormal in
+    the Euclidean one, because a K̃-orthonormal basis is unstable for singular K̃. At a restart, and if the Krylov space
+    is exhausted, the next block consists of residuals of Ritz pairs, which by Galerkin's condition are K̃-orthogonal to
+    the old basis. It has converged when each residual is below `tol` relative to its γ (the error of γ is the square)
+    or at the precision of K̃. A block finds at most as many copies of a multiple eigenvalue as it has columns. If it
+    found that many, a random block is added for a few steps, and the modes are accepted only if they do not change.
     """
     N, xp = pairs.size, namespace(pairs.seed_like)
     block = min(N, max(4, k // 5))
@@ -224,7 +224,7 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
     rng = np.random.default_rng(seed)
 
     def fresh() -> Matrix:
-        """Random, in the range of P K̃: what K̃ does not see would never leave the basis again."""
+        """A random block in the range of P K̃, because its null space would stay in the basis forever."""
         return pairs.swap(pairs.matmul(like(rng.standard_normal((N, block)), pairs.seed_like)))
 
     new = fresh()
@@ -250,7 +250,7 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
         residual = pairs.swap(a_image) - a * like(theta[:k], basis)
         norms = as_numpy(xp.sqrt((residual * residual).sum(0) / xp.clip((a * a).sum(0), 1e-300, None)))
         noise = UNCERTAIN * pairs.eps * np.abs(theta).max(initial=0.0)
-        errors = np.where(theta[:k] > noise, norms / np.maximum(theta[:k], 1e-300), 0.0)  # the others are refused later
+        errors = np.where(theta[:k] > noise, norms / np.maximum(theta[:k], 1e-300), 0.0)  # smaller γ are rejected later
         done = bool((errors <= np.maximum(tol, 2 * noise / np.maximum(theta[:k], 1e-300))).all())
         unchanged = (
             settled is not None and len(settled) == len(theta[:k]) and np.allclose(theta[:k], settled, 1e-8, noise)
@@ -271,7 +271,7 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
             if new.shape[1] == 0:
                 break
     theta = theta[:k]
-    # one more step, a ← P K̃ a / Nγ, is free and removes what K̃ does not see
+    # one more step, a ← P K̃ a / Nγ, costs nothing and removes the null space of K̃
     clean = pairs.swap(a_image) / like(np.where(theta > 0, theta, np.inf), basis)
     if len(theta) == k and (errors <= tol).all():
         return Solution(theta / N, _fix_signs(clean), float(errors.max()), products, "krylov", _precision(pairs, theta))
@@ -279,7 +279,7 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
 
 
 def _copies(theta: np.ndarray) -> int:
-    """How often the most frequent value occurs, to 1e-6; θ descending."""
+    """Multiplicity of the most frequent value, up to 1e-6; θ descending."""
     ends = np.flatnonzero(-np.diff(theta) > 1e-6 * np.abs(theta[:-1]))
     return int(np.diff(np.concatenate([[-1], ends, [len(theta) - 1]])).max())
 
@@ -298,7 +298,7 @@ def _indices(order: np.ndarray, x: Matrix) -> Matrix:
 def _grown(
     h: np.ndarray, metric: np.ndarray, pairs: AbstractPairs, old: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both Gram matrices with the rows and columns of the new block."""
+    """Both Gram matrices, extended by the rows and columns of the new block."""
     swapped = pairs.swap(new[1])
     cross = as_numpy(old[1].T @ swapped), as_numpy(old[0].T @ new[1])
     corner = as_numpy(new[1].T @ swapped), as_numpy(new[0].T @ new[1])
@@ -309,10 +309,10 @@ def _grown(
 def _rayleigh_ritz(
     h: np.ndarray, metric: np.ndarray, pairs: AbstractPairs, image: Matrix, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """θ descending and y with h y = θ metric y, yᵀ metric y = 1, on the part where the metric is not negligible.
+    """θ descending and y with h y = θ metric y, yᵀ metric y = 1, where the metric is above rounding error.
 
-    From h the smallest of k values θ_k has a relative error of eps (θ_1/θ_k)². Where that is too much, it is found from
-    the factor L = K̃ Q metric^{-1/2} of K̃ ≈ L Lᵀ, as the eigenvalues of Lᵀ P L, with eps θ_1/θ_k.
+    Computed from h, the smallest value θ_k has a relative error of eps (θ_1/θ_k)². If that is too large, θ are computed
+    as the eigenvalues of Lᵀ P L with L = K̃ Q metric^{-1/2}, K̃ ≈ L Lᵀ, which has a relative error of eps θ_1/θ_k.
     """
     if not np.any(metric):
         raise InputError("kernel", "must not vanish on the data", None, "all entries of K̃ are zero")
@@ -321,7 +321,7 @@ def _rayleigh_ritz(
         raise InputError(
             "K̃",
             "must be positive semidefinite",
-            f"an eigenvalue of about {size[0]:.2e} beside {size[-1]:.2e}",
+            f"an eigenvalue of about {size[0]:.2e}, the largest is {size[-1]:.2e}",
             "the kernel is indefinite; clip its negative eigenvalues or choose another",
         )
     keep = size > 10 * len(size) * np.finfo(float).eps * size[-1]
@@ -336,15 +336,15 @@ def _rayleigh_ritz(
 
 
 def _orthonormal_to(basis: Matrix, block: Matrix) -> Matrix:
-    """An orthonormal basis of what `block` adds to `basis`."""
+    """An orthonormal basis of the part of `block` outside `basis`."""
     xp = namespace(basis)
     block = _normalized(block)
     block = block - basis @ (basis.T @ block)
     block, r = xp.linalg.qr(block)
     strength = as_numpy(abs(xp.diagonal(r)))
-    if (strength <= 1e-12).any():  # rounding error of what the basis holds already
+    if (strength <= 1e-12).any():  # rounding error of directions already in the basis
         block = block[:, _indices(np.flatnonzero(strength > 1e-12), basis)]
-    if strength.min(initial=1.0) < 0.1:  # much was taken away: once more, for what rounding left
+    if strength.min(initial=1.0) < 0.1:  # large cancellation, so orthogonalize again
         block, _ = xp.linalg.qr(block - basis @ (basis.T @ block))
     return block[:, : basis.shape[0] - basis.shape[1]]
 

@@ -1,4 +1,4 @@
-"""Losses of joint-embedding learning: pure functions of two views' embeddings, and thin modules around them."""
+"""Joint-embedding losses: pure functions of the embeddings of two views, and thin modules around them."""
 
 from stairwise.losses.barlow_twins_loss import BarlowTwins, barlow_twins
 from stairwise.losses.byol_loss import BYOL, byol
@@ -44,7 +44,7 @@ __all__ = [
     "vicreg",
 ]
 
-# by the name recipes use
+# by their names in recipes
 MODULES = {
     "barlow_twins": BarlowTwins,
     "simclr": SimCLR,
@@ -58,5 +58,5 @@ MODULES = {
     "hinged": Hinged,
 }
 
-# losses made of C; the others are measured by the centred covariance
+# losses that are functions of C; for the others the monitor measures the centred covariance
 OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")

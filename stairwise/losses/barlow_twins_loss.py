@@ -14,11 +14,11 @@ def barlow_twins(
 ) -> Tensor:
     r"""L = Σ_i (C_ii − 1)² + λ Σ_{i≠j} C_ij²,  C = ẑ_aᵀ ẑ_b / N.
 
-    The defaults are those of the published code: ẑ standardized over the batch (biased variance, ε = 1e-5), sums and
-    not means over entries. The paper's loss ‖C − I‖² is `lambda_=1, batch_norm=False, symmetric=True`.
+    The defaults follow the published code: ẑ is standardized over the batch (biased variance, ε = 1e-5), and entries
+    are summed, not averaged. The paper's loss ‖C − I‖² is `lambda_=1, batch_norm=False, symmetric=True`.
 
     Arguments:
-        z_a, z_b: (N, d) embeddings of two views, row by row; under data parallelism the rows of this process.
+        z_a, z_b: (N, d) embeddings of two views, one sample per row; in data-parallel training, this process's rows.
         lambda_: weight of the off-diagonal entries.
         batch_norm: standardize each dimension of each view over the batch.
         symmetric: replace C by (C + Cᵀ)/2.

@@ -1,4 +1,4 @@
-"""BYOL (Grill et al. 2020): a prediction of the other view's target, which carries no gradient."""
+"""BYOL (Grill et al. 2020): predict the target embedding of the other view, which carries no gradient."""
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ def byol(p: Tensor, target: Tensor) -> Tensor:
 
     Arguments:
         p: (N, d) predictions from one view.
-        target: (N, d) embeddings of the other view by the slowly moving network.
+        target: (N, d) embeddings of the other view by the target network.
 
     Example:
         >>> import torch

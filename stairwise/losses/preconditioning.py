@@ -1,7 +1,7 @@
-r"""Faster steps for any joint-embedding loss: stretch its gradient along the directions not yet learned (App. G).
+r"""Faster steps for any joint-embedding loss: amplify its gradient along directions not yet learned (App. G).
 
 The paper proposes ∇_F (FᵀF + damping·I)⁻¹. Here the damping is relative to the mean eigenvalue, the power may be ½,
-and the length of the gradient is kept, which is what makes it stable from standard initialization too.
+and the norm of the gradient is preserved, which makes it stable from standard initialization too.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stairwise.checks import InputError, number
-from stairwise.losses.ranks import total, world
+from stairwise.distributed import total, world
 from stairwise.losses.views import check_views
 
 __all__ = ["inverse_root", "precondition"]
@@ -23,30 +23,30 @@ POWERS = (0.5, 1.0)
 def precondition(
     z_a: Tensor, z_b: Tensor, damping: float = 0.1, power: float = 0.5, keep_norm: bool = True
 ) -> tuple[Tensor, Tensor]:
-    r"""Return z_a, z_b unchanged; their gradients are multiplied by (C + damping·c̄·I)^(−power).
+    r"""Return z_a, z_b unchanged, but multiply their gradients by (C + damping·c̄·I)^(−power).
 
-    C is the second moment of both views together, over all processes, and c̄ its mean eigenvalue. Put it between the
-    network and any loss:
+    C is the second moment of both views together, over all processes, and c̄ is its mean eigenvalue. Call it between
+    the network and any loss:
 
         loss = sw.losses.simclr(*sw.precondition(z_a, z_b))
 
     Arguments:
         z_a, z_b: (N, d).
-        damping: relative to c̄; the largest stretch is about (d / damping)^power.
+        damping: relative to c̄; the largest amplification is about (d / damping)^power.
         power: ½ or 1.
-        keep_norm: scale the gradient of the joint batch back to the length it had.
+        keep_norm: rescale the gradient of the joint batch to its original norm.
 
     Example:
         >>> z_a = torch.tensor([[2.0, 0.0], [0.0, 1.0]], requires_grad=True)
         >>> a, b = precondition(z_a, z_a.detach(), damping=1e-6, power=1.0)
         >>> a.sum().backward()
-        >>> (z_a.grad[0, 1] / z_a.grad[0, 0]).round(decimals=3)  # variances 2 and ½: four times
+        >>> (z_a.grad[0, 1] / z_a.grad[0, 0]).round(decimals=3)  # variances 2 and ½: ratio 4
         tensor(4.)
     """
     check_views(z_a, z_b)
     least = z_a.shape[1] * torch.finfo(torch.promote_types(z_a.dtype, torch.float32)).eps
     if number(damping, "damping") < least:
-        raise InputError("damping", f"must be at least {least:.1e} in this precision", damping, "below, rounding rules")
+        raise InputError("damping", f"must be at least {least:.1e} in this precision", damping, "raise it")
     if power not in POWERS:
         raise InputError("power", "must be 0.5 or 1", power)
     a, b = _Precondition.apply(z_a, z_b, float(damping), float(power), bool(keep_norm))
@@ -70,22 +70,22 @@ class _Precondition(torch.autograd.Function):
             z = z.to(torch.promote_types(z.dtype, torch.float32))
             g = torch.cat(grads).to(z)
             C = total(z.T @ z) / (len(z) * world())
-            stretched = _apply_inverse(C, g, damping, power)
+            scaled = _apply_inverse(C, g, damping, power)
             if keep_norm:
-                before, after = total(torch.stack([g.square().sum(), stretched.square().sum()]))
-                stretched = stretched * torch.where(after > 0, before / after, 1.0).sqrt()
-        a, b = stretched.to(grads[0].dtype).chunk(2)
+                before, after = total(torch.stack([g.square().sum(), scaled.square().sum()]))
+                scaled = scaled * torch.where(after > 0, before / after, 1.0).sqrt()
+        a, b = scaled.to(grads[0].dtype).chunk(2)
         return a, b, None, None, None
 
 
 def _apply_inverse(C: Tensor, g: Tensor, damping: float, power: float) -> Tensor:
-    """g (C + damping·c̄·I)^(−power); C scaled to mean eigenvalue 1 first, which only matters without keep_norm."""
+    """g (C + damping·c̄·I)^(−power)."""
     mean = C.diagonal().mean()
-    safe = torch.where(mean > 0, mean, 1.0)  # all-zero embeddings have nothing to say
+    safe = torch.where(mean > 0, mean, 1.0)  # avoid division by zero for all-zero embeddings
     eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
     A = C / safe + damping * eye
     if power == 1:
-        factor, _ = torch.linalg.cholesky_ex(A)  # positive definite by the damping; no check, so no synchronization
+        factor, _ = torch.linalg.cholesky_ex(A)  # positive definite by the damping; unchecked, so no synchronization
         return torch.cholesky_solve(g.T, factor).T / safe
     return g @ inverse_root(A, damping, len(C) + damping) / safe.sqrt()  # the trace of C / c̄ is d
 
@@ -93,9 +93,9 @@ def _apply_inverse(C: Tensor, g: Tensor, damping: float, power: float) -> Tensor
 def inverse_root(A: Tensor, least: float, most: float) -> Tensor:
     r"""A^{-1/2} for symmetric A with eigenvalues from `least` to `most`, by matrix products alone.
 
-    With Y₀ = A/most and Z₀ = I the coupled iteration T = aI − bZY, Y ← YT, Z ← TZ keeps Y = (A/most) Z and takes the
-    eigenvalues σ of (ZY)^{1/2} to p(σ) = aσ − bσ³. Newton–Schulz has a = 3/2, b = 1/2; here (a, b) are the best for
-    the interval in which σ is known to lie, which halves the number of rounds.
+    With Y₀ = A/most and Z₀ = I the coupled iteration T = aI − bZY, Y ← YT, Z ← TZ keeps Y = (A/most) Z and maps the
+    eigenvalues σ of (ZY)^{1/2} to p(σ) = aσ − bσ³. Newton–Schulz has a = 3/2, b = 1/2. Here (a, b) are optimal for the
+    interval known to contain σ, which halves the number of rounds.
 
     Example:
         >>> inverse_root(torch.diag(torch.tensor([4.0, 0.25])), least=0.25, most=4.0).round(decimals=4)
@@ -115,7 +115,7 @@ def inverse_root(A: Tensor, least: float, most: float) -> Tensor:
 
 @lru_cache
 def cubic_rounds(least: float, tolerance: float) -> list[tuple[float, float]]:
-    """Coefficients (a, b) of p(σ) = aσ − bσ³ that bring σ from [least, 1] to 1, each the minimax choice of its round.
+    """Coefficients (a, b) of p(σ) = aσ − bσ³ that map σ from [least, 1] to 1, the minimax choice in each round.
 
     On [l, u] the error equioscillates at l, at √s² with s² = (l² + lu + u²)/3, and at u, so that a = 3s²b and
     b = 2/(2s³ + 3s²l − l³); the next interval is [p(l), 2 − p(l)].
@@ -124,12 +124,12 @@ def cubic_rounds(least: float, tolerance: float) -> list[tuple[float, float]]:
     8
     """
     low, high = least, 1.0
-    found: list[tuple[float, float]] = []
-    while high - low > tolerance or not found:
+    rounds: list[tuple[float, float]] = []
+    while high - low > tolerance or not rounds:
         s2 = (low * low + low * high + high * high) / 3
         b = 2 / (2 * s2**1.5 + 3 * s2 * low - low**3)
         a = 3 * s2 * b
-        found.append((a, b))
+        rounds.append((a, b))
         low = a * low - b * low**3
         high = 2 - low
-    return found
+    return rounds

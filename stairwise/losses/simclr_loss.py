@@ -11,12 +11,12 @@ __all__ = ["SimCLR", "simclr"]
 
 @of_views
 def simclr(z_a: Tensor, z_b: Tensor, temperature: float = 0.2) -> Tensor:
-    r"""L = −(1/2N) Σ_i log( e^{s(i, i⁺)/τ} / Σ_{k≠i} e^{s(i,k)/τ} ) over all 2N views, s the cosine similarity.
+    r"""L = −(1/2N) Σ_i log( e^{s(i, i⁺)/τ} / Σ_{k≠i} e^{s(i,k)/τ} ) over all 2N views, with s the cosine similarity.
 
     i⁺ is the other view of the same sample; the sum in the denominator runs over the 2N − 1 other views.
 
     Arguments:
-        z_a, z_b: (N, d), not normalized; under data parallelism the rows of this process.
+        z_a, z_b: (N, d), not normalized; in data-parallel training, the rows of this process.
         temperature: τ.
 
     Example:

@@ -11,10 +11,10 @@ __all__ = ["SpectralContrastive", "spectral_contrastive"]
 def spectral_contrastive(z_a: Tensor, z_b: Tensor) -> Tensor:
     r"""L = −(2/N) Σ_i z_a,i·z_b,i + (1/N(N−1)) Σ_{i≠k} (z_a,i·z_b,k)².
 
-    The embeddings are taken as they are (the authors scale them to a sphere for stability; the theory does not).
+    The embeddings are not normalized. The authors' code projects them to a sphere for stability; the theory does not.
 
     Arguments:
-        z_a, z_b: (N, d); under data parallelism the rows of this process.
+        z_a, z_b: (N, d); in data-parallel training, the rows of this process.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
-r"""Losses made of the eigenvalues of C: the appendix's ideas for faster steps (App. G).
+r"""Losses of the eigenvalues of C: the paper's proposals for faster steps (App. G).
 
-L = Σ_j h(λ_j(C)) has the gradient dL/dC = V h′(Λ) Vᵀ, which needs no derivative of an eigenvector and is right for
-equal eigenvalues too. Each h is the landscape of the same name in `stairwise.theory.landscapes`, continued to λ < 0.
+L = Σ_j h(λ_j(C)) has the gradient dL/dC = V h′(Λ) Vᵀ, which needs no derivative of eigenvectors and also holds for
+equal eigenvalues. Each h is the landscape of the same name in `stairwise.theory.landscapes`, extended to λ < 0.
 h = (1 − λ)² is `barlow_twins(lambda_=1, batch_norm=False, symmetric=True)`.
 """
 
@@ -16,12 +16,12 @@ from stairwise.losses.views import correlation, of_views, warn_if_undetermined
 
 __all__ = ["FourthPower", "Hinged", "Sharpened", "Smoothed", "fourth_power", "hinged", "sharpened", "smoothed"]
 
-TINY = 1e-12  # where √|λ| is taken as straight
+TINY = 1e-12  # below this |λ|, the root is linear
 
 
 @of_views
 def sharpened(z_a: Tensor, z_b: Tensor) -> Tensor:
-    r"""h = (1 − sign(λ) √|λ|)²: a kink at 0, so that no mode waits.
+    r"""h = (1 − sign(λ) √|λ|)²: a kink at 0, so modes do not wait.
 
     Example:
         >>> z = torch.eye(4)  # all eigenvalues are ¼
@@ -39,7 +39,7 @@ def sharpened(z_a: Tensor, z_b: Tensor) -> Tensor:
 
 @of_views
 def smoothed(z_a: Tensor, z_b: Tensor, epsilon: float = 0.1) -> Tensor:
-    r"""h = (g − 1)² with g = min(λ, 1 + ε(λ − 1)): gentle beyond the minimum, flat (ε = 0: min(λ, 1)) if you wish.
+    r"""h = (g − 1)² with g = min(λ, 1 + ε(λ − 1)): less steep beyond the minimum, flat if ε = 0.
 
     Example:
         >>> z = 4 * torch.eye(4)  # all eigenvalues are 4
@@ -58,7 +58,7 @@ def smoothed(z_a: Tensor, z_b: Tensor, epsilon: float = 0.1) -> Tensor:
 
 @of_views
 def fourth_power(z_a: Tensor, z_b: Tensor) -> Tensor:
-    """h = (1 − λ)⁴: no curvature at the minimum, so that large learning rates are stable there.
+    """h = (1 − λ)⁴: no curvature at the minimum, so large learning rates are stable there.
 
     Example:
         >>> z = torch.eye(4)
@@ -111,7 +111,7 @@ class _SpectralSum(torch.autograd.Function):
 
 
 def _eigh(C: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors; on the CPU in float64 where the solver does not converge, NaN where C is."""
+    """Eigenvalues and eigenvectors; retried on the CPU in float64 if the solver fails, NaN if C is not finite."""
     try:
         values, vectors = torch.linalg.eigh(C)
         return values, vectors

@@ -13,22 +13,22 @@ def vicreg(
 ) -> Tensor:
     r"""L = invariance · mean (z_a − z_b)² + variance · (v_a + v_b)/2 + covariance · (c_a + c_b).
 
-    v = mean_j max(0, 1 − √(Var_j + 1e-4)) and c = Σ_{i≠j} Cov_ij² / d, with unbiased variance and covariance. Factors
-    are those of the published code: the variance terms of the two views are averaged, the covariance terms are not.
+    v = mean_j max(0, 1 − √(Var_j + 1e-4)) and c = Σ_{i≠j} Cov_ij² / d, with unbiased variance and covariance. As
+    in the published code, the variance terms of the two views are averaged and the covariance terms are summed.
 
     Arguments:
-        z_a, z_b: (N, d); under data parallelism the rows of this process.
+        z_a, z_b: (N, d); in data-parallel training, the rows of this process.
 
     Example:
         >>> import torch
         >>> z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
-        >>> vicreg(z, z + 1.0)  # invariance alone
+        >>> vicreg(z, z + 1.0)  # only the invariance term
         tensor(25.)
     """
-    apart = nn.functional.mse_loss(z_a, z_b)
-    spread = (_too_narrow(z_a) + _too_narrow(z_b)) / 2
+    distance = nn.functional.mse_loss(z_a, z_b)
+    narrowness = (_too_narrow(z_a) + _too_narrow(z_b)) / 2
     redundant = _redundancy(z_a) + _redundancy(z_b)
-    return invariance * apart + variance * spread + covariance * redundant
+    return invariance * distance + variance * narrowness + covariance * redundant
 
 
 def _too_narrow(z: Tensor) -> Tensor:

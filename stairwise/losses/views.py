@@ -1,4 +1,4 @@
-"""What all losses ask of their two views."""
+"""Checks and precision that all losses share."""
 
 import warnings
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stairwise.checks import InputError, TheoryWarning
-from stairwise.losses.ranks import gather, world
+from stairwise.distributed import gather, world
 
 __all__ = ["centred", "correlation", "of_views", "warn_if_undetermined"]
 
@@ -18,7 +18,7 @@ Loss = Callable[Concatenate[Tensor, Tensor, P], Tensor]
 
 
 def of_views(loss: Loss[P]) -> Loss[P]:
-    """Let a formula in (z_a, z_b) see checked views of the joint batch, in float32 or better, outside of autocast."""
+    """Wrap a loss of (z_a, z_b): check the views, gather all processes, use at least float32, disable autocast."""
 
     @wraps(loss)
     def checked(z_a: Tensor, z_b: Tensor, *args: P.args, **kwargs: P.kwargs) -> Tensor:
@@ -30,17 +30,17 @@ def of_views(loss: Loss[P]) -> Loss[P]:
 
 
 def check_views(z_a: Tensor, z_b: Tensor) -> None:
-    """Two real matrices of one shape with at least two rows over all processes."""
+    """Require two real matrices of equal shape with at least two rows over all processes."""
     for name, z in (("z_a", z_a), ("z_b", z_b)):
         if not isinstance(z, Tensor) or z.ndim != 2 or not z.is_floating_point():
-            found = f"{z.dtype}, shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-            raise InputError(name, "must be a 2-D tensor of floats", found, "rows are samples, columns dimensions")
+            given = f"{z.dtype}, shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+            raise InputError(name, "must be a 2-D tensor of floats", given, "rows are samples, columns are dimensions")
     if z_a.shape != z_b.shape:
         shapes = f"{tuple(z_a.shape)} and {tuple(z_b.shape)}"
         raise InputError("z_a and z_b", "must have the same shape", shapes, "row i of each is a view of sample i")
     if len(z_a) * world() < 2 or z_a.shape[1] == 0:
         raise InputError(
-            "z_a", "must hold at least two samples of one dimension", tuple(z_a.shape), "enlarge the batch"
+            "z_a", "must hold at least two samples of at least one dimension", tuple(z_a.shape), "enlarge the batch"
         )
 
 
@@ -51,16 +51,16 @@ def correlation(z_a: Tensor, z_b: Tensor) -> Tensor:
 
 
 def centred(z: Tensor) -> Tensor:
-    """Columns without their means."""
+    """Subtract the mean of each column."""
     return z - z.mean(dim=0)
 
 
 def warn_if_undetermined(z: Tensor) -> None:
-    """A batch of N rows cannot make more than N eigenvalues positive."""
+    """Warn if N < d: a batch of N rows gives C at most N nonzero eigenvalues."""
     if len(z) < z.shape[1]:
         warnings.warn(
             f"the batch ({len(z)}) is smaller than the embedding ({z.shape[1]}): "
-            f"{z.shape[1] - len(z)} eigenvalues of C are zero whatever is learned; enlarge the batch or lower d",
+            f"{z.shape[1] - len(z)} eigenvalues of C are always zero; enlarge the batch or lower d",
             TheoryWarning,
             stacklevel=4,
         )

@@ -1,1 +1,1 @@
-"""What can be read off a run while it learns; usable in anybody's training loop."""
+"""Spectra accumulated in anybody's training loop."""

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from stairwise.checks import InputError
-from stairwise.monitor.attach import Attachment
+from stairwise.monitor.hooks import Attachment
 from stairwise.monitor.spectrum import SpectrumMonitor
 
 __all__ = ["SpectrumCallback"]

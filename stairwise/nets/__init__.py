@@ -1,1 +1,1 @@
-"""Encoders, heads, initialization."""
+"""Encoders, heads and initialization."""

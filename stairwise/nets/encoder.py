@@ -1,4 +1,4 @@
-"""Encoders by name or by import path, and what is trained: an encoder followed by a head."""
+"""Build encoders by name or import path, and the trained network: an encoder followed by a head."""
 
 import inspect
 import sys
@@ -38,13 +38,13 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h = self.backbone(x)
-        with torch.autocast(x.device.type, enabled=False):  # small eigenvalues of z drown in bf16's rounding
+        with torch.autocast(x.device.type, enabled=False):  # bf16 rounding would hide small eigenvalues of z
             h = h.float() if h.dtype in (torch.bfloat16, torch.float16) else h
             return h, self.projector(h)
 
 
 def build_encoder(name: str, arguments: dict[str, Any] | None = None) -> nn.Module:
-    """An encoder by name, or any module by import path `package.module:factory`, with arguments for its factory.
+    """Build an encoder by name, or any module by import path `package.module:factory`, with the factory's arguments.
 
     >>> build_encoder("torch.nn:Flatten", {"start_dim": 1})
     Flatten(start_dim=1, end_dim=-1)
@@ -61,14 +61,14 @@ def build_encoder(name: str, arguments: dict[str, Any] | None = None) -> nn.Modu
             f"encoder {name}", "must accept its arguments", error, "set encoder_options.NAME=VALUE"
         ) from error
     if not isinstance(module, nn.Module):
-        raise InputError(f"encoder {name}", "must give a torch module", type(module).__name__)
+        raise InputError(f"encoder {name}", "must return a torch module", type(module).__name__)
     return module
 
 
 def build_network(
     encoder: nn.Module, sample: Tensor, hidden: Sequence[int], d: int, norm: bool = True, bias: bool = False
 ) -> Network:
-    """Put a head on an encoder whose features are counted on a sample of its input, (N, channels, height, width)."""
+    """Add a head to an encoder. Its features are counted by calling it with `sample`, (N, channels, height, width)."""
     was_training = encoder.training
     encoder.eval()
     try:
@@ -80,13 +80,13 @@ def build_network(
         raise InputError("the encoder", f"must accept views of shape {shape}", None, remedy) from error
     encoder.train(was_training)
     if not isinstance(h, Tensor) or h.ndim != 2:
-        found = f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else type(h).__name__
-        raise InputError("the encoder's output", "must be 2-D, (samples, features)", found, "pool or flatten it")
+        given = f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else type(h).__name__
+        raise InputError("the encoder's output", "must be 2-D, (samples, features)", given, "pool or flatten it")
     return Network(encoder, head(h.shape[1], hidden, d, norm, bias))
 
 
 def _parameters(factory: Callable[..., Any]) -> list[str]:
-    """Names of its arguments; none where it takes any or does not say."""
+    """Names of the factory's arguments; empty if it accepts any or has no signature."""
     try:
         known = inspect.signature(factory).parameters
     except ValueError:  # some built-in callables have no signature
@@ -97,13 +97,13 @@ def _parameters(factory: Callable[..., Any]) -> list[str]:
 def _imported(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     here = str(Path.cwd())
-    if here not in sys.path:  # as python -m has it: modules of the user's own project
+    if here not in sys.path:  # like python -m: find modules of the user's project
         sys.path.append(here)
     try:
-        found = import_module(module)
+        imported = import_module(module)
     except ImportError as error:
         raise InputError("encoder", "must name an importable module", repr(path), str(error)) from error
-    if not callable(getattr(found, name, None)):
+    if not callable(getattr(imported, name, None)):
         raise InputError("encoder", f"must name something callable in {module}", repr(name))
-    factory: Callable[..., Any] = getattr(found, name)
+    factory: Callable[..., Any] = getattr(imported, name)
     return factory

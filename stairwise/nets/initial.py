@@ -1,9 +1,8 @@
-r"""Small initialization: all, or some, parameters times α (Sec. 5.1, App. D).
+r"""Small initialization: multiply all or some parameters by α (Sec. 5.1, App. D).
 
-The paper scales "all initial weights" without saying whether that includes the affine parameters of batch norm, which
-decides what happens, since a normalized convolution does not feel its scale. Hence scopes. Its rule of thumb is to
-choose α so that the largest eigenvalue at initialization is 1e-3 (Barlow Twins, VICReg) or 1e-6 (SimCLR); `find_alpha`
-does that.
+The paper scales "all initial weights" but does not say whether this includes the affine parameters of batch norm. It
+matters, because normalization undoes the scale of a convolution, so `scope` selects it. The paper's rule is to choose α
+so that the largest eigenvalue at initialization is 1e-3 (Barlow Twins, VICReg) or 1e-6 (SimCLR); see `find_alpha`.
 """
 
 import math
@@ -22,10 +21,10 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 
 def scoped(network: Network, scope: str) -> Iterator[Tensor]:
-    """The parameters that a scope names.
+    """The parameters in a scope.
 
-    "all": every parameter. "weights": matrices and filters. "weights+norm": those and the affine parameters of
-    normalization layers. "readout": weight and bias of the head's last linear layer.
+    "all": every parameter. "weights": matrices and filters. "weights+norm": also the affine parameters of normalization
+    layers. "readout": weight and bias of the head's last linear layer.
     """
     one_of(scope, "scope", SCOPES)
     if scope == "readout":
@@ -56,12 +55,12 @@ def find_alpha(
     tolerance: float = 0.02,
     rounds: int = 60,
 ) -> float:
-    """The α ≤ 1 that puts the largest eigenvalue at `target` to a relative tolerance; the network is left unscaled.
+    """The α ≤ 1 for which the largest eigenvalue is `target`, to a relative tolerance. The network is not changed.
 
-    log λ is nearly a straight line in log α, so a secant that keeps its bracket needs a handful of measurements.
+    log λ is nearly linear in log α, so a bracketed secant method needs only a few measurements.
 
     Arguments:
-        top_eigenvalue: measures the network as it stands, on the same data every time.
+        top_eigenvalue: measures the current network, on the same data at each call.
     """
     number(target, "target", above=0)
     parameters = list(scoped(network, scope))
@@ -101,5 +100,5 @@ def find_alpha(
         "alpha",
         f"auto could not bring the largest eigenvalue to {target:g}",
         f"scope {scope}",
-        "batch norm may undo the scale: choose scope all or readout, or give a number",
+        "batch norm may undo the scale: choose scope all or readout, or set alpha to a number",
     )

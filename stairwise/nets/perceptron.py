@@ -1,4 +1,4 @@
-"""Fully connected nets: the MLP of Fig. 2A,B and the heads of the three methods."""
+"""Fully connected networks: the MLP of Fig. 2A,B and the heads of the three methods."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,9 +11,9 @@ __all__ = ["MLP", "head"]
 
 
 class MLP(nn.Module):
-    """Flattens its input; hidden layers of ReLUs in PyTorch's default parametrization, the last one is the output h.
+    """Flatten the input and apply ReLU layers in PyTorch's default parametrization; the last layer is the output h.
 
-    With no further head than a linear readout this is the network of Fig. 2A,B.
+    With a linear readout as its head this is the network of Fig. 2A,B.
 
     >>> import torch
     >>> MLP(inputs=1200, widths=[2048])(torch.zeros(3, 3, 20, 20)).shape
@@ -30,17 +30,16 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         if x.shape[1] != self.inputs:
-            raise InputError("views", f"must have {self.inputs} numbers each", x.shape[1], "set encoder_options.inputs")
+            raise InputError("views", f"must have {self.inputs} values each", x.shape[1], "set encoder_options.inputs")
         h: Tensor = self.layers(x)
         return h
 
 
 def head(features: int, hidden: Sequence[int], d: int, norm: bool = True, bias: bool = False) -> nn.Sequential:
-    """Linear → (batch norm) → ReLU for every hidden width, then a linear readout to d dimensions.
+    """Linear → (batch norm) → ReLU for each hidden width, then a linear readout to d dimensions.
 
-    Barlow Twins: norm, no biases. VICReg: norm, biases in the hidden layers and none in the readout (its published
-    code; batch norm removes the hidden ones' effect, so both are built without). SimCLR: no norm, biases. With no
-    hidden width it is the readout alone.
+    Barlow Twins: norm, no biases. VICReg: the same; its published code has biases in the hidden layers, but batch norm
+    removes their effect. SimCLR: no norm, biases. Without hidden widths the head is only the readout.
 
     >>> [type(layer).__name__ for layer in head(512, [2048], 128)]
     ['Linear', 'BatchNorm1d', 'ReLU', 'Linear']

@@ -1,8 +1,8 @@
 """ResNet-18, -34 and -50 (He et al. 2016), without the classifier.
 
-Parameters bear torchvision's names and shapes, so that state dicts interchange (torchvision's `fc.*` aside), and the
-initialization is torchvision's. `stem="large"` is the original one (7×7 convolution of stride 2, pooling), used for
-96 px and up; `stem="small"` (3×3, stride 1, no pooling) is the customary one for 32 px.
+Parameter names, shapes and initialization are torchvision's, so state dicts are interchangeable (except `fc.*`).
+`stem="large"` is the original stem (7×7 convolution with stride 2, pooling), used for 96 px and more; `stem="small"`
+(3×3, stride 1, no pooling) is the usual one for 32 px.
 """
 
 import torch
@@ -16,7 +16,7 @@ STEMS = ("large", "small")
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions around which the input is added back."""
+    """Two 3×3 convolutions with a residual connection."""
 
     expansion = 1
 
@@ -33,7 +33,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions around which the input is added back; the stride is in the 3×3."""
+    """1×1, 3×3 and 1×1 convolutions with a residual connection; the 3×3 convolution has the stride."""
 
     expansion = 4
 
@@ -74,12 +74,14 @@ class ResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
         inputs = width
+        stages: list[nn.Sequential] = []
         for stage, depth in enumerate(depths):
             blocks: list[nn.Module] = []
             for i in range(depth):
                 blocks.append(block(inputs, width << stage, 2 if stage and i == 0 else 1))
                 inputs = (width << stage) * block.expansion
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.features = inputs
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

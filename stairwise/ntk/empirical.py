@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
-from stairwise.losses.ranks import rank, world
+from stairwise.distributed import rank, world
 from stairwise.ntk.capture import Capture, RulesChanged, Scalar
 from stairwise.ntk.factors import AbstractFactor, Contraction, Direct
 from stairwise.ntk.guards import products_in, unchanged

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.files import plain, save_text
+from stairwise.table import Table
 
-__all__ = ["Line", "Page", "Panel", "Picture", "Table"]
+__all__ = ["Line", "Page", "Panel", "Picture"]
 
 MOST_POINTS = 600  # a curve; more cannot be told apart on a screen
 
@@ -48,15 +49,6 @@ class Panel:
     marks: Sequence[float] = ()
     log: bool = False
     spans: Sequence[tuple[float, float]] = ()
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a header."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)

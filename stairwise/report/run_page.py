@@ -1,58 +1,97 @@
 """The page of a run: its staircase, its steps, what comes next; live while it trains, or in one HTML file."""
 
-from bisect import bisect_left
-from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError
-from stairwise.monitor.advice import advise
-from stairwise.monitor.clock import Clock, duration
-from stairwise.monitor.forecast import Forecast, forecast_steps
-from stairwise.monitor.steps import FEWEST
-from stairwise.report.page import Line, Page, Panel, Table
+from stairwise.checks import InputError, one_of
+from stairwise.report.page import Line, Page, Panel
+from stairwise.runs.folder import METRICS, RECIPE, read_picture
+from stairwise.runs.reader import Run, consistent
+from stairwise.runs.record import Record
+from stairwise.staircase.advice import advise
+from stairwise.staircase.clock import Clock, duration
+from stairwise.staircase.forecast import Forecast, forecast_steps
+from stairwise.staircase.steps import FEWEST
+from stairwise.table import Table
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
 
-__all__ = ["run_page"]
+__all__ = ["run_page", "staircase_page"]
 
 Floats = NDArray[np.float64]
 AXIS = "training time t"
 SHOWN = 24  # curves
 BINS = 30
 NEXT = 3  # steps to come whose intervals are shaded
+FOLLOWED = ("eigenvalues", "covariance")
 
 
-def run_page(
+def run_page(folder: Path, spectrum: str = "") -> Page:
+    """The page of a run folder: of `stairwise train`, or of a loop that a monitor was attached to.
+
+    `spectrum`: "eigenvalues" (of C) or "covariance"; empty: the one that the run's loss follows.
+    """
+    if spectrum:
+        one_of(spectrum, "--spectrum", FOLLOWED)
+    if folder.is_file():
+        raise InputError("run", "must be a folder", folder, f"name the folder that holds {METRICS}")
+    run = Run(folder)
+    records, bad = run.log
+    if not records:
+        raise InputError("run", f"must be a folder with a {METRICS} that holds records", folder)
+    facts = {"records": f"{bad} damaged lines left out"} if bad else {}
+    planned = None
+    if (folder / RECIPE).is_file():
+        try:
+            spectrum = spectrum or run.followed
+            settings = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "label")
+            facts |= {"recipe": settings, "α": f"{run.facts['alpha']:.4g}"}
+            facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
+            planned = run.planned()
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(str(folder / RECIPE), "must be as `stairwise train` wrote it", repr(error)) from error
+    name = folder.resolve().name
+    return staircase_page(name, records, spectrum or "covariance", facts, planned, read_picture(folder))
+
+
+def staircase_page(
     name: str,
-    records: list[dict[str, Any]],
+    records: Sequence[Record],
     spectrum: str,
     facts: dict[str, str],
     planned: Floats | None = None,
     views: Floats | None = None,
 ) -> Page:
-    """Everything that can be read off the records of a run.
+    """Everything that can be read off records.
 
     Arguments:
-        records: as `stairwise train` or `SpectrumMonitor.attach` write them.
         spectrum: "eigenvalues" (of C) or "covariance": which is followed.
         planned: t after every step of the run's schedule, where that is known.
         views: embeddings of both views in their two leading modes, (2, pairs, 2), where they were kept.
     """
-    measured = _sound(records, spectrum)
+    measured = consistent(records, spectrum)
     if len(measured) < 2:
         raise InputError("run", "must have at least two records", len(measured), "let it train for a while")
-    left_out = sum(spectrum in r for r in records) - len(measured)  # records of probes alone have none
-    said = f"{len(measured)} records" + (f", {left_out} without a sound {spectrum} left out" if left_out else "")
-    facts = facts | {"records": ", ".join(filter(None, (said, facts.get("records", ""))))}
+    # records of probes alone have no spectrum, and nothing is wrong with them
+    left_out = sum(record.value(spectrum) is not None for record in records) - len(measured)
+    count = f"{len(measured)} records" + (f", {left_out} without a sound {spectrum} left out" if left_out else "")
+    facts = facts | {"records": ", ".join(filter(None, (count, facts.get("records", ""))))}
     t, step, seconds = (_column(measured, key) for key in ("t", "step", "seconds"))
-    spectra = np.array([r[spectrum] for r in measured], dtype=float)
+    spectra = np.array([record.spectrum(spectrum) for record in measured])
     clock = Clock(t, step, seconds if np.isfinite(seconds).all() else None, planned)
-    level = 1.0 if spectrum == "eigenvalues" else None  # the scale of a covariance is any
+    level = 1.0 if spectrum == "eigenvalues" else None  # a covariance may have any scale
     ahead = forecast_steps(t, spectra, level=level) if len(t) >= FEWEST else None
     advice = advise(t, spectra, clock, level, _spread(measured[-1]), ahead) if ahead else []
     lead = " ".join(advice) or "Too few records yet to say more."
+    tables = [_now(measured[-1], spectrum)]
+    tables += [_steps(ahead, clock), _coming(ahead, clock)] if ahead else []
+    panels = _panels(measured, spectrum, t, spectra, ahead) + _scatter(views)
+    return Page(f"Staircase of {name}", lead, panels, [table for table in tables if table.rows], [], facts)
+
+
+def _panels(measured: list[Record], spectrum: str, t: Floats, spectra: Floats, ahead: Forecast | None) -> list[Panel]:
     marks = list(ahead.done.times) if ahead else []
     near = _spans(ahead, t) if ahead else []
     panels = []
@@ -61,80 +100,46 @@ def run_page(
         panels.append(Panel("Loss", AXIS, "loss", _loss(t, loss, spectra, ahead), marks, log=True, spans=near))
     of = "C" if spectrum == "eigenvalues" else "the covariance of z"
     panels.append(Panel(f"Eigenvalues of {of}", AXIS, "λ", _curves(t, spectra, ahead), marks, log=True, spans=near))
-    deep = _sound(measured, "hidden")
+    deep = consistent(measured, "hidden")
     if len(deep) > 1:
-        hidden = np.array([r["hidden"][:SHOWN] for r in deep], dtype=float)
+        hidden = np.array([record.hidden[:SHOWN] for record in deep if record.hidden is not None])
         curves = _curves(_column(deep, "t"), hidden, None)
         panels.append(Panel("Eigenvalues of the representations", AXIS, "λ", curves, marks, log=True))
     panels.append(Panel("Dimensions in use", AXIS, "dimensions", _ranks(t, spectra), marks))
-    panels += _histogram(spectra[-1])
-    if views is not None:
-        points = [Line(f"view {'ab'[j]}", v[:, 0], v[:, 1], (j, 3), kind="points") for j, v in enumerate(views)]
-        panels.append(Panel("Embeddings in their two leading modes", "leading mode", "second mode", points))
-    tables = [_now(measured[-1], spectrum)]
-    tables += [_steps(ahead, clock), _coming(ahead, clock)] if ahead else []
-    return Page(f"Staircase of {name}", lead, panels, [table for table in tables if table.rows], [], facts)
+    return panels + _histogram(spectra[-1])
 
 
-def _sound(records: list[dict[str, Any]], spectrum: str) -> list[dict[str, Any]]:
-    """Records with a finite t, step and spectrum of the usual length, in the longest row of increasing times."""
-    found = [r for r in records if _finite(r.get("t")) and _finite(r.get("step")) and _numbers(r.get(spectrum))]
-    lengths = Counter(len(r[spectrum]) for r in found)
-    usual = lengths.most_common(1)[0][0] if lengths else 0
-    return _increasing([r for r in found if len(r[spectrum]) == usual])
+def _scatter(views: Floats | None) -> list[Panel]:
+    if views is None:
+        return []
+    points = [Line(f"view {'ab'[j]}", v[:, 0], v[:, 1], (j, 3), kind="points") for j, v in enumerate(views)]
+    return [Panel("Embeddings in their two leading modes", "leading mode", "second mode", points)]
 
 
-def _increasing(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The longest subsequence of increasing times (patience sorting): one wild time costs one record."""
-    tails: list[float] = []
-    ends: list[int] = []
-    before: list[int] = []
-    for i, record in enumerate(records):
-        place = bisect_left(tails, record["t"])
-        before.append(ends[place - 1] if place else -1)
-        tails[place : place + 1] = [record["t"]]
-        ends[place : place + 1] = [i]
-    kept, i = [], ends[-1] if ends else -1
-    while i >= 0:
-        kept.append(records[i])
-        i = before[i]
-    return kept[::-1]
+def _column(records: Sequence[Record], key: str) -> Floats:
+    return np.array([record.value(key) for record in records], dtype=float)  # None becomes NaN
 
 
-def _finite(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    )  # also for huge integers
-
-
-def _numbers(values: Any) -> bool:
-    return isinstance(values, list) and len(values) > 0 and all(_finite(v) for v in values)
-
-
-def _column(records: list[dict[str, Any]], key: str) -> Floats:
-    return np.array([r[key] if _finite(r.get(key)) else np.nan for r in records], dtype=float)
-
-
-def _spread(record: dict[str, Any]) -> float | None:
+def _spread(record: Record) -> float | None:
     """Trace of the covariance over the square of the mean."""
-    square, covariance = record.get("mean_square"), record.get("covariance")
-    if not isinstance(square, float) or not isinstance(covariance, list) or not _numbers(covariance) or square <= 0:
+    covariance = record.spectrum("covariance")
+    if covariance is None or not record.mean_square or record.mean_square < 0:
         return None
-    return float(sum(covariance) / square)
+    return float(covariance.sum() / record.mean_square)
 
 
 def _spans(ahead: Forecast, t: Floats) -> list[tuple[float, float]]:
     """When the next few steps are expected, overlapping intervals joined; none further off than the run has lasted."""
-    found: list[tuple[float, float]] = []
+    spans: list[tuple[float, float]] = []
     for k in np.argsort(ahead.times, kind="stable")[:NEXT]:
         low, high = float(ahead.low[k]), float(ahead.high[k])
         if high > 2 * t[-1] - t[0]:
             continue
-        if found and low <= found[-1][1]:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        if spans and low <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(high, spans[-1][1]))
         else:
-            found.append((low, high))
-    return found
+            spans.append((low, high))
+    return spans
 
 
 def _later(t: Floats, ahead: Forecast) -> Floats:
@@ -188,8 +193,9 @@ def _histogram(spectrum: Floats) -> list[Panel]:
     return [Panel("Eigenvalues now, grown to the right of the dotted line", "log₁₀ λ", "number", [bars], marks)]
 
 
-def _now(record: dict[str, Any], spectrum: str) -> Table:
-    names = {spectrum: "z"} | ({"hidden": "h"} if _numbers(record.get("hidden")) else {})
+def _now(record: Record, spectrum: str) -> Table:
+    columns = {"z": record.spectrum(spectrum), "h": record.spectrum("hidden")}
+    columns = {name: values for name, values in columns.items() if values is not None}
     rows = []
     for label, measure in (
         ("eigenvalues grown", lambda v: f"{grown(v)[0]} of {len(v)}"),
@@ -197,12 +203,8 @@ def _now(record: dict[str, Any], spectrum: str) -> Table:
         ("participation ratio", lambda v: f"{float(participation_ratio(v)):.1f}"),
         ("decay α of λ ∝ j^−α (α-ReQ)", lambda v: f"{alpha_req(v):.2f}"),
     ):
-        row = [label]
-        for key in names:
-            values = np.array(record[key], dtype=float)
-            row.append(measure(values) if (values > 0).sum() >= 2 else "–")
-        rows.append(row)
-    return Table(f"At step {record['step']:,}", ["measure", *names.values()], rows)
+        rows.append([label, *(measure(v) if (v > 0).sum() >= 2 else "–" for v in columns.values())])
+    return Table(f"At step {record.step:,}", ["measure", *columns], rows)
 
 
 def _steps(ahead: Forecast, clock: Clock) -> Table:

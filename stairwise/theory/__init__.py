@@ -1,1 +1,1 @@
-"""Closed forms in numpy float64. Start with `modes`."""
+"""Closed-form solutions in numpy float64. Start reading at `modes`."""

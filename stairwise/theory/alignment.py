@@ -1,4 +1,4 @@
-"""From any small initialization to the aligned one that its trajectory follows (Sec. 4.3, Result 4.1)."""
+"""Map a small initialization to the aligned one whose trajectory it follows (Sec. 4.3, Result 4.1)."""
 
 import numpy as np
 import scipy.stats
@@ -32,8 +32,8 @@ def gaussian_init(d: int, features: int, alpha: float, seed: int) -> Floats:
 def qr_nonnegative(m: ArrayLike) -> tuple[Floats, Floats]:
     """M = Q R, Q orthogonal (a, a), R upper triangular (a, b) with nonnegative diagonal (Def. 4.1).
 
-    Unique when the leading a × a block of M is nonsingular. Rows of R that are rounding error are set to zero: the
-    dynamics would let them grow.
+    Unique when the leading a × a block of M is nonsingular. Rows of R that are only rounding error are set to zero,
+    because the dynamics would amplify them.
 
     >>> q, r = qr_nonnegative([[0.0, 1.0, 2.0], [-3.0, 4.0, 5.0]])
     >>> bool(np.allclose(q @ r, [[0, 1, 2], [-3, 4, 5]])), np.diag(r)
@@ -51,13 +51,13 @@ def qr_nonnegative(m: ArrayLike) -> tuple[Floats, Floats]:
 def align(m: ArrayLike) -> Floats:
     """The alignment transformation 𝒜(M) = Q diag(R) (Def. 4.2), same shape as M."""
     q, r = qr_nonnegative(m)
-    kept = np.zeros_like(r)
-    np.fill_diagonal(kept, np.diag(r))
-    return q @ kept
+    diagonal = np.zeros_like(r)
+    np.fill_diagonal(diagonal, np.diag(r))
+    return q @ diagonal
 
 
 def aligned_init(W0: ArrayLike, corr: Correlation) -> Floats:
-    """W*(0) = 𝒜(W₀ V) Vᵀ with V the eigenvectors of Γ: the aligned start that W₀ follows, (d, m)."""
+    """W*(0) = 𝒜(W₀ V) Vᵀ with V the eigenvectors of Γ, (d, m): the aligned initialization that approximates W₀."""
     coordinates, _ = corr.project(W0)
     return align(coordinates) @ corr.eigenvectors.T
 
@@ -65,7 +65,7 @@ def aligned_init(W0: ArrayLike, corr: Correlation) -> Floats:
 def effective_singular_values(W0: ArrayLike, corr: Correlation) -> Floats:
     """s*_j(0) = R_jj of the QR factors of W₀ V (Eq. 19 with Gram–Schmidt vectors), shape (d,).
 
-    What is left of W₀ v_j once the directions taken by earlier modes are removed. Zero beyond the rank of Γ.
+    R_jj is the length of W₀ v_j after removing the directions of earlier modes. It is zero beyond the rank of Γ.
     """
     coordinates, _ = corr.project(W0)
     _, r = qr_nonnegative(coordinates)
@@ -77,8 +77,8 @@ def effective_singular_values(W0: ArrayLike, corr: Correlation) -> Floats:
 def step_time_quantiles(gamma: ArrayLike, alpha: float, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
     """Quantiles of τ_j over Gaussian initializations of scale α, shape (len(q), d).
 
-    R_jj² / α² is χ² with d − j + 1 degrees of freedom, and τ_j (Eq. 16) falls as R_jj grows, so the q-quantile of τ_j
-    follows from the (1 − q)-quantile of χ². (The paper's s_j(0) ≈ α√(d − j + 1), Eq. 21, is its root mean square.)
+    R_jj² / α² is χ² with d − j + 1 degrees of freedom, and τ_j (Eq. 16) decreases in R_jj, so the q-quantile of τ_j
+    follows from the (1 − q)-quantile of χ². The paper's s_j(0) ≈ α√(d − j + 1) (Eq. 21) is R_jj's root mean square.
 
     >>> step_time_quantiles([2.0, 1.0], alpha=1e-3).round(3)
     array([[0.708, 1.559],

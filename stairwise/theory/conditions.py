@@ -1,4 +1,4 @@
-"""Can a closed form be trusted here? The conditions of the paper's Result and of the logistic law, measured."""
+"""Measure whether the conditions of the paper's Result 4.1 and of the logistic law hold."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,17 @@ __all__ = ["Conditions", "check_conditions"]
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the closed forms assume, as found for one W0 and one Γ.
+    """The assumptions of the closed forms, measured for one W0 and one Γ.
 
     Attributes:
-        positive: γ_1 … γ_d > 0, so that d modes can be learned.
-        unique: γ_1 … γ_d differ.
+        positive: γ_1 … γ_d > 0. Only then can d modes be learned.
+        unique: γ_1 … γ_d are all different.
         closest: max_j γ_{j+1}/γ_j over j ≤ d; near 1 the aligned law converges very slowly.
-        full_rank: all R_jj > 0: W₀ reaches every one of the top d eigenvectors.
-        weakest: min_j R_jj in units of its root mean square α √(d − j + 1); a tiny one makes its mode late.
+        full_rank: all R_jj > 0, so W₀ has a component along each of the top d eigenvectors.
+        weakest: min_j R_jj / (α √(d − j + 1)), relative to its root mean square. A tiny R_jj delays mode j.
         start: largest eigenvalue of C at t = 0.
-        aligned_error: about how far the aligned law's eigenvalues may be off: the largest γ_k a_jk² ~ α^{2 − 2γ_k/γ_j}
-            that the neglected entries off the diagonal reach (App. C); a third to half of it was seen on real images.
+        aligned_error: estimated error of the aligned law's eigenvalues, the largest γ_k a_jk² ~ α^{2 − 2γ_k/γ_j} that
+            the neglected off-diagonal entries reach (App. C). Errors on real images were a third to half of it.
     """
 
     positive: bool
@@ -35,22 +35,22 @@ class Conditions:
     aligned_error: float
 
     def problems(self, law: str) -> list[str]:
-        """A sentence for every reason not to trust `law`; empty if there is none."""
-        found = []
+        """One sentence per reason not to trust `law`; empty if there is none."""
+        reasons: list[str] = []
         if not self.positive:
-            found.append("fewer than d eigenvalues of Γ are positive: the other modes are never learned; lower d")
+            reasons.append("fewer than d eigenvalues of Γ are positive, so some modes are never learned; lower d")
         if not self.full_rank:
-            found.append("W0 misses one of the top d eigenvectors: the QR factors are not unique; draw W0 at random")
+            reasons.append("W0 misses one of the top d eigenvectors, so its QR is not unique; draw W0 at random")
         if self.start > 0.1:
-            found.append(f"C starts at {self.start:.2g}, not small: use gradient_flow, or scale W0 down")
+            reasons.append(f"C starts at {self.start:.2g}, which is not small; use gradient_flow, or scale W0 down")
         if law == "aligned" and not self.unique:
-            found.append('eigenvalues of Γ coincide: the aligned law does not apply; use law="logistic"')
+            reasons.append('eigenvalues of Γ coincide, so the aligned law does not apply; use law="logistic"')
         elif law == "aligned" and self.aligned_error > 0.1:
-            found.append(
+            reasons.append(
                 f"eigenvalues of Γ are close (ratio {self.closest:.3f}) for this scale of W0: the aligned law may err"
                 f' by {self.aligned_error:.1g}; use law="logistic"'
             )
-        return found
+        return reasons
 
 
 def check_conditions(W0: ArrayLike, corr: Correlation) -> Conditions:

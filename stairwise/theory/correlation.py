@@ -1,4 +1,4 @@
-"""Γ, the cross-correlation of two views: all that the linear theory needs to know about the data."""
+"""Γ, the cross-correlation of two views. The linear theory needs nothing else from the data."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -15,18 +15,18 @@ __all__ = ["Correlation"]
 
 Floats = NDArray[np.float64]
 
-MATRIX_LIMIT = 8192  # memory-mapped pairs with more features than this stay on disk: Γ would take over 0.5 GB
+MATRIX_LIMIT = 8192  # with more features, memory-mapped pairs stay on disk, because Γ would take over 0.5 GB
 DENSE_LIMIT = 2048  # below this many features a dense solver is faster than Krylov
 
 
 class Correlation:
-    r"""Feature cross-correlation of pairs of views (Sec. 4.1), a sum over pairs and so mergeable.
+    r"""Feature cross-correlation of pairs of views (Sec. 4.1). It is a sum over pairs, so parts can be merged.
 
     .. math:: Γ = \\frac{1}{2n} \\sum_i (x_i x_i'^T + x_i' x_i^T)
 
-    It holds whichever is smaller, the pairs themselves (while 2n < m, "thin") or the m × m sum, so streaming any
-    number of pairs through `update` takes at most m² numbers. Memory-mapped arrays are read in pieces and never
-    copied whole. All arithmetic is in float64, whatever the inputs.
+    It stores the pairs themselves while 2n < m ("thin") and the m × m sum afterwards, so streaming any number of pairs
+    through `update` stores at most m² numbers. Memory-mapped arrays are read in pieces and never copied whole. All
+    arithmetic is in float64, whatever the input dtype.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -38,8 +38,8 @@ class Correlation:
     """
 
     def __init__(self) -> None:
-        self._sum: Floats | None = None  # Σ x x'ᵀ + x' xᵀ of the pairs that have been folded
-        self._held: list[tuple[NDArray, NDArray]] = []  # the pairs that have not
+        self._sum: Floats | None = None  # Σ x x'ᵀ + x' xᵀ over the pairs already summed
+        self._held: list[tuple[NDArray, NDArray]] = []  # the pairs not yet summed
         self._pairs = 0
         self._features = 0
 
@@ -50,7 +50,7 @@ class Correlation:
 
     @classmethod
     def from_matrix(cls, gamma: ArrayLike, pairs: int = 1) -> Self:
-        """A Γ known already: symmetric (m, m), or (m,) for a diagonal one; `pairs` is its weight in a later sum."""
+        """From a given Γ: symmetric (m, m), or (m,) for a diagonal one; `pairs` is its weight when merged."""
         dense = symmetric(np.diag(vector(gamma, "gamma")) if np.ndim(gamma) == 1 else gamma, "gamma")
         new = cls()
         new._features, new._pairs = len(dense), positive_int(pairs, "pairs")
@@ -58,10 +58,10 @@ class Correlation:
         return new
 
     def update(self, x_a: ArrayLike, x_b: ArrayLike) -> Self:
-        """Add pairs, in place; returns itself. Nothing is added if the pairs are not valid."""
+        """Add pairs in place and return self. Invalid pairs raise an error and change nothing."""
         a, b = pair(x_a, x_b)
         if self._features and a.shape[1] != self._features:
-            raise InputError("x_a and x_b", f"must have {self._features} features like the pairs before", a.shape[1])
+            raise InputError("x_a and x_b", f"must have {self._features} features like the earlier pairs", a.shape[1])
         self._forget()
         self._features = a.shape[1]
         self._pairs += len(a)
@@ -71,7 +71,7 @@ class Correlation:
         return self
 
     def __add__(self, other: Self) -> Self:
-        """Γ of both sets of pairs together, a new object."""
+        """Γ of both sets of pairs together, as a new object."""
         if not isinstance(other, Correlation):
             return NotImplemented
         if self._features and other._features and self._features != other._features:
@@ -100,7 +100,7 @@ class Correlation:
 
     @property
     def rank_bound(self) -> int:
-        """min(m, 2n): the number of eigenvalues that `eigenvalues` returns; all others are zero."""
+        """min(m, 2n): the number of eigenvalues that `eigenvalues` returns. All others are zero."""
         return self._features if self._sum is not None else min(self._features, 2 * self._pairs)
 
     @cached_property
@@ -114,18 +114,18 @@ class Correlation:
 
     @property
     def eigenvalues(self) -> Floats:
-        """Descending, shape (min(m, 2n),): the exact zeros of a thin Γ are left out."""
+        """Descending, shape (min(m, 2n),). The exact zeros of a thin Γ are left out."""
         return self._decomposition[0]
 
     @property
     def eigenvectors(self) -> Floats:
-        """In columns, shape (m, min(m, 2n)); each one's largest entry is positive."""
+        """In columns, shape (m, min(m, 2n)). The largest entry of each column is positive."""
         return self._decomposition[1]
 
     def top(self, k: int) -> tuple[Floats, Floats]:
         """The k algebraically largest eigenpairs: (k,) descending and (m, k) in columns.
 
-        Dense for few features or when the whole decomposition is known already; otherwise block Krylov on products
+        Dense if there are few features or the full decomposition is already known. Otherwise block Krylov on products
         with Γ, which reads the pairs a few dozen times and never forms an m × m matrix.
         """
         self._require_pairs()
@@ -168,7 +168,7 @@ class Correlation:
         return _frozen(values[::-1]), _frozen(_fix_signs(vectors[:, ::-1]))
 
     def _fold(self) -> bool:
-        """Add the held pairs to the sum where that is the smaller; large ones on disk stay there."""
+        """Add the held pairs to the sum if the sum takes less memory; return whether it was done."""
         on_disk = any(isinstance(x, np.memmap) for pair in self._held for x in pair)
         smaller = self._sum is not None or 2 * self._pairs >= self._features
         if not smaller or (on_disk and self._features > MATRIX_LIMIT):
@@ -204,17 +204,17 @@ def _twice_symmetrized(a: Floats, b: Floats) -> Floats:
 
 
 def _kept(x: NDArray) -> NDArray:
-    """A copy, unless the data are on disk."""
+    """A copy, unless the data is memory-mapped."""
     return x if isinstance(x, np.memmap) else x.copy()
 
 
 def _frozen(x: Floats) -> Floats:
-    """Kept and shared with callers, so not theirs to change."""
+    """Make `x` read-only, because callers share the cached array."""
     x.flags.writeable = False
     return x
 
 
 def _fix_signs(vectors: Floats) -> Floats:
-    """The largest entry of each column positive, so that results do not depend on the solver."""
+    """Make the largest entry of each column positive, so that results do not depend on the solver."""
     largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]
     return vectors * np.where(largest < 0, -1.0, 1.0)

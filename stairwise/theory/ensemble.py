@@ -1,4 +1,4 @@
-"""What the data alone predict: the staircase over all Gaussian initializations of a given scale."""
+"""Predict the staircase from the data alone, averaged over Gaussian initializations of a given scale."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Staircase:
     Attributes:
         times: (T,).
         spectra: eigenvalues of C, (draws, T, d).
-        steps: times at which λ_j reaches 1/2, (draws, d), infinite where it does not within `times`.
+        steps: times at which λ_j reaches 1/2, (draws, d); infinite if it does not within `times`.
     """
 
     times: Floats
@@ -31,11 +31,11 @@ class Staircase:
     steps: Floats
 
     def step_quantiles(self, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
-        """Quantiles over the draws of the time of the j-th step, (len(q), d)."""
+        """Quantiles of the time of the j-th step over the draws, (len(q), d)."""
         return np.quantile(self.steps, vector(q, "q"), axis=0, method="closest_observation")
 
     def loss_quantiles(self, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
-        """Quantiles over the draws of the loss, (len(q), T)."""
+        """Quantiles of the loss over the draws, (len(q), T)."""
         return np.quantile(((1 - self.spectra) ** 2).sum(axis=-1), vector(q, "q"), axis=0)
 
 
@@ -50,14 +50,14 @@ def predict_staircase(
 ) -> Staircase:
     """Logistic-law spectra for `draws` Gaussian inits of scale α, from the leading eigenvalues of Γ alone.
 
-    W₀V is Gaussian like W₀, so the eigenvectors are not needed. Give more eigenvalues than d (about d + 50): modes
-    beyond d compete with the last ones.
+    W₀V is Gaussian like W₀, so the eigenvectors are not needed. Give more than d eigenvalues (about d + 50), because
+    modes beyond d compete with the last ones.
 
     Arguments:
         gamma: leading eigenvalues of Γ, descending, (r,), r ≥ d, the first d positive.
-        times: default: dense where a step is to be expected, up to 1.15 times the 95 % quantile of the last one.
-        draws: how many; default 100, fewer for d above 16.
-        lr: for the growth of gradient descent instead of the flow's.
+        times: default: dense around expected steps, up to 1.15 times the 95 % quantile of the last step.
+        draws: number of draws of W₀; default 100, fewer for d above 16.
+        lr: learning rate of gradient descent; None for gradient flow.
 
     Example:
         >>> steps = predict_staircase([2.0, 1.0, 0.5], d=2, alpha=1e-3, draws=50)
@@ -81,7 +81,7 @@ def predict_staircase(
 
 
 def _default_times(gamma: Floats, alpha: float, lr: float | None) -> Floats:
-    # descent is slower than flow by the ratio of their growths
+    # descent is slower than flow by the ratio of their growth rates
     slower = 1.0 if lr is None else 4 * gamma * lr / np.log1p(4 * gamma * lr)
     early, late, last = slower * step_time_quantiles(gamma, alpha, (0.005, 0.995, 0.95))
     rise = slower / (8 * gamma)

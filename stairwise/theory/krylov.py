@@ -1,4 +1,4 @@
-"""The largest eigenpairs of a symmetric operator known only by its products with blocks of vectors."""
+"""The largest eigenpairs of a symmetric operator, using only its products with blocks of vectors."""
 
 from collections.abc import Callable
 
@@ -16,14 +16,14 @@ def top_eigenpairs(
 ) -> tuple[Floats, Floats]:
     """Block Krylov with Rayleigh–Ritz and thick restart: the k algebraically largest eigenpairs.
 
-    The basis grows by the residuals of the wanted Ritz pairs; when it holds six blocks it is restarted from its best
-    two. A pair is done when its residual ‖A v − θ v‖ ≤ tol · max|θ|.
+    Each pass adds the residuals of the wanted Ritz pairs to the basis. Once it holds six blocks, it restarts from the
+    best two. A pair has converged when its residual ‖A v − θ v‖ ≤ tol · max|θ|.
 
     Arguments:
         matmul: X ↦ A X for X of shape (size, b), A symmetric.
         size: number of rows of A.
         k: number of pairs.
-        passes: largest number of products with a block.
+        passes: maximum number of products with a block.
 
     Returns:
         eigenvalues (k,) descending, and eigenvectors (size, k) in columns.
@@ -53,7 +53,7 @@ def top_eigenpairs(
             basis, image = basis @ keep, image @ keep
         new = _orthonormal_to(basis, residual)
         basis, image = np.hstack([basis, new]), np.hstack([image, matmul(new)])
-    raise RuntimeError(f"eigenpairs did not converge in {passes} passes: residual {worst:.1e}, asked for {tol:.1e}")
+    raise RuntimeError(f"eigenpairs did not converge in {passes} passes: residual {worst:.1e} is above {tol:.1e}")
 
 
 def _symmetrized(a: Floats) -> Floats:
@@ -61,12 +61,12 @@ def _symmetrized(a: Floats) -> Floats:
 
 
 def _orthonormal_to(basis: Floats, block: Floats) -> Floats:
-    """An orthonormal basis of what `block` adds to `basis`, at most as many columns as there is room for."""
+    """An orthonormal basis of the part of `block` outside `basis`; together they have at most `size` columns."""
     scale = np.linalg.norm(block, axis=0)
     block = block[:, scale > 0] / scale[scale > 0]
     block = block - basis @ (basis.T @ block)
     q, r, _ = scipy.linalg.qr(block, mode="economic", pivoting=True)
     strength = np.abs(np.diag(r))
-    q = q[:, strength > 1e-8 * strength[0]]  # the rest is rounding error of what the basis holds already
-    q, _ = np.linalg.qr(q - basis @ (basis.T @ q))  # twice is enough
+    q = q[:, strength > 1e-8 * strength[0]]  # smaller columns are rounding error of directions already in the basis
+    q, _ = np.linalg.qr(q - basis @ (basis.T @ q))  # orthogonalizing twice is enough
     return q[:, : basis.shape[0] - basis.shape[1]]

@@ -1,12 +1,12 @@
-r"""One mode at a time: the loss landscapes that a single mode sees, and their exact solutions.
+r"""Loss landscapes of a single mode, and the exact solutions of their gradient flows.
 
-In the coordinate s̄ = √γ s (so that s̄² = λ, an eigenvalue of C) every mode descends a landscape L(s̄) that is the
-same for all modes, at a speed set by its γ (App. F and G):
+In the coordinate s̄ = √γ s (so that s̄² = λ, an eigenvalue of C) all modes descend the same landscape L(s̄), each at a
+speed set by its γ (App. F and G):
 
     s̄' = −γ dL/ds̄,   γ > 0.
 
-`BarlowTwins` is the paper's model: 0 is an unstable equilibrium, hence the waiting and the step. `Supervised` is its
-contrast, without any. The others are the appendix's proposals for faster training.
+`BarlowTwins` is the paper's model: 0 is an unstable equilibrium, so a mode waits and then steps. `Supervised` has no
+such equilibrium and no step. The others are the appendix's proposals for faster training.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 
 class AbstractLandscape(ABC):
-    """A modewise loss with its exact flow. All methods broadcast their arguments like numpy functions."""
+    """The loss of one mode with its exact flow. All methods broadcast their arguments like numpy functions."""
 
     @abstractmethod
     def loss(self, s_bar: ArrayLike) -> Floats:
@@ -60,7 +60,7 @@ class AbstractLandscape(ABC):
         return self._solve(t, s, gamma)
 
     def step_times(self, s_bar0: ArrayLike, gamma: ArrayLike) -> Floats:
-        """When s̄² reaches half of its resting value from below; 0 if it starts there, infinite if it never does."""
+        """When s̄² reaches half of its final value from below; 0 if it starts above, infinite if it never does."""
         s, gamma = np.broadcast_arrays(_real(s_bar0), _positive(gamma))
         with np.errstate(divide="ignore"):
             return np.maximum(self._time_to_half(s, gamma), 0.0)
@@ -68,7 +68,7 @@ class AbstractLandscape(ABC):
 
 @dataclass(frozen=True)
 class DoubleWell(AbstractLandscape):
-    r"""L = (b s̄² − a)²/b, the quartic of Landau's theory of symmetry breaking: rest at s̄ = ±√(a/b).
+    r"""L = (b s̄² − a)²/b, the quartic of Landau's theory of symmetry breaking, with minima at s̄ = ±√(a/b).
 
     Solution of s̄' = 4γ s̄ (a − b s̄²): s̄(t) = s̄₀ / √(e^{−8aγt} + (b/a) s̄₀² (1 − e^{−8aγt})).
 
@@ -101,7 +101,7 @@ class DoubleWell(AbstractLandscape):
 
 @dataclass(frozen=True)
 class BarlowTwins(AbstractLandscape):
-    """L = (1 − s̄²)² (Eq. 14): the model of the paper, a double well with rests at ±1.
+    """L = (1 − s̄²)² (Eq. 14): the paper's model, a double well with minima at ±1.
 
     >>> BarlowTwins().step_times(1e-3, gamma=[1.0, 0.5]).round(3)
     array([1.727, 3.454])
@@ -122,7 +122,7 @@ class BarlowTwins(AbstractLandscape):
 
 @dataclass(frozen=True)
 class Sharpened(AbstractLandscape):
-    """L = (1 − |s̄|)², that is ‖g(C) − I‖² with g = sign·√|·| (App. G): a kink at 0, so no waiting.
+    """L = (1 − |s̄|)², that is ‖g(C) − I‖² with g = sign·√|·| (App. G): a kink at 0, so modes do not wait.
 
     Solution: |s̄(t)| = 1 − (1 − |s̄₀|) e^{−2γt}.
 
@@ -146,7 +146,7 @@ class Sharpened(AbstractLandscape):
 
 @dataclass(frozen=True)
 class Smoothed(AbstractLandscape):
-    """L = (g(s̄²) − 1)² with g(λ) = min(λ, 1 + ε(λ − 1)) (App. G): a gentle slope, or none (ε = 0), beyond the minimum.
+    """L = (g(s̄²) − 1)² with g(λ) = min(λ, 1 + ε(λ − 1)) (App. G): less steep beyond the minimum, flat if ε = 0.
 
     >>> Smoothed(epsilon=0.0).solve(np.inf, [0.1, 3.0], gamma=1.0)
     array([1., 3.])
@@ -208,10 +208,10 @@ class Hinged(AbstractLandscape):
 
 @dataclass(frozen=True)
 class FourthPower(AbstractLandscape):
-    """L = (1 − s̄²)⁴ (App. G): no curvature at the minimum, so large learning rates are stable, but a slow end.
+    """L = (1 − s̄²)⁴ (App. G): no curvature at the minimum, so large learning rates are stable but the end is slow.
 
-    λ' = 16γ λ (1 − λ)³ has the implicit solution log(λ/(1−λ)) + y + y²/2 = 16γt + const with y = 1/(1 − λ); it is
-    monotone and solved by Newton's method to rounding error.
+    λ' = 16γ λ (1 − λ)³ has the implicit solution log(λ/(1−λ)) + y + y²/2 = 16γt + const with y = 1/(1 − λ). It is
+    monotone; Newton's method solves it to rounding error.
 
     >>> s = FourthPower().solve(5.0, 0.01, gamma=1.0)
     >>> bool(FourthPower().loss(s) < 1e-3)
@@ -235,22 +235,22 @@ class FourthPower(AbstractLandscape):
 
     @staticmethod
     def _rise(clock: Floats, size: Floats) -> Floats:
-        """From below 1, in the log-odds x of λ, where y = 1 + eˣ: x + y + y²/2 runs with the clock."""
+        """Start below 1: with x the log-odds of λ and y = 1 + eˣ, x + y + y²/2 grows linearly in time."""
         x0 = 2 * np.log(size) - np.log1p(-(size**2))
         goal = x0 + 1.5 + 2 * np.exp(x0) + np.exp(2 * x0) / 2 + clock
         end = np.minimum(goal, 1e150)
-        x = np.minimum(end - 1.5, np.log(2 * np.maximum(end, 1.0)) / 2)  # right of the root of a convex function:
-        for _ in range(100):  # Newton comes down to it without overshooting
+        x = np.minimum(end - 1.5, np.log(2 * np.maximum(end, 1.0)) / 2)  # right of the root: the function is convex,
+        for _ in range(100):  # so Newton approaches it without overshooting
             x = x - (x + 1.5 + 2 * np.exp(x) + np.exp(2 * x) / 2 - end) / (1 + np.exp(x)) ** 2
         return np.where(np.isinf(goal), 1.0, np.exp(scipy.special.log_expit(x) / 2))
 
     @staticmethod
     def _sink(clock: Floats, size: Floats) -> Floats:
-        """From above 1, in y = 1/(λ − 1): y²/2 − y + log(1 + y) runs with the clock."""
+        """Start above 1: with y = 1/(λ − 1), y²/2 − y + log(1 + y) grows linearly in time."""
 
         def passed(y: Floats) -> Floats:
             small = np.minimum(y, 0.03)
-            series = sum((-1) ** (k + 1) * small**k / k for k in range(3, 12))  # no cancellation at small y
+            series = sum((-1) ** (k + 1) * small**k / k for k in range(3, 12))  # avoids cancellation at small y
             return np.where(y < 0.03, series, y**2 / 2 - y + np.log1p(y))
 
         goal = passed(1 / (size**2 - 1)) + clock
@@ -268,7 +268,7 @@ class FourthPower(AbstractLandscape):
 
 @dataclass(frozen=True)
 class Supervised(AbstractLandscape):
-    """L = (target − c̄)², one coefficient of supervised kernel regression (App. F): no symmetry, no waiting, no step.
+    """L = (target − c̄)², one coefficient of supervised kernel regression (App. F): no symmetry, so no step.
 
     Solution: c̄(t) = target + (c̄₀ − target) e^{−2γt}.
 
@@ -291,7 +291,7 @@ class Supervised(AbstractLandscape):
         return self.target + (s - self.target) * np.exp(-2 * gamma * t)
 
     def _time_to_half(self, s: Floats, gamma: Floats) -> Floats:
-        # in units of the target; a start on the far side has to come through 0 first
+        # distance relative to the target; a start of the other sign has to cross 0 first
         left = 1 - s / self.target if self.target else np.zeros_like(s)
         half = 1 - np.sqrt(0.5)
         return np.log(np.maximum(left, half) / half) / (2 * gamma)
@@ -318,7 +318,7 @@ def _real(s_bar: ArrayLike) -> Floats:
 def _positive(gamma: ArrayLike) -> Floats:
     out = np.asarray(gamma, dtype=np.float64)
     if not (np.isfinite(out) & (out > 0)).all():
-        raise InputError("gamma", "must be positive and finite", out, "the landscapes are drawn in s̄ = √γ s; see Modes")
+        raise InputError("gamma", "must be positive and finite", out, "landscapes use s̄ = √γ s; for γ ≤ 0 use Modes")
     return out
 
 

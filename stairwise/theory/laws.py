@@ -1,20 +1,20 @@
-r"""Closed forms for the trajectory from any small initialization.
+r"""Closed-form trajectories from any small initialization.
 
-Two laws, in the eigenbasis of Γ, where u_k = W₀ v_k are the columns of the initial weights:
+There are two laws. Both work in the eigenbasis of Γ, where u_k = W₀ v_k are the columns of the initial weights:
 
-aligned   the paper's Result 4.1: replace W₀ by its aligned init (QR) and let every mode grow on its own.
-          Its error shrinks only as α^{1 − max γ_{j+1}/γ_j}: slowly when eigenvalues lie close, as in real data.
-logistic  let all columns grow linearly, then saturate as a matrix:
+aligned   the paper's Result 4.1: replace W₀ by its aligned init (QR) and let each mode grow independently.
+          Its error shrinks only as α^{1 − max γ_{j+1}/γ_j}, slowly when eigenvalues are close, as in real data.
+logistic  let all columns grow as in the linear phase, then saturate the resulting matrix:
 
               M(t) = Σ_k γ_k e^{8γ_k t} b_k b_kᵀ,   b_k = (I − C₀)^{-1/2} u_k,
               C(t) ≈ M (I + M)^{-1},   W(t) ≈ (I + M)^{-1/2} Σ_k e^{4γ_k t} b_k v_kᵀ.
 
-          Equal to the Proposition for aligned init and exact when all γ coincide, so good in between.
+          It is exact for aligned init (the Proposition) and when all γ are equal, and accurate in between.
 
-Descent differs from flow, and both laws follow it with `lr=`. At learning rate η a mode grows by 1 + 4ηγ a step, not
-by e^{4ηγ}; and the odds λ/(1 − λ) gain in every step log-units 2 log(1 + 4ηγ) + 3 (4ηγ)² λ + O((4ηγ)³), which sums to
+With `lr=` both laws predict descent instead of flow. At learning rate η a mode grows by 1 + 4ηγ per step instead of
+e^{4ηγ}, and the log-odds log(λ/(1 − λ)) grow by 2 log(1 + 4ηγ) + 3 (4ηγ)² λ + O((4ηγ)³) per step, which sums to
 
-              λ/(1 − λ) = μ (1 + μ)^{6ηγ}   in place of   λ/(1 − λ) = μ.
+              λ/(1 − λ) = μ (1 + μ)^{6ηγ}   instead of   λ/(1 − λ) = μ.
 """
 
 import math
@@ -35,8 +35,8 @@ __all__ = ["LAWS", "closed_form", "early_weights", "evolve", "learning_rate_boun
 Floats = NDArray[np.float64]
 
 LAWS = ("logistic", "aligned")
-LOG_CAP = math.log(1e6)  # a direction whose eigenvalue of M has passed 1e12 is learned: λ = 1 to 1e-12
-CHUNK = 1 << 21  # floats in a block of times
+LOG_CAP = math.log(1e6)  # once its eigenvalue of M exceeds 1e12, a direction is learned: λ = 1 to 1e-12
+CHUNK = 1 << 21  # number of floats per block of times
 
 
 def closed_form(
@@ -50,8 +50,8 @@ def closed_form(
 ) -> Trajectory:
     """Predicted trajectory of gradient flow, or of gradient descent if `lr` is given, from small init W0.
 
-    Warns (`TheoryWarning`) when the conditions of the law do not hold; `check_conditions` has the details. Tiny
-    eigenvalues are accurate to about 1e-15 of the largest at the same time.
+    Warns (`TheoryWarning`) when the conditions of the law do not hold; `check_conditions` gives the details. The
+    absolute error of tiny eigenvalues is about 1e-15 of the largest eigenvalue at that time.
 
     Arguments:
         W0: initial weights, (d, m).
@@ -59,10 +59,10 @@ def closed_form(
         times: t = lr × step, (T,); infinity allowed.
         law: "logistic" (any small init) or "aligned" (the paper's).
         lr: learning rate of gradient descent; None for gradient flow.
-        momentum: heavy-ball momentum of that descent. Time is lr × step all the same. Growth is exact, saturation is
-            that of the flow: predicted steps are up to 3 % late and the overshoot of λ beyond 1 is missed.
-        weights: also W(t); they are less accurate than the spectrum, because the true flow stops turning
-            once C = I while the logistic law goes on towards the exact top eigenvectors.
+        momentum: heavy-ball momentum of the descent; time is still lr × step. The growth is exact, but saturation is
+            taken from the flow: predicted steps are up to 3 % late and the overshoot of λ beyond 1 is missing.
+        weights: also return W(t). The weights are less accurate than the spectrum: the true flow stops rotating once
+            C = I, while the logistic law continues towards the exact top eigenvectors.
 
     Example:
         >>> corr = Correlation.from_matrix([2.0, 1.0, 0.5])
@@ -82,13 +82,13 @@ def closed_form(
     problems = conditions.problems(law)
     if momentum:
         problems.append(
-            "with momentum only the growth is exact: step times are up to 3 % late, the overshoot is missed"
+            "with momentum only the growth is exact: step times are up to 3 % late, the overshoot is missing"
         )
     for problem in problems:
         warnings.warn(problem, TheoryWarning, stacklevel=2)
     coordinates, gamma = corr.project(W0)
     spectrum, moved = evolve(coordinates, gamma, t, law, lr, momentum, weights)
-    if moved is not None:  # what lies outside the span of the data never moves
+    if moved is not None:  # the part outside the span of the data never changes
         still = np.asarray(W0, dtype=np.float64) - coordinates @ corr.eigenvectors.T
         moved = moved @ corr.eigenvectors.T + still
     how = f"closed form ({law}" + (f", lr={lr:g}" if lr else "") + (f", momentum={momentum:g})" if momentum else ")")
@@ -109,7 +109,7 @@ def evolve(
     bound = learning_rate_bound(gamma, momentum)
     if lr is not None and not lr < bound:
         raise InputError("lr", f"must be below {bound:.3g}: descent diverges above it", lr, "lower lr")
-    bend = 6 * (lr or 0.0) * np.maximum(gamma, 0) * (momentum == 0)  # derived for plain descent only
+    bend = 6 * (lr or 0.0) * np.maximum(gamma, 0) * (momentum == 0)  # derived only for descent without momentum
     solve = _aligned if one_of(law, "law", LAWS) == "aligned" else _logistic
     return solve(coordinates, gamma, growth, bend, weights)
 
@@ -117,18 +117,18 @@ def evolve(
 def log_growth(gamma: ArrayLike, t: ArrayLike, lr: float | None = None, momentum: float = 0.0) -> Floats:
     """Log of the factor by which a small mode has grown by time t, shape (*t.shape, *gamma.shape).
 
-    Flow: 4γt. Descent: (t/lr) log|1 + 4 lr γ|. Heavy ball: W_{i+1} = (1 + μ + 4 lr γ) W_i − μ W_{i−1} solved from
-    rest, whose larger root governs; modes that oscillate (γ < 0 only) are given the envelope of their decay.
+    Flow: 4γt. Descent: (t/lr) log|1 + 4 lr γ|. Heavy ball: the solution of W_{i+1} = (1 + μ + 4 lr γ) W_i − μ W_{i−1}
+    from rest, which the larger root dominates; oscillating modes (only γ < 0) get the envelope of their decay.
 
     >>> log_growth([1.0], [0.5], lr=0.25).round(3), log_growth([1.0], [0.5]).round(3)
     (array([[1.386]]), array([[2.]]))
     """
     gamma, t = np.asarray(gamma, dtype=np.float64), times(t, "t")[..., None]
-    forever = 1e300 * gamma / max(np.abs(gamma).max(initial=0.0), 1e-300)  # ordered like γ, and finite
+    forever = 1e300 * gamma / max(np.abs(gamma).max(initial=0.0), 1e-300)  # used at t = ∞: finite, ordered like γ
     finite_t = np.where(np.isinf(t), 0.0, t)
     if lr is None:
         if momentum:
-            raise InputError("momentum", "needs lr", momentum, "the flow has no momentum")
+            raise InputError("momentum", "needs lr", momentum, "gradient flow has no momentum")
         grown = 4 * gamma * finite_t
     else:
         lr, momentum = number(lr, "lr", above=0), number(momentum, "momentum", least=0)
@@ -147,7 +147,7 @@ def _log_descent_growth(a: Floats, steps: Floats, momentum: float) -> Floats:
     root = np.sqrt(np.maximum(discriminant, 0))
     large, small = (1 + momentum + a + root) / 2, (1 + momentum + a - root) / 2
     envelope = steps * 0.5 * math.log(momentum)
-    share = np.where(root > 0, (1 + a - small) / np.where(root > 0, root, 1), 1.0)  # of the larger root, from rest
+    share = np.where(root > 0, (1 + a - small) / np.where(root > 0, root, 1), 1.0)  # weight of the larger root
     with np.errstate(invalid="ignore"):
         decayed = np.exp(steps * np.log(np.abs(small / large)))
         two_roots = steps * np.log(np.abs(large)) + np.log(np.abs(share + (1 - share) * decayed))
@@ -155,20 +155,24 @@ def _log_descent_growth(a: Floats, steps: Floats, momentum: float) -> Floats:
 
 
 def early_weights(W0: ArrayLike, corr: Correlation, t: float) -> Floats:
-    """W₀ e^{4Γt}, the linear phase before the first step (Eq. 17), (d, m)."""
+    """W₀ e^{4Γt}, the linear phase before the first step (Eq. 17), (d, m).
+
+    >>> early_weights([[1e-3, 1e-3]], Correlation.from_matrix([1.0, 0.0]), t=0.5).round(5)
+    array([[0.00739, 0.001  ]])
+    """
     coordinates, gamma = corr.project(W0)
     most = 4 * float(gamma.max(initial=0.0)) * float(times(t, "t", infinite=False))
     if most > 700:
-        raise InputError("t", "must be early: 4 γ_1 t at most 700", f"{most:.3g}", "use closed_form")
+        raise InputError("t", "must be early: 4 γ_1 t must be at most 700", f"{most:.3g}", "use closed_form")
     growth = np.expm1(4 * gamma * t)
     return np.asarray(W0, dtype=np.float64) + (coordinates * growth) @ corr.eigenvectors.T
 
 
 def learning_rate_bound(gamma: ArrayLike, momentum: float = 0.0) -> float:
-    """1 / (4 γ_1): above it, descent leaves the minimum of the first mode (App. G).
+    """1 / (4 γ_1): with a larger learning rate, the minimum of the first mode is unstable (App. G).
 
-    A negative eigenvalue bounds it by 1 / (2 |γ|), above which its mode, that should decay, grows. Heavy-ball momentum
-    allows 1 + momentum times as much.
+    A negative eigenvalue also bounds it by 1 / (2 |γ|); above that, its mode grows instead of decaying. Heavy-ball
+    momentum raises the bound by the factor 1 + momentum.
 
     >>> learning_rate_bound([5.0, 1.0])
     0.05
@@ -188,7 +192,7 @@ def _aligned(u: Floats, gamma: Floats, growth: Floats, bend: Floats, weights: bo
     modes = [Modes(g, s) for g, s in zip(gamma, s0, strict=True)]
     s = np.stack([mode.singular_values(t)[:, 0] for mode, t in zip(modes, own_time.T, strict=True)], axis=1)
     s = s * np.sqrt(_bent(gamma * s**2, bend[:k]))
-    spectrum = np.zeros((len(growth), d))  # modes beyond the rank of Γ rest at 0
+    spectrum = np.zeros((len(growth), d))  # modes beyond the rank of Γ stay at 0
     spectrum[:, :k] = gamma * s**2
     moved = None
     if weights:
@@ -199,17 +203,17 @@ def _aligned(u: Floats, gamma: Floats, growth: Floats, bend: Floats, weights: bo
 
 
 def _bent(lam: Floats, bend: Floats) -> Floats:
-    """Factor from λ = μ/(1 + μ) to the λ of descent, whose odds are μ (1 + μ)^bend."""
+    """Factor that turns λ = μ/(1 + μ) into the λ of descent, whose odds are μ (1 + μ)^bend."""
     room = np.maximum(1 - lam, 1e-12)  # 1/(1 + μ)
     return np.where(bend > 0, 1 / (lam + (1 - lam) * room**bend), 1.0)
 
 
 def _logistic(u: Floats, gamma: Floats, growth: Floats, bend: Floats, weights: bool) -> tuple[Floats, Floats | None]:
     d, r = u.shape
-    bend = np.append(bend, np.zeros(d))[:d]  # the j-th eigenvalue of C belongs to about the j-th mode
+    bend = np.append(bend, np.zeros(d))[:d]  # approximation: the j-th eigenvalue of C belongs to the j-th mode
     lam0, basis = np.linalg.eigh((u * gamma) @ u.T)
     b = (basis / np.sqrt(1 - lam0)) @ basis.T @ u
-    # In the rows of R (Gram–Schmidt order, largest γ first) saturated directions can be capped one by one
+    # in the rows of R (Gram–Schmidt order, largest γ first) each saturated direction can be capped separately
     q, rows = qr_nonnegative(b)
     with np.errstate(divide="ignore"):
         log_rows, log_gamma = np.log(np.abs(rows)), np.log(np.abs(gamma)) / 2
@@ -217,7 +221,7 @@ def _logistic(u: Floats, gamma: Floats, growth: Floats, bend: Floats, weights: b
     step = max(1, CHUNK // (d * r))
     for start in range(0, len(growth), step):
         part = slice(start, start + step)
-        lead = growth[part][:, np.minimum(np.arange(d), r - 1), None]  # a row is as tall as its first column, about
+        lead = growth[part][:, np.minimum(np.arange(d), r - 1), None]  # a row is about as large as its first entry
         linear = log_rows + (growth[part, None, :] - lead)  # (T, d, r), logs of |entries|
         height = (linear + log_gamma).max(axis=-1, keepdims=True)
         height = np.where(np.isfinite(height), height, 0.0)

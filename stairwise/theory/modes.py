@@ -1,17 +1,17 @@
 r"""The idea of the whole package: self-supervised learning grows one mode at a time.
 
-Train a linear map f(x) = W x on pairs of views with the loss L = ‖C − I‖². All that matters about the data is
-Γ, the cross-correlation of the two views. Each eigenvalue γ_j of Γ owns one *mode*: a singular value s_j of W that
-obeys an equation of its own,
+Train a linear map f(x) = W x on pairs of views with the loss L = ‖C − I‖². The data enters only through Γ, the
+cross-correlation of the two views. Each eigenvalue γ_j of Γ has one *mode*: a singular value s_j of W that evolves
+independently of the others,
 
     s' = 4 γ s (1 − γ s²)                                                        (12)
 
-Write λ = γ s², the eigenvalue of C that this mode carries, and the equation is Verhulst's: λ' = 8 γ λ (1 − λ).
-From a small start λ creeps up exponentially, rises to 1 within about 1/8γ, and stays. It does so at
+For λ = γ s², the eigenvalue of C that belongs to this mode, it is the logistic equation λ' = 8 γ λ (1 − λ). From a
+small start λ grows exponentially, rises to 1 within about 1/8γ, and stays there. The rise happens at
 
     τ = −log(γ s(0)²) / 8γ                                                       (16)
 
-so large γ comes first, and the loss, which is the sum of (1 − λ_j)² over the modes, comes down a staircase.
+so modes with large γ rise first, and the loss, the sum of (1 − λ_j)² over the modes, falls like a staircase.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Modes:
 
     .. math:: s_j(t) = \frac{e^{4γ_j t}}{\sqrt{s_j(0)^{-2} + (e^{8γ_j t} - 1) γ_j}}
 
-    Times may be scalars or arrays and may be infinite; the mode index comes last. Any sign of γ is allowed.
+    Times may be scalars or arrays and may be infinite. The mode index comes last. γ may have any sign.
 
     Arguments:
         gamma: eigenvalues γ_j of Γ, shape (d,).
@@ -57,9 +57,9 @@ class Modes:
     def __post_init__(self) -> None:
         gamma, s0 = vector(self.gamma, "gamma"), vector(self.s0, "s0")
         if s0.shape not in {(1,), gamma.shape}:
-            raise InputError("s0", f"must be one number or {len(gamma)}, one per gamma", f"shape {s0.shape}")
+            raise InputError("s0", f"must be one number or {len(gamma)} numbers, one per gamma", f"shape {s0.shape}")
         if (s0 < 0).any():
-            raise InputError("s0", "must be nonnegative", s0.min(), "a sign belongs to the singular vector")
+            raise InputError("s0", "must be nonnegative", s0.min(), "put the sign into the singular vector")
         object.__setattr__(self, "gamma", gamma)
         object.__setattr__(self, "s0", np.broadcast_to(s0, gamma.shape))
 
@@ -67,9 +67,9 @@ class Modes:
         """s_j(t), shape (*t.shape, d)."""
         t = times(t, "t")[..., None]
         gamma, s0 = np.asarray(self.gamma), np.asarray(self.s0)
-        x = np.abs(np.where(gamma == 0, 0.0, gamma)) * np.where(gamma == 0, 0.0, t)  # 0 · ∞ = 0: such modes rest
+        x = np.abs(np.where(gamma == 0, 0.0, gamma)) * np.where(gamma == 0, 0.0, t)  # γ = 0: 0 · ∞ = 0
         decay = np.exp(-4 * x)
-        # Eq. 10 with numerator and denominator times e^{-4γt} where γ > 0: nothing overflows
+        # Eq. 10; for γ > 0 both numerator and denominator are multiplied by e^{-4γt} to avoid overflow
         grown = s0 * np.sqrt(np.abs(gamma) * -np.expm1(-8 * x))
         numerator = np.where(gamma > 0, s0, s0 * decay)
         denominator = np.hypot(np.where(gamma > 0, decay, 1.0), grown)

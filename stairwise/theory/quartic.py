@@ -1,7 +1,8 @@
 r"""The family of losses Tr(W A Wᵀ) + Tr((W B Wᵀ)²), to which most joint-embedding losses reduce near the origin.
 
-Barlow Twins is A = −2Γ, B = Γ (up to the constant d). Where A and B commute, every common eigenvector with
-eigenvalues (a, b) carries a mode of its own that obeys Bernoulli's equation s' = −2a s − 4b² s³.
+Barlow Twins is A = −2Γ, B = Γ (up to the constant d). If A and B commute, each common eigenvector with eigenvalues
+(a, b) has an independent mode that obeys Bernoulli's equation s' = −2a s − 4b² s³. `dynamics.flow.quartic_flow`
+integrates the flow for A and B that do not commute.
 """
 
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ class Quartic:
         a, b = np.asarray(self.A), np.asarray(self.B)
         size = np.linalg.norm(a) * np.linalg.norm(b)
         if np.linalg.norm(a @ b - b @ a) > 1e-9 * size:
-            raise InputError("A and B", "must commute for a closed form", None, "use dynamics.quartic_flow")
-        # a generic combination has only common eigenvectors, even where a or b alone is degenerate
+            raise InputError("A and B", "must commute for a closed form", None, "use quartic_flow")
+        # eigenvectors of a generic combination are common ones, even if A or B alone is degenerate
         scale = np.linalg.norm(a) / max(np.linalg.norm(b), np.finfo(float).tiny)
         _, vectors = np.linalg.eigh(a + 0.7320508 * scale * b if np.any(b) else a)
         a_modes, b_modes = (np.einsum("ij,ik,kj->j", vectors, m, vectors) for m in (a, b))
@@ -67,7 +68,7 @@ class Quartic:
     def weights(self, W0: ArrayLike, t: ArrayLike) -> Floats:
         """W(t) of the flow from the aligned init of W0 (exact if W0 is aligned already), (*t.shape, d, m).
 
-        Bernoulli: s(t)² = s₀² e^{−4at} / (1 + 8b² s₀² (1 − e^{−4at}) / 4a), which tends to −a/2b² where a < 0.
+        Bernoulli: s(t)² = s₀² e^{−4at} / (1 + 8b² s₀² (1 − e^{−4at}) / 4a), which tends to −a/2b² if a < 0.
         """
         a, b, vectors = self.common_modes()
         q, r = qr_nonnegative(np.asarray(matrix(W0, "W0", len(a)), dtype=np.float64) @ vectors)
@@ -85,13 +86,13 @@ def _bernoulli(s0: Floats, rate: Floats, brake: Floats, t: Floats) -> Floats:
         raise InputError("t", "must be finite", np.inf, "a mode with a < 0 and b = 0 grows without bound")
     speed = np.abs(rate)
     x = np.where(speed == 0, 0.0, speed) * np.where(speed == 0, 0.0, t)
-    # (1 − e^{−x})/|rate|, whose limit at rate 0 is t
+    # (1 − e^{−x})/|rate|; the limit at rate 0 is t
     elapsed = np.where(speed > 0, -np.expm1(-x) / np.where(speed > 0, speed, 1), t)
     still = brake * s0**2 == 0
     with np.errstate(invalid="ignore"):
         held = np.where(still, 0.0, np.sqrt(brake) * s0 * np.sqrt(elapsed))
     grows = rate > 0
-    # rate > 0: divide through by e^{rate t}, unless nothing brakes the growth
+    # rate > 0: divide by e^{rate t}, unless the brake is zero
     with np.errstate(divide="ignore"):
         free = np.exp(np.log(s0) + np.where(grows & still, x / 2, 0.0))
     top = np.where(grows, np.where(still, free, s0), np.exp(-x / 2) * s0)

@@ -1,4 +1,4 @@
-"""Where training ends: the top spectral weights, and the sense in which they are the smallest solution."""
+"""The end of training: the top spectral weights, which are the zero-loss solution of smallest norm."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,13 +10,13 @@ __all__ = ["check_dimension", "penalized_weights", "top_spectral_weights"]
 
 Floats = NDArray[np.float64]
 
-ZERO = 1e-12  # eigenvalues below this share of the largest are rounding error
+ZERO = 1e-12  # eigenvalues below this fraction of the largest are rounding error
 
 
 def top_spectral_weights(corr: Correlation, d: int) -> Floats:
     """W = diag(γ_j^{-1/2}) Vᵀ over the top d modes, (d, m) (Def. 4.3 with U = I).
 
-    Of all W with L(W) = 0 these, times any rotation, have the smallest Frobenius norm, Σ 1/γ_j (Prop. 4.2).
+    Among all W with L(W) = 0, these weights and their rotations minimize ‖W‖²_F, which is Σ 1/γ_j (Prop. 4.2).
 
     >>> top_spectral_weights(Correlation.from_matrix([4.0, 1.0, -1.0]), 2)
     array([[0.5, 0. , 0. ],
@@ -29,7 +29,10 @@ def top_spectral_weights(corr: Correlation, d: int) -> Floats:
 def penalized_weights(corr: Correlation, d: int, epsilon: float) -> Floats:
     """The minimizer of L(W) + ε‖W‖²_F up to rotation: s_j² = (γ_j − ε/2)/γ_j², zero where γ_j ≤ ε/2 (App. B.1).
 
-    As ε → 0 it tends to the top spectral weights, which is how the paper proves their minimality.
+    As ε → 0 it tends to the top spectral weights; the paper uses this to prove that they are minimal.
+
+    >>> penalized_weights(Correlation.from_matrix([4.0, 1.0]), 2, epsilon=1.0).diagonal().round(3)
+    array([0.468, 0.707])
     """
     gamma, vectors = _positive_modes(corr, d)
     s2 = np.maximum(gamma - number(epsilon, "epsilon", least=0) / 2, 0) / gamma**2
@@ -37,7 +40,7 @@ def penalized_weights(corr: Correlation, d: int, epsilon: float) -> Floats:
 
 
 def check_dimension(d: int, gamma: ArrayLike) -> int:
-    """d, if that many of the leading eigenvalues γ are positive beyond rounding error."""
+    """Return d if at least d eigenvalues γ are positive beyond rounding error; otherwise raise InputError."""
     gamma = np.asarray(gamma)
     usable = int((gamma > ZERO * np.abs(gamma).max()).sum())
     rule = f"must be at most {usable}, the number of positive eigenvalues of Γ"

@@ -1,6 +1,6 @@
-r"""What is read off a spectrum: how many dimensions are in use.
+r"""Summaries of a spectrum: how many dimensions are in use.
 
-All take eigenvalues λ_j of a covariance (nonnegative up to noise; negative ones count as zero) along the last axis.
+All functions take eigenvalues λ_j of a covariance along the last axis. Negative ones are noise and count as zero.
 """
 
 import numpy as np
@@ -19,11 +19,11 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
-WAITING = 1e-4  # of the largest eigenvalue
+WAITING = 1e-4  # fraction of the largest eigenvalue; smaller ones are treated as equal
 
 
 def effective_rank(eigenvalues: ArrayLike) -> Floats:
-    r"""exp of the entropy of p_j = σ_j / Σ σ, σ = √λ the singular values of the embeddings (RankMe, 2023).
+    r"""exp of the entropy of p_j = σ_j / Σ σ, with σ = √λ the singular values of the embeddings (RankMe, 2023).
 
     >>> float(effective_rank([1.0, 1.0, 1.0, 0.0]).round(6))
     3.0
@@ -34,7 +34,7 @@ def effective_rank(eigenvalues: ArrayLike) -> Floats:
 
 
 def participation_ratio(eigenvalues: ArrayLike) -> Floats:
-    """(Σ λ)² / Σ λ²: the number of equal eigenvalues with the same spread.
+    """(Σ λ)² / Σ λ²: the number of equal eigenvalues that would give the same ratio.
 
     >>> float(participation_ratio([2.0, 2.0, 0.0]))
     2.0
@@ -44,7 +44,7 @@ def participation_ratio(eigenvalues: ArrayLike) -> Floats:
 
 
 def alpha_req(eigenvalues: ArrayLike) -> float:
-    """α of λ_j ∝ j^{-α}, by least squares in logarithms over the positive eigenvalues (α-ReQ, Agrawal et al. 2022).
+    """α of λ_j ∝ j^{-α}, fitted in log-log by least squares to the positive eigenvalues (α-ReQ, Agrawal et al. 2022).
 
     >>> round(alpha_req(np.arange(1, 50) ** -1.5), 6)
     1.5
@@ -62,12 +62,12 @@ def alpha_req(eigenvalues: ArrayLike) -> float:
 
 
 def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
-    r"""Number of grown eigenvalues and the threshold between them and the rest: the paper's dashed lines (Figs. 3, 4).
+    r"""Number of grown eigenvalues and the threshold below them, the paper's dashed lines (Figs. 3, 4).
 
-    Two sides are found by the cut of log λ that leaves the least variance within them (Otsu); the threshold is in the
-    middle of the widest gap between their medians. What lies below a ten-thousandth of the largest counts as equal, or
-    the noise of modes that wait would decide. Everything counts as grown where the cut explains less than half of the
-    variance or where the two sides are less than a factor of 10 apart; nothing does where no eigenvalue is positive.
+    Otsu's method splits log λ into two groups with the least variance within them; the threshold is the middle of the
+    widest gap between the medians of the groups. Eigenvalues below 1e-4 of the largest are treated as equal, because
+    they are noise. All eigenvalues count as grown if the split explains less than half of the variance or if the groups
+    are less than a factor of 10 apart. None count as grown if no eigenvalue is positive.
 
     >>> count, threshold = grown([1.0, 0.9, 0.8, 1e-4, 1e-5])
     >>> count, 1e-3 < threshold < 0.8
@@ -81,11 +81,11 @@ def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
 
 
 def bimodality(eigenvalues: ArrayLike) -> float:
-    r"""Depth of the valley at `grown`'s threshold: 1 − (modes near it) / (modes near the lower peak beside it).
+    r"""Depth of the valley at `grown`'s threshold: 1 − (modes near it) / (modes near the lower of the two peaks).
 
-    Near: within a factor of 2 in either direction. 1: nothing lies between the grown and the waiting; 0 or less, or
-    no threshold: there are no two bands. Of few modes it says little: half of the random log-uniform spectra of 32
-    reach 0.5 by a gap of chance, a sixth of those of 128, none of 512.
+    "Near" means within a factor of 2. 1: no mode lies between the grown and the waiting ones. 0 or less, or no
+    threshold: there are not two bands. With few modes it is unreliable: random log-uniform spectra reach 0.5 by chance
+    in half of the cases with 32 modes, in a sixth with 128, and never with 512.
 
     >>> bimodality([1.0, 0.9, 0.8, 0.7, 1e-3, 2e-3, 3e-3]), bimodality(np.exp(-np.linspace(0, 9, 999))) < 0.1
     (1.0, True)
@@ -104,7 +104,7 @@ def bimodality(eigenvalues: ArrayLike) -> float:
 
 
 def _logarithms(eigenvalues: ArrayLike) -> Floats:
-    """log λ, descending, not below that of a ten-thousandth of the largest; empty where none is positive."""
+    """log λ, descending, clipped below at 1e-4 of the largest; empty if none is positive."""
     lam = np.sort(_nonnegative(eigenvalues))[::-1]
     if lam.ndim != 1:
         raise InputError("eigenvalues", "must be one spectrum", f"shape {lam.shape}")
@@ -112,29 +112,26 @@ def _logarithms(eigenvalues: ArrayLike) -> Floats:
 
 
 def _cut(y: Floats) -> int | None:
-    """How many of y, descending, are above the widest gap between the two sides of the cut that leaves least variance.
-
-    None: there are no two sides.
-    """
+    """Number of entries of y (descending) above the threshold of `grown`; None if there are not two groups."""
     n = len(y)
     if n < 2 or y[0] == y[-1]:
         return None
     centred, k = y - y.mean(), np.arange(1, n)
-    apart = np.cumsum(centred)[:-1] / k * n / (n - k)  # the means of the two sides of each cut
-    between = k * (n - k) / n * apart**2  # the part of the squares that the cut explains
+    apart = np.cumsum(centred)[:-1] / k * n / (n - k)  # difference of the means of the two groups, for each cut
+    between = k * (n - k) / n * apart**2  # part of the sum of squares that the cut explains
     best = int(np.argmax(between))
     if between[best] < (centred**2).sum() / 2 or apart[best] < np.log(10):
         return None
-    # a large side draws that cut into its own tail: take the widest gap between the medians of the two
+    # Otsu's cut may fall into the tail of a large group, so take the widest gap between the two medians
     first, last = (best + 1) // 2, (best + 1 + n) // 2
     return first + 1 + int(np.argmax(y[first:last] - y[first + 1 : last + 1]))
 
 
 def subspace_alignment(F: ArrayLike, G: ArrayLike) -> float:
-    r"""a = ‖P Pʹᵀ‖_F² / d of two embeddings of the same points, (N, d) each: the share of one span in another (App. E).
+    r"""a = ‖P Pʹᵀ‖_F² / d for two embeddings of the same points, (N, d) each: how much their spans overlap (App. E).
 
-    P are orthonormal bases of the columns' spans. 1: the same span; d/N: chance. With unequal numbers of columns it is
-    the share of the smaller span.
+    P and Pʹ are orthonormal bases of the column spans. 1: the same span; d/N: chance. If the numbers of columns differ,
+    d is the smaller one.
 
     >>> F = np.eye(5)[:, :2]
     >>> round(subspace_alignment(F, F @ [[2.0, 1.0], [0.0, 1.0]]), 12), subspace_alignment(F, np.eye(5)[:, 1:3])
@@ -147,15 +144,15 @@ def subspace_alignment(F: ArrayLike, G: ArrayLike) -> float:
 
 
 def chance_alignment(points: int, d: int, draws: int = 100, seed: int = 0) -> tuple[float, float]:
-    """Mean and standard deviation of the alignment of random spans; the mean tends to d/points."""
+    """Mean and standard deviation of the alignment of random spans. The mean tends to d/points."""
     rng = np.random.default_rng(seed)
     fixed = np.eye(points)[:, :d]
-    found = [subspace_alignment(fixed, rng.standard_normal((points, d))) for _ in range(draws)]
-    return float(np.mean(found)), float(np.std(found))
+    alignments = [subspace_alignment(fixed, rng.standard_normal((points, d))) for _ in range(draws)]
+    return float(np.mean(alignments)), float(np.std(alignments))
 
 
 def _basis(x: ArrayLike, name: str) -> Floats:
-    if hasattr(x, "detach"):  # torch's, with gradients, on a GPU, of any precision
+    if hasattr(x, "detach"):  # a torch tensor, possibly with gradients, on a GPU, in low precision
         x = x.detach().cpu().double().numpy()
     columns = np.asarray(x, dtype=np.float64)
     if columns.ndim != 2 or not 0 < columns.shape[1] <= len(columns) or not np.isfinite(columns).all():

@@ -1,4 +1,4 @@
-"""What every road returns, closed form, flow, descent or a trained network: loss and spectrum over time."""
+"""Loss and spectrum over time: the common result of closed forms, flow, descent and trained networks."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ class Trajectory:
     Attributes:
         times: t = lr × step, shape (T,).
         eigenvalues: of C, descending, shape (T, d).
-        method: how it was obtained.
-        weights: W(t), shape (T, d, m), where they were asked for.
+        method: how the trajectory was computed.
+        weights: W(t), shape (T, d, m), if requested.
 
     Example:
         >>> rise = Trajectory(np.array([0.0, 1.0, 2.0]), np.array([[0.1, 0.0], [0.5, 0.0], [0.9, 0.0]]), "toy")
@@ -39,9 +39,9 @@ class Trajectory:
         return ((1 - self.eigenvalues) ** 2).sum(axis=-1)
 
     def step_times(self, level: float = 0.5) -> Floats:
-        """When each λ_j first reaches `level`, shape (d,); infinite if it does not within the finite times.
+        """When each λ_j first reaches `level`, shape (d,); infinite if it never does within the finite times.
 
-        Between two records the log-odds of λ are taken as straight, which is exact for the logistic law.
+        The log-odds of λ are interpolated linearly between records, which is exact for the logistic law.
         """
         if not 0 < level < 1:
             raise InputError("level", "must lie strictly between 0 and 1", level)

@@ -1,0 +1,117 @@
+"""What all commands share: consoles, bars, tables, JSON, and how errors end."""
+
+import json
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table as RichTable
+
+if TYPE_CHECKING:
+    from stairwise.progress import Progress
+    from stairwise.table import Table
+
+__all__ = ["Interrupted", "Json", "bar", "err", "out", "print_json", "print_table", "run_app", "setting"]
+
+out, err = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+class Interrupted(BaseException):
+    """Ctrl-C; not KeyboardInterrupt, which the command parser would turn into its own exit."""
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run the command line: one clear line and exit code 2 for what the user can fix, a traceback with --debug."""
+    debug = "--debug" in sys.argv
+    sys.argv = [a for a in sys.argv if a != "--debug"]
+    warnings.showwarning = _show_warning
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        app(prog_name="stairwise")
+    except Interrupted:
+        _fail("interrupted: nothing half-written was kept; run the same command again to continue")
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        from stairwise.checks import InputError  # here: it loads numpy, which --help does not need
+
+        if debug or (isinstance(error, ValueError) and not isinstance(error, InputError)):
+            raise
+        _fail(_one_line(error))
+
+
+def _interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror.lower()}: free or choose another place (--out, $STAIRWISE_DATA)"
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}: give fewer pairs or features"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fail(message: str) -> None:
+    err.print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
+    sys.exit(2)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    from stairwise.checks import RunWarning, TheoryWarning
+
+    if issubclass(category, TheoryWarning | RunWarning):
+        err.print(f"[yellow]note:[/yellow] {escape(str(message))}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def bar(name: str, *columns: ProgressColumn) -> Iterator["Progress"]:
+    """A progress bar with an ETA while the block runs; `columns` replace the percentage."""
+    shown = (TextColumn("{task.description}"), BarColumn(), *(columns or (TaskProgressColumn(),)))
+    with Bar(*shown, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(name, total=None)
+
+        def report(done: float, total: float, words: str) -> None:
+            progress.update(task, completed=done, total=total)
+            if words:
+                progress.update(task, description=escape(f"{name}: {words}" if name else words))
+
+        yield report
+
+
+def print_table(table: "Table") -> None:
+    """For people."""
+    shown = RichTable(*table.header, title=escape(table.title))
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in table.rows:
+        shown.add_row(*row)
+    out.print(shown)
+
+
+def print_json(value: Any) -> None:
+    """For scripts: one line."""
+    from stairwise.files import plain
+
+    print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+
+
+def setting(text: str, name: str = "--set") -> tuple[str, str]:
+    """KEY=VALUE, split."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        from stairwise.checks import InputError
+
+        raise InputError(name, "must be KEY=VALUE", repr(text))
+    return key.strip(), value.strip()

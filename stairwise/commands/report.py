@@ -1,0 +1,38 @@
+"""`stairwise report`: the page of a run as one HTML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stairwise.commands.console import Json, print_json
+
+__all__ = ["Followed", "RunArgument", "report"]
+
+RunArgument = Annotated[
+    Path, typer.Argument(help="Folder of a run: of `stairwise train`, or one that a monitor writes to.")
+]
+Followed = Annotated[
+    str, typer.Option("--spectrum", help="eigenvalues (of C) or covariance; default: what the loss follows.")
+]
+
+
+def report(
+    run: RunArgument,
+    target: Annotated[Path | None, typer.Option("--out", help="HTML file; default RUN/report.html.")] = None,
+    spectrum: Followed = "",
+    json_: Json = False,
+) -> None:
+    """The staircase of a run in one HTML file: steps taken, steps to come, ranks, and what they mean.
+
+    Example: `stairwise report runs/photos-bt`
+    """
+    from stairwise.report.run_page import run_page
+
+    page = run_page(run, spectrum)
+    target = target or run / "report.html"
+    page.write(target)
+    if json_:
+        print_json({"report": target, "says": page.lead})
+    else:
+        print(f"{page.lead}\nreport  {target}")

@@ -1,0 +1,17 @@
+"""Arguments that name pairs, the same in `predict` and `embed`."""
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["Crop", "Dimension", "Number", "Pixels", "Size", "Source", "SourceB"]
+
+Source = Annotated[
+    str, typer.Argument(help="photos, digits, cifar10, stl10, images:FOLDER, array:FILE.npy, or features x_a.npy.")
+]
+SourceB = Annotated[str | None, typer.Argument(help="Features of the second view, x_b.npy.")]
+Dimension = Annotated[int, typer.Option("-d", "--dimension", help="Embedding dimension.")]
+Number = Annotated[int, typer.Option(help="Images to take (image sources).")]
+Crop = Annotated[int, typer.Option(help="Side of the crops in pixels (image sources).")]
+Pixels = Annotated[str, typer.Option(help="standardize, center or unit (image sources).")]
+Size = Annotated[int, typer.Option(help="Side to which images of a folder are scaled.")]

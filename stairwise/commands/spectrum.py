@@ -1,0 +1,65 @@
+"""`stairwise spectrum`: the staircase of a training that is over, from its checkpoints."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import MofNCompleteColumn
+
+from stairwise.commands.console import Json, bar, print_json, print_table, setting
+
+__all__ = ["spectrum"]
+
+
+def spectrum(
+    model: Annotated[str, typer.Option(help="package.module:factory of your network; images → z, or (h, z).")],
+    checkpoints: Annotated[str, typer.Option(help="Pattern of files, quoted: 'ckpt/*.pt'; safetensors or torch.")],
+    data: Annotated[str, typer.Option(help="cifar10, stl10, photos, images:FOLDER or array:FILE.npy.")],
+    options: Annotated[
+        list[str] | None, typer.Option("--options", help="KEY=VALUE for the factory, repeatable.")
+    ] = None,
+    z: Annotated[str, typer.Option(help="Part whose output is z, if not the network's own.")] = "",
+    h: Annotated[str, typer.Option(help="Part whose output is h.")] = "",
+    views: Annotated[str, typer.Option(help="How pairs are drawn; see docs/training.md.")] = "simclr",
+    size: Annotated[int, typer.Option(help="Side of the views in pixels; 0: that of the images.")] = 0,
+    mean: Annotated[str, typer.Option(help="Channel means, as in your training: 0.485,0.456,0.406.")] = "",
+    std: Annotated[str, typer.Option(help="Channel standard deviations: 0.229,0.224,0.225.")] = "",
+    n: Annotated[int, typer.Option(help="Pairs; 0: four times d, at least 1024.")] = 0,
+    lr: Annotated[float, typer.Option(help="Makes time t = lr × step.")] = 1.0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("spectrum"),
+    json_: Json = False,
+) -> None:
+    """The staircase of a training that is over, from its checkpoints: spectra, steps, ranks, what came next.
+
+    Writes metrics.jsonl and report.html. Nothing is trained, and no code in a checkpoint is run.
+
+    Example: `stairwise spectrum --model mynet:build --checkpoints 'ckpt/*.pt' --data cifar10`
+    """
+    from stairwise.evaluate.checkpoints import Source, measure_checkpoints
+    from stairwise.report.run_page import run_page
+    from stairwise.training.recipe import parsed
+
+    chosen = {key: parsed(value) for key, value in (setting(text, "--options") for text in options or [])}
+    source = Source(
+        model, checkpoints, data, chosen, z, h, views, size, _numbers(mean, "--mean"), _numbers(std, "--std"), n, lr
+    )
+    with bar("checkpoints", MofNCompleteColumn()) as progress:
+        measure_checkpoints(source, folder, device, progress)
+    page = run_page(folder)
+    page.write(folder / "report.html")
+    if json_:
+        print_json({"report": folder / "report.html", "says": page.lead})
+        return
+    for table in page.tables:
+        print_table(table)
+    print(f"{page.lead}\nreport  {folder / 'report.html'}")
+
+
+def _numbers(text: str, name: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        from stairwise.checks import InputError
+
+        raise InputError(name, "must be numbers with commas between them", repr(text)) from None

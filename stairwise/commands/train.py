@@ -1,0 +1,129 @@
+"""`stairwise train`: train by a recipe, draw the staircase, say what was learned."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import MofNCompleteColumn
+
+from stairwise.commands.console import Json, bar, out, print_json, print_table, setting
+
+if TYPE_CHECKING:
+    from stairwise.runs.reader import Run
+
+__all__ = ["train"]
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe (see --list) or your own .toml file.")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE, repeatable; loss_options.temperature=0.1 for tables.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/RECIPE.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    minutes: Annotated[float, typer.Option("--checkpoint-minutes", help="Time between checkpoints.")] = 5.0,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard what the run folder holds.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Show the recipes and their labels.")] = False,
+    json_: Json = False,
+) -> None:
+    """Train a network by a recipe and measure its staircase; the same command continues an interrupted run.
+
+    Writes metrics.jsonl (loss, spectra, probes), checkpoints and figure.png. On several GPUs:
+    `torchrun --nproc-per-node 4 -m stairwise train stl10-bt`
+
+    Examples: `stairwise train photos-bt`, `stairwise train cifar10-bt-small --set seed=1 --set d=64`
+    """
+    from stairwise.training.recipe import load_recipe
+
+    if list_ or not recipe:
+        _list(json_)
+        return
+    from stairwise.distributed import launched_rank
+    from stairwise.training.loop import train as train_recipe
+
+    chosen = dict(setting(text) for text in settings or [])
+    with bar(recipe, MofNCompleteColumn()) as progress:
+        run = train_recipe(
+            load_recipe(recipe, chosen),
+            folder or Path("runs") / _folder_name(recipe, chosen),
+            device=device,
+            checkpoint_minutes=minutes,
+            restart=restart,
+            tensorboard=tensorboard,
+            progress=progress,
+        )
+    if launched_rank() != 0:  # one of several processes reports
+        return
+    _draw(run)
+    rows = _summary(run)
+    if json_:
+        print_json({"run": run.folder, "alpha": run.facts["alpha"], **{name: value for name, _, value in rows}})
+        return
+    from stairwise.table import Table
+
+    shown = [[name, _text(value), unit] for name, unit, value in rows]
+    print_table(Table("What was learned", ["measured", "value", "unit"], shown))
+    print(f"run     {run.folder}\nfigure  {run.folder / 'figure.png'}")
+
+
+def _list(json_: bool) -> None:
+    from stairwise.training.recipe import load_recipe, recipe_names
+
+    known = {name: load_recipe(name).label.strip() for name in recipe_names()}
+    if json_:
+        print_json(known)
+        return
+    for name, text in known.items():
+        out.print(f"[bold]{name}[/bold]", highlight=False)
+        print(f"{text}\n")
+
+
+def _draw(run: "Run") -> None:
+    """RUN/figure.png."""
+    from stairwise.figures.style import style
+    from stairwise.figures.training import draw_courses
+    from stairwise.files import atomic
+
+    with style(), atomic(run.folder / "figure.png") as part:
+        draw_courses([_course(run)]).savefig(part)
+
+
+def _course(run: "Run") -> Any:
+    """A run as it is drawn."""
+    from stairwise.figures.training import Course
+
+    of = "C" if run.followed == "eigenvalues" else "Cov z"
+    name = run.recipe["loss"].replace("_", " ")
+    return Course(name, run.times, run.series("loss"), run.series(run.followed), of)
+
+
+def _summary(run: "Run") -> list[tuple[str, str, Any]]:
+    """The end of a run: what was measured, its unit, its value."""
+    course, last = _course(run), run.records[-1]
+    spectrum = course.spectra[-1]
+    rows: list[tuple[str, str, Any]] = [
+        ("steps", "", last.step),
+        ("time t", "Σ lr", last.t),
+        ("loss, first record", "", float(course.loss[0])),
+        ("loss, last record", "", float(course.loss[-1])),
+        (f"largest eigenvalue of {course.of}", "", float(spectrum[0])),
+        ("eigenvalues above a tenth of it", f"of {len(spectrum)}", int((spectrum > 0.1 * spectrum[0]).sum())),
+        ("wall-clock time", "s", last.seconds),
+        ("rate", "views/s", last.views_per_second),
+    ]
+    for probe in run.recipe["probes"]:
+        accuracy = run.probes(probe)[1]
+        if len(accuracy):
+            rows.append((f"{probe} accuracy", "%", 100 * float(accuracy[-1])))
+    return rows
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{float(value):,.4g}"
+
+
+def _folder_name(name: str, settings: dict[str, Any]) -> str:
+    parts = [Path(name).stem, *(f"{k}={v}" for k, v in settings.items())]
+    return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))[:120]

@@ -1,0 +1,116 @@
+"""Devices and processes: which device to use, how many processes there are, and sums over them.
+
+Every process computes the loss of the joint batch from the gathered rows. The gradient with respect to its own rows is
+its slice of the joint gradient; parameter gradients are then averaged over the W processes, so that slice is multiplied
+by W. (A plain all-reduce in a loss leaves gradients W times too small.)
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stairwise.checks import InputError
+
+__all__ = [
+    "agreed",
+    "choose_device",
+    "gather",
+    "launched_rank",
+    "process_group",
+    "rank",
+    "total",
+    "world",
+]
+
+
+def world() -> int:
+    """Number of processes; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Number of this process."""
+    return dist.get_rank() if world() > 1 else 0
+
+
+def gather(z: Tensor) -> Tensor:
+    """Rows of all processes, in order of rank; differentiable. Every process must bring equally many (drop a last,
+    smaller batch): checking would cost a synchronization a step."""
+    if world() == 1:
+        return z
+    joint: Tensor = _Gather.apply(z)
+    return joint
+
+
+def total(x: Tensor) -> Tensor:
+    """Sum over processes, not differentiable."""
+    x = x.detach()
+    if world() > 1:
+        x = x.clone()
+        dist.all_reduce(x)
+    return x
+
+
+def agreed(flag: int, device: torch.device) -> int:
+    """The largest flag of any process."""
+    if world() == 1:
+        return flag
+    value = torch.tensor(flag, device=device)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return int(value)
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """A device by name; "auto" takes a GPU where there is one, each local process its own."""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError("device", "must be cpu, cuda or cuda:N", repr(name)) from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError("device", "must be cpu, cuda or cuda:N", repr(name))
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError("device", "must be present", name, "use --device cpu, or install a CUDA build of torch")
+        device = torch.device("cuda", local if device.index is None else device.index)
+        if device.index is not None and device.index >= torch.cuda.device_count():
+            raise InputError("device", f"must be one of {torch.cuda.device_count()} GPUs", device)
+        torch.cuda.set_device(device)
+    return device
+
+
+def launched_rank() -> int:
+    """Number of this process among those that torchrun has started, before, in and after their process group."""
+    return int(os.environ.get("RANK", 0))
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Join the processes that torchrun has started, if it has."""
+    mine = "RANK" in os.environ and dist.is_available() and not dist.is_initialized()
+    if mine:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        if mine and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        parts = [torch.empty_like(z, memory_format=torch.contiguous_format) for _ in range(world())]
+        dist.all_gather(parts, z.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].chunk(world())[rank()] * world()

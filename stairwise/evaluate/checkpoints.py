@@ -1,0 +1,227 @@
+"""The staircase of a training that is over, from the checkpoints that it left."""
+
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from glob import glob
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from stairwise.checks import InputError, RunWarning, number, one_of, positive_int
+from stairwise.data.augment import PIPELINES
+from stairwise.data.images import load
+from stairwise.data.pairs import view_pairs
+from stairwise.distributed import choose_device
+from stairwise.evaluate.representations import eval_mode
+from stairwise.monitor.decompose import Spectrum
+from stairwise.monitor.spectrum import SpectrumMonitor
+from stairwise.nets.encoder import build_encoder
+from stairwise.progress import Progress, silent
+from stairwise.runs.folder import RunFolder
+from stairwise.runs.record import Record
+
+__all__ = ["Source", "measure_checkpoints"]
+
+COUNTERS = ("global_step", "step", "iteration", "epoch")  # that training scripts keep in their checkpoints
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to measure.
+
+    Attributes:
+        model: package.module:factory of the network; images → z, or (h, z).
+        options: for the factory.
+        checkpoints: pattern of file names, safetensors or torch files.
+        z, h: names of parts whose outputs are taken instead of the network's.
+        data: dataset; `views` and `size` of its views, normalized by `mean` and `std` or by their own statistics.
+        n: pairs; 0: four times the dimension of z, at least 1024, as far as there are images.
+        lr: makes t = lr × step.
+    """
+
+    model: str
+    checkpoints: str
+    data: str
+    options: dict[str, Any]
+    z: str = ""
+    h: str = ""
+    views: str = "simclr"
+    size: int = 0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    n: int = 0
+    lr: float = 1.0
+    seed: int = 0
+
+
+def measure_checkpoints(source: Source, folder: Path, device: str = "auto", progress: Progress = silent) -> None:
+    """Write metrics.jsonl: one record per checkpoint, of the same views of the same images throughout."""
+    one_of(source.views, "views", tuple(PIPELINES))
+    number(source.lr, "--lr", above=0)
+    matching = glob(source.checkpoints, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute patterns)
+    paths = _ordered([Path(p) for p in matching], source.checkpoints)
+    where = choose_device(device)
+    network = build_encoder(source.model, source.options).to(where)
+    views = list(_views(source, where, _dimension(network, source, where)))
+    last, run = -1, None
+    try:
+        for i, path in enumerate(paths):
+            progress(i, len(paths), path.name)
+            try:
+                step = _restore(network, path)
+                spectrum = _spectrum(network, source, views, path)
+            except InputError as error:
+                warnings.warn(f"{error}; passed over", RunWarning, stacklevel=2)
+                continue
+            if step <= last:
+                rule, remedy = f"must come after step {last}", "name files by their step, or leave some out"
+                raise InputError(str(path), rule, step, remedy)
+            run = run or RunFolder(folder)  # only now may it move aside what was there
+            run.write(Record(step=step, t=source.lr * step, checkpoint=path.name, **vars(spectrum)))
+            last = step
+    finally:
+        if run is not None:
+            run.close()
+    if last < 0:
+        raise InputError("--checkpoints", "must fit the model", source.checkpoints, "see the notes above")
+    progress(len(paths), len(paths), "done")
+
+
+def _spectrum(network: nn.Module, source: Source, views: list[tuple[Tensor, Tensor]], path: Path) -> Spectrum:
+    monitor = SpectrumMonitor(normalized=True)
+    with eval_mode(network), _outputs(network, source) as embed:
+        for x_a, x_b in views:
+            (h_a, z_a), (h_b, z_b) = embed(x_a), embed(x_b)
+            if not bool(torch.isfinite(z_a).all() and torch.isfinite(z_b).all()):
+                raise InputError(str(path), "must give finite embeddings", None, "it is of a training that diverged")
+            monitor.update(z_a, z_b, h_a, h_b)
+    return monitor.compute()
+
+
+@contextmanager
+def _outputs(network: nn.Module, source: Source) -> Iterator[Callable[[Tensor], tuple[Tensor | None, Tensor]]]:
+    """A function x → (h, z), by hooks on named parts where they are named."""
+    caught: dict[str, Tensor] = {}
+
+    def catch(role: str) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            caught[role] = output
+
+        return hook
+
+    hooks = []
+    for role in ("z", "h"):
+        name = getattr(source, role)
+        if name:
+            try:
+                hooks.append(attrgetter(name)(network).register_forward_hook(catch(role)))
+            except AttributeError:
+                known = [n for n, _ in network.named_children()]
+                raise InputError(f"--{role}", "must name a part of the model", name, f"it has {known}") from None
+
+    def embed(x: Tensor) -> tuple[Tensor | None, Tensor]:
+        out = network(x)
+        if isinstance(out, tuple | list) and len(out) == 2:
+            found = {"h": out[0], "z": out[1]} | caught
+        else:
+            found = {"z": out} | caught
+        z, h = found["z"], found.get("h")
+        if not isinstance(z, Tensor) or z.ndim != 2:
+            shape = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+            raise InputError("the model's z", "must be 2-D, (samples, d)", shape, "name the part with --z")
+        return (h.flatten(1).float() if isinstance(h, Tensor) else None), z.float()
+
+    try:
+        yield embed
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _views(source: Source, device: torch.device, d: int) -> Iterator[tuple[Tensor, Tensor]]:
+    images = load(source.data, size=source.size or 64)
+    n = min(positive_int(source.n, "n") if source.n else max(4 * d, 1024), len(images.pixels))
+    if n < 2:
+        raise InputError("data", "must have at least two images", n)
+    rows = torch.linspace(0, len(images.pixels) - 1, n).long()
+    pairs = view_pairs(images, source.views, source.size, source.seed, device, mean=source.mean, std=source.std)
+    return pairs.fixed_batches(rows)
+
+
+def _dimension(network: nn.Module, source: Source, device: torch.device) -> int:
+    """d, by trying the network on the first two images."""
+    few = replace(source, n=2)
+    with eval_mode(network), _outputs(network, source) as embed:
+        try:
+            return embed(next(_views(few, device, 1))[0])[1].shape[1]
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise InputError("the model", "must accept the views", reason, "set --size, or give --options") from error
+
+
+def _restore(network: nn.Module, path: Path) -> int:
+    """Load a checkpoint into the network; returns its step."""
+    content = _read(path)
+    step = _step(content, path)
+    tensors = _flat(content)
+    wanted = network.state_dict()
+    prefixes = {name.removesuffix(key) for key in list(wanted)[:1] for name in tensors if name.endswith(key)}
+    for prefix in sorted(prefixes, key=len):
+        found = {key: tensors.get(prefix + key) for key in wanted}
+        if all(v is not None and v.shape == wanted[key].shape for key, v in found.items()):
+            network.load_state_dict(found)
+            return step
+    missing = [key for key in wanted if not any(name.endswith(key) for name in tensors)]
+    shapes = f"it lacks {', '.join(missing[:3])}" if missing else "shapes differ"
+    raise InputError(str(path), "must hold all tensors of the model", shapes, "check --model and --options")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise InputError(str(path), "must be a whole checkpoint of plain tensors", reason) from error
+    if not isinstance(content, dict):
+        raise InputError(str(path), "must hold a dictionary of tensors", type(content).__name__)
+    return content
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Tensors of nested dictionaries by dotted names."""
+    found: dict[str, Tensor] = {}
+    for key, value in content.items():
+        if isinstance(value, Tensor):
+            found[f"{prefix}{key}"] = value
+        elif isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+    return found
+
+
+def _step(content: dict[str, Any], path: Path) -> int:
+    """What the checkpoint says of its step, or the last number in its name."""
+    for key in COUNTERS:
+        if isinstance(content.get(key), int):
+            return int(content[key])
+    numbers = [n for part in (path.parent.name, path.stem) for n in re.findall(r"\d+", part)]  # checkpoint-500/model.pt
+    if not numbers:
+        raise InputError(str(path), "must carry its step", None, "put the step into its name: model-1000.pt")
+    return int(numbers[-1])
+
+
+def _ordered(paths: list[Path], pattern: str) -> list[Path]:
+    """By the numbers in their names."""
+    if not paths:
+        raise InputError("--checkpoints", "must match files", pattern, "quote the pattern: 'ckpt/*.pt'")
+    return sorted(paths, key=lambda p: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", str(p))])

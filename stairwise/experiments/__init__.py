@@ -1,1 +1,0 @@
-"""One file per figure or table of the paper: Config, compute, draw, check. `experiment.CATALOG` lists them."""

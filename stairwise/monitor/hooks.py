@@ -1,0 +1,339 @@
+"""One line in anybody's training loop: hooks that feed a monitor, and records that it leaves.
+
+    sw.SpectrumMonitor().attach(loss=criterion, backbone=model.backbone, optimizer=optimizer, log="run")
+
+The loss module is called with both views of z, so a hook on it sees them as they are; where the loss is a function,
+hook the projector. Records go to RUN/metrics.jsonl in the form that `stairwise.train` writes, and to loggers; spectra
+are decomposed in the background.
+"""
+
+import math
+import time
+import warnings
+import weakref
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from stairwise.checks import InputError, RunWarning, positive_int
+from stairwise.distributed import rank, total, world
+from stairwise.monitor.decompose import decompose_on_one_core
+from stairwise.monitor.loggers import destinations, send
+from stairwise.runs.folder import RunFolder
+from stairwise.runs.record import Record
+from stairwise.runs.writer import BackgroundWriter
+
+if TYPE_CHECKING:
+    from stairwise.monitor.spectrum import SpectrumMonitor
+
+__all__ = ["Attachment"]
+
+FEWEST = 4  # times d: pairs behind a spectrum
+WAITING = 4  # records that may wait for the background; beyond that a record waits for the next
+PATIENCE = 10  # updates without a view seen, before that is said
+
+_alive: set["Attachment"] = set()  # until they are closed: nobody has to keep a reference
+
+
+class Attachment:
+    """Hooks on modules of a training loop, and what they have recorded; made by `SpectrumMonitor.attach`.
+
+    A step is an update of the optimizer where one is given, else a call of the loss (or of the projector, for each
+    view).
+
+    Attributes:
+        records: what has been measured so far; see `runs.record.Record`.
+    """
+
+    def __init__(
+        self,
+        monitor: "SpectrumMonitor",
+        *,
+        loss: nn.Module | None = None,
+        projector: nn.Module | None = None,
+        backbone: nn.Module | None = None,
+        optimizer: Any = None,
+        log: Any = None,
+        every: int = 50,
+        joined: bool = False,
+    ) -> None:
+        if (loss is None) == (projector is None):
+            raise InputError("loss and projector", "must be given one and not the other", None, "prefer the loss")
+        self.monitor, self.joined = monitor, joined
+        self.every = positive_int(every, "every")
+        self.records: list[Record] = []
+        self.step, self.t, self.seconds = 0, 0.0, 0.0
+        self.began = time.perf_counter()
+        folder, self.loggers = destinations(log) if rank() == 0 else (None, [])
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.writer = BackgroundWriter(RunFolder(folder) if folder is not None else None)
+        self.skipped, self.updates, self.taken, self.said = 0, 0, 0, set[str]()
+        self.loss: Tensor | None = None  # sum since the last record
+        self.losses = 0
+        self.watches_backbone = backbone is not None
+        # views of one step; a few are enough, should nothing ever take them
+        self.seen_z: deque[Tensor] = deque(maxlen=4)
+        self.seen_h: deque[Tensor] = deque(maxlen=4)
+        for module in (loss, projector, backbone):
+            _warn_if_compiled(module)
+        self.counts_updates = hasattr(optimizer, "register_step_post_hook")
+        self.optimizer = None if self.counts_updates else optimizer  # kept no longer than needed, it holds the model
+        self.hooks: list[Any] = []
+        if self.counts_updates:
+            self.hooks.append(optimizer.register_step_post_hook(_Hook(self, "_after_update")))
+        if backbone is not None:
+            self.hooks.append(backbone.register_forward_hook(_Hook(self, "_after_backbone")))
+        if loss is not None:
+            self.hooks.append(loss.register_forward_pre_hook(_Hook(self, "_before_loss"), with_kwargs=True))
+            self.hooks.append(loss.register_forward_hook(_Hook(self, "_after_loss")))
+        if projector is not None:
+            self.hooks.append(projector.register_forward_hook(_Hook(self, "_after_projector")))
+        _alive.add(self)
+
+    def close(self) -> None:
+        """Remove the hooks, finish writing."""
+        for hook in self.hooks:
+            hook.remove()
+        _alive.discard(self)
+        self._settle(wait=True)
+        try:
+            self.writer.close()
+        except OSError as error:
+            self._say(f"records are not written: {error}")
+        if self.taken == 0:
+            self._say("nothing was seen: the hooked modules were not called; attach before torch.compile")
+
+    def state(self) -> dict[str, Any]:
+        """What `load` continues from, for your checkpoint: numbers and tensors."""
+        self._settle(wait=True)
+        numbers: dict[str, Any] = {
+            "step": self.step,
+            "t": self.t,
+            "seconds": self._elapsed(),
+            "skipped": self.skipped,
+            "log_size": self.writer.folder.size if self.writer.folder is not None else 0,
+        }
+        if self.loss is not None:
+            numbers["loss"] = [self.loss.item(), self.losses]
+        return numbers | {f"monitor.{name}": value.clone() for name, value in self.monitor.state().items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from `state`, before the first step; later lines of the run folder's metrics are dropped."""
+        self.step, self.t, self.seconds = int(state["step"]), float(state["t"]), float(state["seconds"])
+        self.skipped, self.began = int(state["skipped"]), time.perf_counter()
+        tensors = {k.removeprefix("monitor."): v for k, v in state.items() if k.startswith("monitor.")}
+        self.monitor.load(tensors)
+        value, self.losses = state.get("loss", (None, 0))
+        self.loss = None if value is None else torch.tensor(value, dtype=torch.float64)
+        if self.writer.folder is not None:
+            self.writer.folder = RunFolder(self.writer.folder.folder, int(state["log_size"]))
+
+    def __enter__(self) -> "Attachment":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # hooks
+
+    def _after_backbone(self, _: nn.Module, __: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and isinstance(output, Tensor) and output.ndim > 1:
+            h = output.detach()
+            # maps are pooled: (N, channels, height, width) or (N, tokens, features)
+            self.seen_h.append(h.flatten(2).mean(dim=2) if h.ndim > 3 else h.mean(dim=1) if h.ndim == 3 else h)
+
+    def _before_loss(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():  # evaluation
+            return
+        views = (*args, *kwargs.values())[:2]
+        if len(views) < 2 or not all(isinstance(z, Tensor) for z in views):
+            raise InputError(
+                "loss", "must be called with (z_a, z_b)", [type(v).__name__ for v in views], "hook projector="
+            )
+        self._take(views[0].detach(), views[1].detach())
+
+    def _after_loss(self, _: nn.Module, __: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if isinstance(output, Tensor) and output.numel() == 1:
+            value = output.detach().reshape(())
+            if self.loss is None or self.loss.device != value.device:
+                self.loss = (
+                    value.new_zeros((), dtype=torch.float64) if self.loss is None else self.loss.to(value.device)
+                )
+            self.loss += value
+            self.losses += 1
+        self._count_call()
+
+    def _after_projector(self, _: nn.Module, __: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if not isinstance(output, Tensor):
+            raise InputError("projector", "must return a tensor", type(output).__name__, "hook another module")
+        self.seen_z.append(output.detach())
+        pair = self._pair(self.seen_z)
+        if pair is not None:
+            self._take(*pair)
+            self._count_call()
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        self.t += float(optimizer.param_groups[0]["lr"])
+        self.step += 1
+        self.updates += 1
+        if self.seen_z:  # a view without a partner must not meet one of the next step
+            self._say(
+                "the projector is not called once for each of two views a step: hook the loss, or set joined=True"
+            )
+        self.seen_z.clear()
+        self.seen_h.clear()
+        if self.updates == PATIENCE and self.taken == 0:
+            self._say("nothing has been seen yet: the hooked modules are not called; attach before torch.compile")
+        self._record_if_due()
+
+    def _pair(self, seen: deque[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Both views out of what a hook has collected; leaves nothing behind."""
+        if self.joined and seen:
+            a, b = seen.pop().chunk(2)
+            seen.clear()
+            return a, b
+        if len(seen) < 2:
+            return None
+        b, a = seen.pop(), seen.pop()
+        seen.clear()
+        return a, b
+
+    def _take(self, z_a: Tensor, z_b: Tensor) -> None:
+        hidden = self._pair(self.seen_h)
+        if hidden is not None and hidden[0].shape != hidden[1].shape:
+            hidden = None
+        if self.watches_backbone and hidden is None:
+            self._say(
+                "the backbone was not called for each of two views: its spectrum is left out; "
+                "attach before torch.compile, or set joined=True"
+            )
+        try:
+            self.monitor.collect(z_a, z_b, *(hidden or ()))
+        except InputError as error:
+            if hidden is None:
+                raise
+            self._say(f"representations are left out: {error}")
+            self.monitor.collect(z_a, z_b)
+        self.taken += 1
+        if self.taken == 1 and self.monitor.window is not None and self.monitor.window < FEWEST * z_a.shape[1]:
+            self._say(f"a window of {self.monitor.window} pairs is short for {z_a.shape[1]} dimensions: take 4 d")
+
+    def _count_call(self) -> None:
+        """Without an optimizer to count by, a call is a step."""
+        if not self.counts_updates:
+            self.t += 1.0 if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
+            self.step += 1
+            self._record_if_due()
+
+    # records
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self.began
+
+    def _record_if_due(self) -> None:
+        if self.step % self.every == 0 and self.taken and self._enough():
+            self._record()
+        self._settle()
+
+    def _enough(self) -> bool:
+        """Collect until the next record while pairs are few, whose spectra are mostly noise, or the background lags."""
+        if world() > 1:  # processes must decide alike, or their collectives meet the wrong partners
+            return True
+        if len(self.writer) >= WAITING:
+            return False
+        d = self.monitor.dimensions() or 0
+        ours = self.monitor.window is None and self.monitor.half_life is None
+        return not ours or self.monitor.seen >= FEWEST * d
+
+    def _record(self) -> None:
+        sums = self.monitor.snapshot(joint=True)
+        record = Record(step=self.step, t=self.t, seconds=self._elapsed(), loss=self._mean_loss())
+        if self.monitor.window is None and self.monitor.half_life is None:
+            self.monitor.reset()
+        if rank() == 0 and len(self.writer) < WAITING:
+            self.writer.submit(lambda: self._measured(record, sums))
+
+    def _mean_loss(self) -> float | None:
+        """Over all processes since the last record; None if there was none or it is not finite."""
+        if self.loss is None:
+            return None
+        value, number = total(torch.stack([self.loss, torch.full_like(self.loss, self.losses)])).tolist()
+        self.loss, self.losses = None, 0
+        return value / number if math.isfinite(value) else None
+
+    def _measured(self, record: Record, sums: dict[str, Any]) -> Record:
+        """Decompose, in the background."""
+        try:
+            if float(sums["zz"][-1, -1]) < 2:
+                raise InputError("the embeddings", "must be finite in at least two pairs")
+            return replace(record, **vars(decompose_on_one_core(sums, self.monitor.normalized)))
+        except Exception as error:  # must not stop the training
+            skipped, first = int(sums["flaws"][1]), int(sums["flaws"][2])
+            return replace(record, skipped=skipped, first_skipped=first, extra={"failed": str(error)})
+
+    def _settle(self, wait: bool = False) -> None:
+        """Take in what the background has finished, in order; training goes on whatever happened there."""
+        for record, error in self.writer.wait() if wait else self.writer.finished():
+            self._take_in(replace(record, leading=None))
+            if error is not None:
+                self._say(f"records are not written: {error}")
+
+    def _take_in(self, record: Record) -> None:
+        self.records.append(record)
+        send(record, self.loggers)
+        if record.skipped > self.skipped:
+            more, self.skipped = record.skipped - self.skipped, record.skipped
+            warnings.warn(
+                f"embeddings were not finite: {more} batches up to step {record.step} are left out, the first "
+                f"ever was batch {record.first_skipped} since the first step; what was recorded before is kept",
+                RunWarning,
+                stacklevel=5,
+            )
+        elif "failed" in record.extra:
+            self._say(f"no spectrum at step {record.step}: {record.extra['failed']}")
+
+    def _say(self, message: str) -> None:
+        """A warning, once."""
+        if message not in self.said:
+            self.said.add(message)
+            warnings.warn(message, RunWarning, stacklevel=4)
+
+
+class _Hook:
+    """Calls a method of an attachment that is still there; copies and pickles of the hooked module watch nothing."""
+
+    def __init__(self, watch: "Attachment | None", name: str) -> None:
+        self.watch, self.name = weakref.ref(watch) if watch is not None else None, name
+
+    def __call__(self, *args: Any) -> None:
+        watch = self.watch() if self.watch is not None else None
+        if watch is None:
+            return
+        try:
+            getattr(watch, self.name)(*args)
+        except Exception as error:
+            if not watch.taken:  # how it is attached must be mended
+                raise
+            watch._say(f"the monitor passed over a step: {error}")  # what has worked must not stop a training
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (None, self.name)
+
+
+def _warn_if_compiled(module: nn.Module | None) -> None:
+    compiled = getattr(module, "_compiled_call_impl", None) is not None
+    if module is not None and (compiled or type(module).__name__ == "OptimizedModule"):
+        warnings.warn(
+            f"{type(module).__name__} has been compiled: hooks that are attached afterwards may see nothing; "
+            "attach before torch.compile",
+            RunWarning,
+            stacklevel=5,
+        )

@@ -1,0 +1,299 @@
+"""How much of a trained network's embeddings the theory predicts from its tangent kernel (Tables 1 and 2, App. E).
+
+Given are a network and the 2n views of a fixed batch of pairs: their trained embeddings, the network's empirical
+tangent kernel on them, and spans compared by `subspace_alignment`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from stairwise.checks import InputError
+from stairwise.files import atomic, save_arrays, save_json
+from stairwise.ntk.empirical import empirical_ntk, ntk_error
+from stairwise.ntk.predict import kernel_pca, predict_embeddings
+from stairwise.progress import Progress, silent
+from stairwise.table import Table
+from stairwise.theory.spectra import chance_alignment, subspace_alignment
+
+__all__ = ["Drift", "Outputs", "Tangent", "compare", "embed", "kernel_drift", "study", "study_drift"]
+
+Floats = NDArray[np.float64]
+BATCH = 256
+
+
+class Outputs(nn.Module):
+    """The embedding z of a network x → (h, z), alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x → z."""
+        out: Tensor = self.network(x)[1]
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Tangent:
+    """What was measured for one network.
+
+    Attributes:
+        name: of the network or its run.
+        embeddings: z of the 2n views, (2n, d).
+        kernel: K̃, (2n, 2n).
+        scores: alignments by name.
+        by_dimension: alignment of the leading d' modes, theory and kernel PCA, (2, d).
+        by_pairs: numbers of pairs and alignment of theory and kernel PCA with so many, (3, sizes).
+        facts: how it was measured.
+    """
+
+    name: str
+    embeddings: Floats
+    kernel: Floats
+    scores: dict[str, float]
+    by_dimension: Floats
+    by_pairs: Floats
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def table(self) -> Table:
+        """Scores as rows."""
+        rows = [[name, f"{value:.4g}"] for name, value in self.scores.items()]
+        return Table(f"{self.name}: span of the trained embeddings", ["aligned with", "share"], rows)
+
+    def write(self, folder: Path, keep_kernel: bool = False) -> list[Path]:
+        """tangent.json, tangent.npz (embeddings, spectra, curves) and figure.png."""
+        from stairwise.figures.style import style
+        from stairwise.figures.tangent import draw_tangent
+
+        arrays = {
+            "embeddings": self.embeddings.astype(np.float32),
+            "spectrum": np.linalg.eigvalsh(self.kernel)[::-1],
+            "by_dimension": self.by_dimension,
+            "by_pairs": self.by_pairs,
+        }
+        kernel = {"kernel": self.kernel.astype(np.float32)} if keep_kernel else {}
+        save_arrays(folder / "tangent.npz", arrays | kernel)
+        save_json(folder / "tangent.json", {"run": self.name, "scores": self.scores, **self.facts})
+        with style(), atomic(folder / "figure.png") as part:
+            draw_tangent(arrays["spectrum"], self.by_dimension, self.by_pairs, len(self.kernel)).savefig(part)
+        return [folder / name for name in ("tangent.json", "tangent.npz", "figure.png")]
+
+
+def study(
+    name: str,
+    model: nn.Module,
+    views: Tensor,
+    initial: nn.Module | None = None,
+    *,
+    precision: str = "float32",
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Tangent:
+    """Kernel, predicted embeddings and alignments of a trained model.
+
+    Arguments:
+        model: views → z, (2n, d), in evaluation mode.
+        views: first views first, (2n, …), on the model's device.
+        initial: the model before training, whose kernel knows nothing of the training.
+        seed: of the draws behind "chance".
+    """
+    z = embed(model, views)
+    d = z.shape[1]
+    progress(0.1, 1, "the tangent kernel")
+    K, error = _kernel(model, views, precision)
+    progress(0.5, 1, "predicting")
+    F, pca = _predicted(K, d, precision), kernel_pca(K, d)
+    chance, spread = chance_alignment(len(views), d, draws=20, seed=seed)
+    scores = {
+        "theory": subspace_alignment(z, F),
+        "kernel PCA": subspace_alignment(z, pca),
+        "chance": chance,
+        "chance, standard deviation": spread,
+    }
+    facts: dict[str, Any] = {"n": len(views) // 2, "d": d, "seed": seed, "precision": precision}
+    facts |= {"initial": initial is not None, "kernel_error": error}
+    if initial is not None:
+        progress(0.7, 1, "the tangent kernel at initialization")
+        K0, _ = _kernel(initial, views, precision)
+        try:
+            scores["theory, initial kernel"] = subspace_alignment(z, predict_embeddings(K0, d))
+        except InputError as unresolved:  # modes below the rounding of the kernel
+            facts["initial_kernel"] = str(unresolved)
+        scores["kernel PCA, initial kernel"] = subspace_alignment(z, kernel_pca(K0, d))
+        facts["drift"] = kernel_drift([K0, K])[-1]
+    progress(0.9, 1, "fewer dimensions, fewer pairs")
+    by_pairs = _by_pairs(z, K, _sizes(len(views) // 2, d))
+    return Tangent(name, z, K.astype(np.float64), scores, _by_dimension(z, F, pca), by_pairs, facts)
+
+
+def _predicted(K: NDArray[Any], d: int, precision: str) -> Floats:
+    try:
+        return predict_embeddings(K, d)
+    except InputError as error:
+        rule = f"must have a tangent kernel with {d} modes above rounding, as many as there are embeddings"
+        remedy = "take more pairs (n), train longer" + (", or precision float64" if precision != "float64" else "")
+        raise InputError("run", rule, None, remedy) from error
+
+
+DRIFT = ("n", "seed", "steps", "t", "change", "with_first", "with_last", "theory")
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """The tangent kernel through training.
+
+    Attributes:
+        name: of the run.
+        n, seed: number of pairs, and the seed that fixes them.
+        steps, t: times, the first 0.
+        change: ‖K − K_0‖/‖K_0‖ of kernels scaled to trace 1, (T,).
+        with_first, with_last: <K, K'>/‖K‖‖K'‖ with the kernel at the beginning and at the end, (T,).
+        theory: alignment of the final embeddings with those predicted from K; nan where K does not resolve d modes.
+        chance: what it would be of any d directions, d/2n.
+    """
+
+    name: str
+    n: int
+    seed: int
+    steps: NDArray[np.int64]
+    t: Floats
+    change: Floats
+    with_first: Floats
+    with_last: Floats
+    theory: Floats
+    chance: float
+
+    def table(self) -> Table:
+        """One row per time."""
+        columns = (self.change, self.with_first, self.with_last, self.theory)
+        rows = [[str(s), *(_or_unknown(v) for v in values)] for s, *values in zip(self.steps, *columns, strict=True)]
+        final = "theory with the final embeddings"
+        header = ["step", "relative change", "alignment with the first", "with the last", final]
+        return Table(f"{self.name}: the tangent kernel through training", header, rows)
+
+    def write(self, folder: Path) -> list[Path]:
+        """drift.npz and drift.png."""
+        from stairwise.figures.style import style
+        from stairwise.figures.tangent import draw_drift
+
+        save_arrays(folder / "drift.npz", {name: getattr(self, name) for name in DRIFT})
+        with style(), atomic(folder / "drift.png") as part:
+            draw_drift(self.steps, self.with_first, self.with_last, self.theory, self.chance).savefig(part)
+        return [folder / "drift.npz", folder / "drift.png"]
+
+
+def _or_unknown(value: float) -> str:
+    return "below rounding" if np.isnan(value) else f"{value:.3f}"
+
+
+def study_drift(
+    name: str,
+    models: Iterable[tuple[int, float, nn.Module]],
+    final: nn.Module,
+    views: Tensor,
+    *,
+    precision: str = "float32",
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Drift:
+    """How the tangent kernel moves through training.
+
+    Arguments:
+        models: step, t and model at times of the training, the first at initialization.
+        final: the model whose embeddings are to be predicted.
+        progress: called with each step before its kernel is computed.
+    """
+    z = embed(final, views)
+    kernels, theory, steps, times = [], [], [], []
+    for step, t, model in models:
+        progress(step)
+        K = empirical_ntk(model, views, precision=precision).cpu().numpy()
+        kernels.append(K / np.trace(K))
+        steps.append(step)
+        times.append(t)
+        try:
+            theory.append(subspace_alignment(z, predict_embeddings(K, z.shape[1])))
+        except InputError:  # modes below the rounding of the kernel
+            theory.append(float("nan"))
+    first, last = kernel_drift(kernels), kernel_drift(kernels[::-1])[::-1]
+    return Drift(
+        name,
+        len(views) // 2,
+        seed,
+        np.array(steps),
+        np.array(times),
+        np.array([one["distance"] for one in first]),
+        np.array([one["alignment"] for one in first]),
+        np.array([one["alignment"] for one in last]),
+        np.array(theory),
+        z.shape[1] / len(z),
+    )
+
+
+def embed(model: nn.Module, x: Tensor) -> Floats:
+    """z of all views, (2n, d)."""
+    with torch.no_grad():
+        return np.asarray(torch.cat([model(part) for part in x.split(BATCH)]).double().cpu().numpy())
+
+
+def compare(studies: Sequence[Tangent]) -> Table:
+    """Method against method: alignments of the trained spans on the same pairs (Table 2)."""
+    names = [one.name for one in studies]
+    rows = [[a.name, *(f"{subspace_alignment(a.embeddings, b.embeddings):.3f}" for b in studies)] for a in studies]
+    return Table("Span of one run's embeddings within another's", ["", *names], rows)
+
+
+def kernel_drift(kernels: Sequence[Floats]) -> list[dict[str, float]]:
+    """Change of a kernel since the first: relative distance, and alignment <K, K₀> / ‖K‖‖K₀‖, at every time."""
+    first = np.asarray(kernels[0], dtype=np.float64)
+    out = []
+    for kernel in kernels:
+        K = np.asarray(kernel, dtype=np.float64)
+        norms = np.linalg.norm(K) * np.linalg.norm(first)
+        distance = np.linalg.norm(K - first) / np.linalg.norm(first)
+        out.append({"distance": float(distance), "alignment": float((K * first).sum() / norms)})
+    return out
+
+
+def _kernel(model: nn.Module, x: Tensor, precision: str) -> tuple[NDArray[Any], float]:
+    K = empirical_ntk(model, x, precision=precision)
+    return K.cpu().numpy(), ntk_error(model, x, K)
+
+
+def _by_dimension(z: Floats, F: Floats, pca: Floats) -> Floats:
+    """The leading d' modes of each: of z by its own principal components."""
+    U = np.linalg.svd(z, full_matrices=False)[0]
+    d = z.shape[1]
+    return np.array([[subspace_alignment(U[:, : k + 1], other[:, : k + 1]) for k in range(d)] for other in (F, pca)])
+
+
+def _by_pairs(z: Floats, K: NDArray[Any], sizes: Sequence[int]) -> Floats:
+    """Alignment with fewer pairs: the paper supposes that it rises with their number."""
+    n, d = len(z) // 2, z.shape[1]
+    rows = []
+    for size in sizes:
+        keep = np.r_[:size, n : n + size]
+        part = K[np.ix_(keep, keep)]
+        rows.append(
+            (
+                size,
+                subspace_alignment(z[keep], predict_embeddings(part, d)),
+                subspace_alignment(z[keep], kernel_pca(part, d)),
+            )
+        )
+    return np.array(rows, dtype=np.float64).T.reshape(3, -1)
+
+
+def _sizes(n: int, d: int) -> list[int]:
+    sizes = [n]
+    while sizes[-1] // 2 >= max(2 * d, 50):
+        sizes.append(sizes[-1] // 2)
+    return sizes[::-1]

@@ -1,0 +1,154 @@
+"""Predict the staircase from pairs, before training: `sw.predict`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import InputError, number, positive_int
+from stairwise.figures.terminal import text_curve
+from stairwise.files import atomic
+from stairwise.table import Table
+from stairwise.theory.correlation import Correlation
+from stairwise.theory.ensemble import Staircase, predict_staircase
+from stairwise.theory.laws import learning_rate_bound
+from stairwise.theory.solutions import check_dimension
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Outlook", "predict"]
+
+Floats = NDArray[np.float64]
+SPARE = 50  # modes beyond d that compete with the last ones
+
+
+def predict(
+    x_a: ArrayLike,
+    x_b: ArrayLike,
+    d: int = 10,
+    alpha: float = 1e-7,
+    lr: float | None = None,
+    *,
+    draws: int = 100,
+    seed: int = 0,
+    name: str = "pairs",
+) -> "Outlook":
+    """When a linear model will learn each dimension, from pairs of views alone (Eq. 13 over random initializations).
+
+    Arguments:
+        x_a, x_b: rows i are views of sample i, (n, features); memory-mapped arrays are read piece by piece.
+        d: dimension of the embedding.
+        alpha: scale of the Gaussian initial weights.
+        lr: learning rate of gradient descent; None: gradient flow.
+        draws, seed: random initializations behind the intervals.
+        name: of the data, for titles.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.standard_normal((200, 5)) * [4, 3, 2, 1, 0.5]
+        >>> outlook = predict(x, x, d=3)
+        >>> outlook.step_times.round(2), bool((outlook.low <= outlook.high).all())
+        (array([0.28, 0.46, 0.85]), True)
+    """
+    corr = Correlation.from_pairs(x_a, x_b)
+    d = positive_int(d, "d", corr.rank_bound, f"{corr.pairs} pairs of {corr.features} features allow no more modes")
+    if lr is not None:
+        number(lr, "lr", above=0)
+    gamma, _ = corr.top(min(corr.rank_bound, d + SPARE))
+    check_dimension(d, gamma)
+    staircase = predict_staircase(gamma, d, alpha, lr=lr, draws=draws, seed=seed)
+    low, middle, high = staircase.step_quantiles()
+    return Outlook(name, corr.pairs, corr.features, gamma[:d], alpha, lr, middle, low, high, staircase)
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """The predicted staircase.
+
+    Attributes:
+        name, pairs, features: of the data.
+        gamma: the leading eigenvalues of Γ, (d,).
+        alpha, lr: scale of the initial weights, learning rate.
+        step_times: median time t = lr × step of every step over initializations, (d,); infinite: never.
+        low, high: the interval that holds 90 % of initializations, (d,).
+        staircase: loss and eigenvalues over time, of every initialization.
+    """
+
+    name: str
+    pairs: int
+    features: int
+    gamma: Floats
+    alpha: float
+    lr: float | None
+    step_times: Floats
+    low: Floats
+    high: Floats
+    staircase: Staircase
+
+    @property
+    def lr_bound(self) -> float:
+        """The largest stable learning rate, 1/(4γ₁)."""
+        return learning_rate_bound(self.gamma)
+
+    def table(self) -> Table:
+        """Mode, γ, median step time and its 90 % interval."""
+        header = ["mode", "γ", "step at t", "90 % of initializations"]
+        columns = zip(self.gamma, self.step_times, self.low, self.high, strict=True)
+        rows = [
+            [str(j), f"{gamma:.4g}", _time(middle), f"{_time(low)} – {_time(high)}"]
+            for j, (gamma, middle, low, high) in enumerate(columns, 1)
+        ]
+        if self.lr is not None:
+            header.append("step number")
+            for t, row in zip(self.step_times, rows, strict=True):
+                row.append(f"{t / self.lr:,.0f}" if np.isfinite(t) else "never")
+        title = f"{self.name}: {self.pairs:,} pairs, {self.features:,} features, linear model, α = {self.alpha:g}"
+        return Table(title, header, rows)
+
+    def text(self) -> str:
+        """The learning-rate bound and the staircase of the loss."""
+        stable = f"largest stable learning rate 1/(4γ₁) = {self.lr_bound:.3g}"
+        curve = text_curve(self.staircase.times, self.staircase.loss_quantiles(0.5)[0])
+        return f"{stable}\n\nloss ‖C − I‖² over time t = lr × step, median\n{curve}"
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n{self.text()}"
+
+    def summary(self) -> dict[str, Any]:
+        """Everything, for scripts."""
+        return {
+            "source": self.name,
+            "pairs": self.pairs,
+            "features": self.features,
+            "d": len(self.gamma),
+            "alpha": self.alpha,
+            "lr": self.lr,
+            "lr_bound": self.lr_bound,
+            "gamma": self.gamma,
+            "step_times": {"q05": self.low, "median": self.step_times, "q95": self.high},
+            "loss": {"t": self.staircase.times, "median": self.staircase.loss_quantiles(0.5)[0]},
+        }
+
+    def draw(self, path: str | Path | None = None) -> "Figure":
+        """Loss and spectrum of the median draw with the band of the loss over draws; also written to `path`."""
+        from stairwise.figures.staircase import draw_outlook
+        from stairwise.figures.style import style
+
+        if path is not None and Path(path).suffix not in {".png", ".pdf", ".svg"}:
+            raise InputError("path", "must end in .png, .pdf or .svg", path)
+        with style():
+            spectra = np.median(self.staircase.spectra, axis=0)
+            bands = self.staircase.loss_quantiles()
+            steps = np.stack([self.low, self.step_times, self.high])
+            figure = draw_outlook(self.staircase.times, spectra, bands, steps)
+            if path is not None:
+                with atomic(path) as part:
+                    figure.savefig(part)
+        return figure
+
+
+def _time(t: float) -> str:
+    return f"{t:.4g}" if np.isfinite(t) else "never"

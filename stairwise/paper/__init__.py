@@ -1,0 +1,1 @@
+"""One file per figure or table: Config, compute, draw, check."""

@@ -1,0 +1,277 @@
+"""What a figure or table is here, and how it is run: cached by configuration and code, written whole or not at all."""
+
+import dataclasses
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from stairwise.checks import InputError, one_of
+from stairwise.data.images import fingerprint
+from stairwise.files import atomic, load_arrays, save_arrays, save_json
+from stairwise.progress import Progress, silent
+from stairwise.provenance import code_digest, provenance
+from stairwise.report.page import Page
+from stairwise.table import Table
+
+__all__ = [
+    "CATALOG",
+    "Arrays",
+    "Claim",
+    "Result",
+    "from_stored",
+    "label",
+    "page",
+    "run",
+    "smoke_settings",
+    "store",
+    "stored_names",
+    "stored_results",
+]
+
+LARGEST = 300e3  # bytes
+PLACES = {"runs", "device"}  # settings that say where, not what
+
+Arrays = dict[str, np.ndarray]
+
+CATALOG = {
+    "fig1": "the banner: a linear model and a ResNet learn one dimension at a time (Fig. 1)",
+    "fig1ab": "the linear model's staircase, predicted and measured (Fig. 1A,B)",
+    "fig1cd": "a ResNet's staircase, Barlow Twins from small initialization (Fig. 1C,D)",
+    "fig2ab": "a nonlinear network's staircase, and its tangent kernel's prediction (Fig. 2A,B)",
+    "fig2cf": "SimCLR and VICReg from small initialization (Fig. 2C–F)",
+    "fig3": "standard initialization: grown and waiting modes (Fig. 3)",
+    "fig4": "histograms of eigenvalues (Fig. 4)",
+    "fig5": "hidden representations step with the embeddings (Fig. 5)",
+    "fig6": "entries of A(t), true and closed form (Fig. 6)",
+    "fig7": "probes through training, standard and small initialization (Fig. 7)",
+    "fig8": "symmetry breaking: why self-supervised learning steps (Fig. 8)",
+    "fig9": "landscapes changed for speed (Fig. 9)",
+    "table1": "embeddings predicted from the tangent kernel (Table 1)",
+    "table2": "method against method (Table 2)",
+    "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",
+    "width": "the wider the network, the better its tangent kernel predicts it",
+    "halves": "two modalities: which halves of digits belong together",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One checked sentence: what was measured beside what was predicted, and the bar it has to clear."""
+
+    text: str
+    measured: float
+    expected: str
+    holds: bool
+    predicted: float | None = None
+
+    @classmethod
+    def at_most(cls, text: str, measured: float, bound: float, predicted: float | None = None) -> "Claim":
+        return cls(text, float(measured), f"≤ {bound:g}", bool(measured <= bound), predicted)
+
+    @classmethod
+    def close(cls, text: str, measured: float, predicted: float, within: float) -> "Claim":
+        off = abs(measured - predicted)
+        return cls(text, float(measured), f"± {within:g}", bool(off <= within), float(predicted))
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Where an experiment's files are and what its check found."""
+
+    name: str
+    folder: Path
+    arrays: Arrays
+    claims: list[Claim]
+    record: dict[str, Any]
+    cached: bool
+
+    @property
+    def holds(self) -> bool:
+        return all(claim.holds for claim in self.claims)
+
+
+def claims_table(claims: list[Claim]) -> Table:
+    """Claims as rows."""
+    rows = [
+        [
+            claim.text,
+            f"{claim.measured:.4g}",
+            "" if claim.predicted is None else f"{claim.predicted:.4g}",
+            claim.expected,
+            "yes" if claim.holds else "NO",
+        ]
+        for claim in claims
+    ]
+    return Table("What was checked", ["claim", "measured", "predicted", "expected", "holds"], rows)
+
+
+def stored_results() -> Path:
+    """The folder of stored results: inside an installed package, or docs/results of a checkout."""
+    installed = Path(__file__).parent / "results"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "docs" / "results"
+
+
+def smoke_settings(name: str) -> dict[str, Any]:
+    """Settings with which the figure takes seconds; its claims are not meant to hold then."""
+    return dict(getattr(_module(name), "SMOKE", {}))
+
+
+def label(name: str) -> str:
+    """The experiment's docstring: command, time, expected outcome."""
+    return (_module(name).__doc__ or "").strip()
+
+
+def run(
+    name: str,
+    out: Path,
+    settings: dict[str, Any] | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Result:
+    """Run an experiment, or read it back if the same configuration has been run into `out` before.
+
+    Writes NAME[,setting=value…]/ with arrays.npz, figure.png, figure.pdf and, last, check.json.
+    """
+    module = _module(name)
+    config = _configure(module, settings or {})
+    folder = out / _folder_name(name, config)
+    record = _stored(folder, config)
+    if record is not None and not force:
+        arrays = load_arrays(folder / "arrays.npz")
+        with suppress(KeyError):  # written by an experiment that has changed since: run it again
+            return Result(name, folder, arrays, module.check(arrays), record, cached=True)
+    started = perf_counter()
+    arrays = {key: np.asarray(value) for key, value in module.compute(config, progress).items()}
+    seconds = perf_counter() - started
+    claims = module.check(arrays)
+    save_arrays(folder / "arrays.npz", arrays)
+    _save_figure(module, arrays, folder)
+    record = {
+        "experiment": name,
+        "config": dataclasses.asdict(config),
+        "claims": [dataclasses.asdict(claim) for claim in claims],
+        "source": _source(config),
+        "code": code_digest(),
+        "seconds": round(seconds, 2),
+        **provenance(),
+    }
+    save_json(folder / "check.json", record)
+    return Result(name, folder, arrays, claims, record, cached=False)
+
+
+def from_stored(name: str, out: Path, stored: Path) -> Result:
+    """Draw and check again what was measured, from `stored`/NAME.npz and NAME.json, into `out`/NAME,stored."""
+    module = _module(name)
+    record = json.loads((stored / f"{name}.json").read_text(encoding="utf-8"))
+    arrays = load_arrays(stored / f"{name}.npz")
+    folder = out / f"{name},stored"
+    save_arrays(folder / "arrays.npz", arrays)
+    claims = module.check(arrays)
+    _save_figure(module, arrays, folder)
+    record["claims"] = [dataclasses.asdict(claim) for claim in claims]
+    save_json(folder / "check.json", record)
+    return Result(name, folder, arrays, claims, record, cached=True)
+
+
+def stored_names(stored: Path) -> list[str]:
+    """Experiments whose arrays a folder holds, in order."""
+    return [name for name in CATALOG if (stored / f"{name}.npz").is_file() and (stored / f"{name}.json").is_file()]
+
+
+def store(result: Result, stored: Path) -> list[Path]:
+    """Keep a result: NAME.npz, NAME.json and NAME.png."""
+    size = (result.folder / "arrays.npz").stat().st_size
+    if size > LARGEST:
+        raise InputError(result.name, f"must be at most {LARGEST / 1e3:.0f} kB to be stored", f"{size / 1e3:.0f} kB")
+    save_arrays(stored / f"{result.name}.npz", result.arrays)
+    config = {k: v for k, v in result.record["config"].items() if k not in PLACES}
+    record = {k: v for k, v in result.record.items() if k not in {"claims", "source", "code"}}
+    save_json(stored / f"{result.name}.json", record | {"config": config})
+    with atomic(stored / f"{result.name}.png") as part:
+        part.write_bytes((result.folder / "figure.png").read_bytes())
+    return [stored / f"{result.name}.{suffix}" for suffix in ("npz", "json", "png")]
+
+
+def page(result: Result) -> Page:
+    """The experiment's HTML page."""
+    module = _module(result.name)
+    config = _configure(module, result.record["config"])
+    facts = {
+        "command": f"stairwise reproduce {result.name}" + _arguments(config),
+        "configuration": ", ".join(f"{k} = {v}" for k, v in result.record["config"].items()),
+        "time": f"{result.record['seconds']:g} s on {result.record['device']}"
+        + (", reading the runs below, which have their own" if "about" in result.arrays else ""),
+        "versions": ", ".join(f"{k} {v}" for k, v in result.record["versions"].items()),
+        "commit": str(result.record["commit"] or "not in a git checkout"),
+        "made": result.record["made"],
+    }
+    made: Page = module.page(result.arrays, result.claims, result.folder / "figure.png", facts)
+    return made
+
+
+def _module(name: str) -> ModuleType:
+    one_of(name, "experiment", CATALOG)
+    return import_module(f"stairwise.paper.{name}")
+
+
+def _configure(module: ModuleType, settings: dict[str, Any]) -> Any:
+    """The module's Config with settings given as values or as text."""
+    known = {field.name: field for field in dataclasses.fields(module.Config)}
+    values = {}
+    for key, value in settings.items():
+        one_of(key, "setting", known)
+        kind: type = type(known[key].default)
+        try:
+            values[key] = {"true": True, "false": False}[str(value).lower()] if kind is bool else kind(value)
+        except (TypeError, ValueError, KeyError):
+            raise InputError(key, f"must be of type {kind.__name__}", repr(value)) from None
+    return module.Config(**values)
+
+
+def _changed(config: Any) -> dict[str, Any]:
+    return {f.name: v for f in dataclasses.fields(config) if (v := getattr(config, f.name)) != f.default}
+
+
+def _folder_name(name: str, config: Any) -> str:
+    parts = [name, *(f"{k}={v}" for k, v in _changed(config).items())]
+    return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))[:120]
+
+
+def _arguments(config: Any) -> str:
+    return "".join(f" --data {v}" if k == "data" else f" --set {k}={v}" for k, v in _changed(config).items())
+
+
+def _stored(folder: Path, config: Any) -> dict[str, Any] | None:
+    """The record of a finished run of this configuration by this code."""
+    try:
+        record = json.loads((folder / "check.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    whole = all((folder / name).is_file() for name in ("arrays.npz", "figure.png", "figure.pdf"))
+    same = record.get("config") == dataclasses.asdict(config) and record.get("source") == _source(config)
+    return record if whole and same and record.get("code") == code_digest() else None
+
+
+def _source(config: Any) -> str:
+    """What tells one state of the data, or of the runs, from another."""
+    if hasattr(config, "source"):
+        return str(config.source())
+    return fingerprint(config.data) if hasattr(config, "data") else ""
+
+
+def _save_figure(module: ModuleType, arrays: Arrays, folder: Path) -> None:
+    from stairwise.figures.style import style
+
+    with style():
+        figure = module.draw(arrays)
+        for suffix in ("png", "pdf"):
+            with atomic(folder / f"figure.{suffix}") as part:
+                figure.savefig(part)

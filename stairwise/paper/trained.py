@@ -1,0 +1,273 @@
+"""The training runs behind figures and tables: read from a folder of runs, or trained into it and resumed there.
+
+A run is the recipe DATA-METHOD-KIND, `stl10-bt-small` say, in the folder RUNS/stl10-bt-small.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stairwise.checks import InputError, one_of
+from stairwise.paper.harness import Arrays, Claim
+from stairwise.progress import Progress, part
+from stairwise.report.page import Line, Panel
+from stairwise.runs.folder import METRICS, RECIPE
+from stairwise.runs.reader import Run
+from stairwise.staircase.steps import Steps, detect_steps
+from stairwise.table import Table
+from stairwise.theory.spectra import grown
+from stairwise.training.loop import train
+from stairwise.training.recipe import Recipe, load_recipe, recipe_of
+
+__all__ = [
+    "D50",
+    "FAST",
+    "METHODS",
+    "SMALL",
+    "STANDARD",
+    "NeedsGPU",
+    "RunsConfig",
+    "about",
+    "curves",
+    "methods_in",
+    "obtain",
+    "runs_table",
+    "spectrum_panels",
+    "steps_of",
+    "steps_table",
+    "thinned",
+    "unseen",
+    "unseen_claims",
+]
+
+Floats = NDArray[np.float64]
+METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
+SMALL, STANDARD, D50, FAST = "-small", "", "-d50", "-small-fast"
+HELD = {"eigenvalues": "C", "covariance": "the covariance"}
+FREE = {"label", "keep", "held_out", "graph", "channels_last"}
+RECORDS, MODES, FIRST = 150, 96, 12  # of a spectrum over time that is kept; modes of which every record is
+SMOKE: dict[str, Any] = {
+    "data": "photos",
+    "pretrain": 400,
+    "size": 16,
+    "encoder": "resnet18",
+    "encoder_options": {"stem": "small", "width": 8},
+    "hidden": [16],
+    "d": 8,
+    "batch": 32,
+    "steps": 60,
+    "warmup_epochs": 0.0,
+    "records": 20,
+    "window": 64,
+    "probes": ["knn"],
+    "probe_times": 4,
+    "held_out": 64,
+    "precision": "float32",
+}
+
+
+class NeedsGPU(InputError):
+    """A run that is not there would take days."""
+
+
+@dataclass(frozen=True)
+class RunsConfig:
+    """Which runs, and where they are kept.
+
+    Attributes:
+        data: stl10 (the paper's) or cifar10.
+        methods: of bt, simclr, vicreg, with commas.
+        runs: folder.
+        kinds: of runs that the experiment needs.
+        smoke: tiny networks on photographs, to try the machinery in seconds; its numbers mean nothing.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+
+    data: str = "stl10"
+    methods: str = "bt,simclr,vicreg"
+    runs: str = "runs"
+    device: str = "auto"
+    smoke: bool = False
+
+    def chosen(self) -> list[str]:
+        """Methods, checked."""
+        return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
+
+    def folder(self, method: str, kind: str) -> Path:
+        """Of a run."""
+        return Path(self.runs) / f"{'smoke' if self.smoke else self.data}-{method}{kind}"
+
+    def source(self) -> str:
+        """Changes when runs do."""
+        files = [self.folder(m, kind) / METRICS for m in self.chosen() for kind in self.kinds]
+        return " ".join(f"{p.parent.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files if p.is_file())
+
+
+def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float, float] = (0.0, 1.0)) -> dict[str, Run]:
+    """Finished runs of the chosen methods, by method; those that are not there are trained. `kind` ends the recipe."""
+    found = {}
+    methods = config.chosen()
+    for i, method in enumerate(methods):
+        low, high = (span[0] + (span[1] - span[0]) * k / len(methods) for k in (i, i + 1))
+        name = f"{'stl10' if config.smoke else one_of(config.data, 'data', ('stl10', 'cifar10'))}-{method}{kind}"
+        folder = config.folder(method, kind)
+        recipe = load_recipe(name, SMOKE if config.smoke else {})
+        if _finished(folder):
+            _check_recipe(Run(folder), recipe)
+        else:
+            _need_a_gpu(config, name)
+            train(recipe, folder, device=config.device, progress=part(progress, low, high, f"{name} "))
+        found[method] = Run(folder)
+    return found
+
+
+def _finished(folder: Path) -> bool:
+    if not (folder / RECIPE).is_file():
+        return False
+    run = Run(folder)
+    return bool(run.records) and run.records[-1].step >= int(run.facts["steps"])
+
+
+def _check_recipe(run: Run, recipe: Recipe) -> None:
+    """A finished run must be one of this recipe; what does not change its course may differ."""
+    have, want = recipe_of(run).plain(), recipe.plain()
+    differing = [k for k in want if k not in FREE and have[k] != want[k]]
+    if differing:
+        changes = ", ".join(f"{k} = {have[k]!r} there, {want[k]!r} in the recipe" for k in differing[:4])
+        remedy = "use another folder with --set runs=FOLDER, or train it again"
+        raise InputError(str(run.folder), "must hold a run of its recipe", changes, remedy)
+
+
+def _need_a_gpu(config: RunsConfig, name: str) -> None:
+    if not config.smoke and config.device == "auto" and not torch.cuda.is_available():
+        raise NeedsGPU(
+            "device",
+            f"must be a GPU: {name} takes minutes there, and days on a CPU",
+            "no GPU here",
+            "--smoke tries the machinery, --from-stored draws what was measured, --set device=cpu insists",
+        )
+
+
+def about(runs: dict[str, Run]) -> dict[str, Any]:
+    """Provenance of runs, as an array that holds JSON."""
+    keys = ("alpha", "steps", "commit", "device", "made")
+    found = {}
+    for name, run in runs.items():
+        last = run.records[-1]
+        found[name] = {"recipe": run.folder.name, **{k: run.facts.get(k) for k in keys}, "seconds": last.seconds}
+        found[name]["end"] = {
+            k: round(float(last.value(k)), 5) for k in ("loss", "knn", "logistic") if last.value(k) is not None
+        }
+        found[name] |= {key: run.recipe[key] for key in ("seed", "data")}
+        found[name]["pretrain"] = run.facts["training_images"]
+    return {"about": np.array(json.dumps(found, default=str))}
+
+
+def methods_in(arrays: Arrays) -> list[str]:
+    """Methods of which there are arrays."""
+    return list(json.loads(str(arrays["about"])))
+
+
+def runs_table(arrays: Arrays) -> Table:
+    """What was run."""
+    rows = [
+        [
+            str(one["recipe"]),
+            f"{float(one['alpha']):.3g}",
+            f"{int(one['steps']):,}",
+            f"{float(one['seconds']):.0f} s",
+            str(one["device"]),
+            str(one["seed"]),
+            f"{one['data']}, {one['pretrain']:,} images",
+        ]
+        for one in json.loads(str(arrays["about"])).values()
+    ]
+    return Table("Runs", ["recipe", "α", "steps", "time", "device", "seed", "trained on"], rows)
+
+
+def thinned(t: Floats, spectra: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """At most 150 records of at most 96 modes, the first of them all, and which modes they are."""
+    rows = np.unique(np.linspace(0, len(t) - 1, min(RECORDS, len(t))).round().astype(int))
+    d = spectra.shape[1]
+    first = np.arange(min(d, MODES // 2))
+    rest = np.geomspace(len(first), d - 1, MODES - len(first)).round().astype(int) if d > len(first) else first[:0]
+    modes = np.unique(np.concatenate([first, rest]))
+    return t[rows], spectra[np.ix_(rows, modes)].astype(np.float32), modes
+
+
+def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
+    """A run's loss and one of its spectra over time, thinned, and the steps in the whole of it."""
+    t, spectra = run.times, run.series(series)
+    steps = detect_steps(t, spectra)
+    short, lam, modes = thinned(t, spectra)
+    return {
+        f"{prefix}.t": short,
+        f"{prefix}.lam": lam,
+        f"{prefix}.modes": modes,
+        f"{prefix}.loss": np.interp(short, t, run.series("loss")),
+        f"{prefix}.steps": np.stack([steps.times, steps.modes, steps.rise_times, steps.levels, steps.events]),
+        f"{prefix}.grown": np.array(grown(spectra[-1])),
+        f"{prefix}.d": spectra.shape[1],
+        f"{prefix}.every": np.column_stack([t, spectra[:, :FIRST]]).astype(np.float32),
+    }
+
+
+def unseen(prefix: str, run: Run) -> dict[str, Any]:
+    """Grown modes of C and of the covariance at the end: on training batches, and on images not trained on, (2, 2); and
+    the leading eigenvalues of the latter."""
+    rows, spectra = [], []
+    for series in HELD:
+        _, held = run.probes(f"held_{series}")
+        if len(held):
+            rows.append([grown(run.series(series)[-1])[0], grown(held[-1])[0]])
+            spectra.append(held[-1][:MODES].astype(np.float32))
+    return {f"{prefix}unseen": np.array(rows), f"{prefix}unseen.lam": np.array(spectra)} if rows else {}
+
+
+def unseen_claims(arrays: Arrays, prefix: str, words: str) -> list[Claim]:
+    """As many modes have grown on images not trained on."""
+    found = zip(HELD.values(), arrays.get(f"{prefix}unseen", ()), strict=False)
+    return [
+        Claim.close(f"{words}grown modes of {of}, on images not trained on", float(other), float(here), 1)
+        for of, (here, other) in found
+    ]
+
+
+def steps_of(arrays: Arrays, prefix: str) -> Steps:
+    """The steps that `curves` has kept."""
+    times, modes, rises, levels, events = arrays[f"{prefix}.steps"]
+    return Steps(times, modes.astype(np.int64), rises, levels, events.astype(np.int64))
+
+
+def steps_table(arrays: Arrays, spectra: dict[str, str]) -> Table:
+    """Every step of each spectrum: prefix and name."""
+    rows = []
+    for prefix, name in spectra.items():
+        steps = steps_of(arrays, prefix)
+        rows += [
+            [name, str(mode + 1), f"{t:,.0f}", f"{rise:.3g}", f"{level:.3g}"]
+            for mode, t, rise, level in zip(steps.modes, steps.times, steps.rise_times, steps.levels, strict=True)
+        ]
+    return Table("Steps", ["eigenvalues of", "mode", "t", "rise time", "plateau"], rows)
+
+
+def spectrum_panels(arrays: Arrays, prefixes: Sequence[tuple[str, str]]) -> list[Panel]:
+    """An interactive chart of each spectrum over time."""
+    found = []
+    for prefix, title in prefixes:
+        t, lam, modes = (arrays[f"{prefix}.{k}"] for k in ("t", "lam", "modes"))
+        lines = [
+            Line(f"mode {j + 1}", t, lam[:, i].astype(float), (i, len(modes)), legend=False)
+            for i, j in enumerate(modes)
+        ]
+        found.append(
+            Panel(title, "time t = Σ lr", "eigenvalue", lines, marks=list(steps_of(arrays, prefix).times), log=True)
+        )
+    return found

@@ -1,0 +1,50 @@
+"""metrics.jsonl: one line per record, appended while a run goes on, cut back to the checkpoint when it resumes."""
+
+import json
+import os
+from pathlib import Path
+
+from stairwise.files import plain
+from stairwise.runs.record import Record
+
+__all__ = ["MetricsLog", "read_log"]
+
+
+class MetricsLog:
+    """Appends records and flushes each, so that a killed run keeps what it measured."""
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.stream = path.open("ab")
+        self.stream.truncate(min(size, self.stream.tell()))
+        self.stream.seek(0, 2)
+        self.size = self.stream.tell()  # bytes written
+
+    def write(self, record: Record) -> None:
+        """Append a record."""
+        line = json.dumps(plain(record.as_json()), allow_nan=False) + "\n"
+        self.size += self.stream.write(line.encode())
+        self.stream.flush()
+
+    def sync(self) -> None:
+        """Force the file to disk, before a checkpoint relies on it."""
+        os.fsync(self.stream.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self.stream.close()
+
+
+def read_log(path: Path) -> tuple[list[Record], int]:
+    """Records, and the number of damaged lines (a run may be writing, or have been killed while writing)."""
+    records, bad = [], 0
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return [], 0
+    for line in text.splitlines():
+        try:
+            records.append(Record.from_json(json.loads(line)))
+        except (ValueError, TypeError, RecursionError):
+            bad += 1
+    return records, bad

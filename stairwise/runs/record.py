@@ -1,0 +1,122 @@
+"""One measurement of a run: a line of metrics.jsonl, typed."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CLOCKS", "SPECTRA", "Record", "spectrum_of_loss"]
+
+Floats = NDArray[np.float64]
+SPECTRA = ("eigenvalues", "covariance", "normalized", "hidden", "held_eigenvalues", "held_covariance", "held_hidden")
+CLOCKS = ("seconds", "views_per_second")  # the only values that differ between equal runs on a CPU
+LARGEST = 1e300  # numbers beyond this are damage, not measurements
+OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")
+
+
+def spectrum_of_loss(loss: str, options: dict[str, Any] | None = None) -> str:
+    """The spectrum in which a loss takes its steps: "eigenvalues" (of C) or "covariance".
+
+    Losses that are functions of C follow C, unless they standardize z first: then C's scale says nothing.
+
+    >>> spectrum_of_loss("barlow_twins", {"batch_norm": False}), spectrum_of_loss("simclr")
+    ('eigenvalues', 'covariance')
+    """
+    standardized = loss == "barlow_twins" and (options or {}).get("batch_norm", True)
+    return "eigenvalues" if loss in OF_CORRELATION and not standardized else "covariance"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Record:
+    """What was measured at one moment; None where it was not.
+
+    Attributes:
+        step, t: number of updates, and the sum of their learning rates.
+        seconds: wall-clock time since the run began.
+        epoch, loss, gradient, lr, views_per_second: loss is the mean since the record before.
+        samples: pairs behind the spectra.
+        eigenvalues, covariance, normalized, hidden: spectra as in `monitor.spectrum.Spectrum`, descending, (d,).
+        held_eigenvalues, held_covariance, held_hidden: the same of images that are not trained on.
+        mean_square: ‖mean of z‖².
+        leading: embeddings in their two leading modes, (2, pairs, 2); kept in a file of its own.
+        skipped, first_skipped: batches left out so far because they were not finite, and the first of them.
+        checkpoint: file that was measured.
+        extra: everything else by name: accuracies of probes, fields that other programs have added.
+    """
+
+    step: int
+    t: float
+    seconds: float | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    gradient: float | None = None
+    lr: float | None = None
+    views_per_second: float | None = None
+    samples: int | None = None
+    eigenvalues: Floats | None = None
+    covariance: Floats | None = None
+    normalized: Floats | None = None
+    hidden: Floats | None = None
+    held_eigenvalues: Floats | None = None
+    held_covariance: Floats | None = None
+    held_hidden: Floats | None = None
+    mean_square: float | None = None
+    leading: Floats | None = None
+    skipped: int = 0
+    first_skipped: int = 0
+    checkpoint: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def value(self, name: str) -> Any:
+        """A field or an extra by name; None where it was not measured."""
+        return getattr(self, name) if name in FIELDS else self.extra.get(name)
+
+    def spectrum(self, name: str) -> Floats | None:
+        """A spectrum by name, if it was measured and all of it is finite."""
+        values = self.value(name)
+        sound = isinstance(values, np.ndarray) and values.size and bool((np.abs(values) < LARGEST).all())
+        return values if sound else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The line of metrics.jsonl, rounded to seven digits, which is more than is measured."""
+        values = {name: getattr(self, name) for name in FIELDS if name != "leading"} | self.extra
+        return {name: _rounded(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, line: Any) -> "Record":
+        """Read a line; ValueError if it is none. Single numbers that are not finite become None."""
+        if not isinstance(line, dict) or _number(line.get("t")) is None or _number(line.get("step")) is None:
+            raise ValueError("a record needs step and t")
+        values: dict[str, Any] = {"extra": {name: value for name, value in line.items() if name not in FIELDS}}
+        for name, value in line.items():
+            if name in SPECTRA:
+                values[name] = np.array(value, dtype=np.float64) if isinstance(value, list) else None
+            elif name == "checkpoint":
+                values[name] = str(value)
+            elif name in FIELDS and name != "leading":
+                number = _number(value)
+                values[name] = int(number or 0) if name in WHOLE else number
+        return cls(**values)
+
+
+FIELDS = tuple(f.name for f in dataclasses.fields(Record) if f.name != "extra")
+WHOLE = ("step", "samples", "skipped", "first_skipped")
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        return None
+    return float(value)
+
+
+def _rounded(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.7g}") if isinstance(value, float) and math.isfinite(value) else value

@@ -1,0 +1,1 @@
+"""Reading spectra over time: steps, forecast, clock and advice. numpy only."""

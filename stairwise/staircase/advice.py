@@ -1,0 +1,113 @@
+"""What the spectra say, in plain words: is this plateau normal, has it collapsed, when is it done?"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from stairwise.staircase.clock import Clock, duration
+from stairwise.staircase.forecast import Forecast, forecast_steps
+from stairwise.staircase.steps import FEWEST, detect_steps, records
+from stairwise.theory.spectra import effective_rank
+
+__all__ = ["advise"]
+
+FALLEN = 1e-2  # of what it was, after steps have been taken
+COLLAPSED = 1e-6  # of what it was, in any case
+NOTHING = 1e-8  # of the mean's square: all embeddings are one point, to rounding
+RARE = 0.1  # share of dimensions that is little
+
+
+def advise(
+    t: ArrayLike,
+    lam: ArrayLike,
+    clock: Clock | None = None,
+    level: float | None = 1.0,
+    spread: float | None = None,
+    ahead: Forecast | None = None,
+) -> list[str]:
+    """Sentences about a run from its spectra over time, most important first.
+
+    Arguments:
+        t: times of the records, (T,).
+        lam: eigenvalues of C or of the covariance, descending, (T, d).
+        clock: says how many steps and hours that will be.
+        level: as in `forecast_steps`.
+        spread: now, trace of the covariance over the square of the mean, where that is known.
+        ahead: the forecast, if it has been made.
+
+    Example:
+        >>> t = np.linspace(0, 1.5, 100)
+        >>> lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.9])))
+        >>> print(*advise(t, lam), sep="\\n")
+        1 of 3 dimensions learned.
+        This plateau is normal: dimension 2 is growing and is expected at t = 1.72 (80 %: 1.7 to 1.75).
+        All 3 dimensions are expected by t = 1.92.
+    """
+    times, spectra = records(t, lam)
+    if spectra[-1, 0] <= COLLAPSED * max(spectra[:, 0].max(), 0.0) or (spread is not None and spread <= NOTHING):
+        return ["Collapsed: all embeddings are (nearly) the same point. Lower the learning rate or check the loss."]
+    fallen = _fallen(times, spectra)
+    if fallen:
+        return [fallen]
+    ahead = ahead or forecast_steps(times, spectra, level=level)
+    return [_learned(ahead, spectra[-1]), *_outlook(ahead, clock)]
+
+
+def _fallen(t: np.ndarray, spectra: np.ndarray) -> str:
+    """Steps had been taken, and now the largest eigenvalue is a small part of what it was."""
+    top = spectra[:, 0]
+    share = top[-1] / top.max()
+    last = int(np.flatnonzero(top >= top.max() / 2)[-1]) + 1
+    if share > FALLEN or last < FEWEST:
+        return ""
+    steps = len(detect_steps(t[:last], spectra[:last]))
+    if not steps:
+        return ""
+    return (
+        f"Collapsing: {steps} dimensions had been learned by t = {t[last - 1]:.3g}, and the largest eigenvalue is "
+        f"{share:.1g} of what it was. Lower the learning rate or check the loss; go back to a checkpoint from before."
+    )
+
+
+def _learned(ahead: Forecast, spectrum: np.ndarray) -> str:
+    done, d = len(ahead.done) + ahead.arriving, ahead.dimensions
+    if done == 0:
+        rank = float(effective_rank(spectrum))
+        return f"No step has been seen yet; the effective rank is {rank:.1f} of {d}."
+    return f"{done} of {d} dimensions learned."
+
+
+def _outlook(ahead: Forecast, clock: Clock | None) -> list[str]:
+    done, d = len(ahead.done) + ahead.arriving, ahead.dimensions
+    if len(ahead.modes) == 0:
+        if done == 0:
+            return []
+        if done >= d:
+            return ["All dimensions are in use: training longer learns no more of them, a larger d might."]
+        if done < RARE * d:
+            return [
+                f"Nothing else is growing: {d - done} dimensions are unused (dimensional collapse, if it stays so). "
+                "Train longer, raise the learning rate, or try sw.precondition."
+            ]
+        return [f"Nothing else is growing: stop here, or choose d near {done}."]
+    first = int(np.argmin(ahead.times))
+    low, time, high = (float(v[first]) for v in (ahead.low, ahead.times, ahead.high))
+    said = [
+        f"This plateau is normal: dimension {ahead.modes[first] + 1} is growing and is expected at t = {time:.3g} "
+        f"({100 * ahead.coverage:.0f} %: {low:.3g} to {high:.3g}){when(clock, time)}."
+    ]
+    end = ahead.when(1.0)
+    if np.isfinite(end):
+        said.append(f"All {d} dimensions are expected by t = {end:.3g}{when(clock, end)}.")
+    else:
+        said.append(f"{len(ahead.modes)} are growing; {d - done - len(ahead.modes)} do not grow yet.")
+    return said
+
+
+def when(clock: Clock | None, t: float) -> str:
+    """The same moment in steps and hours."""
+    if clock is None:
+        return ""
+    step, left = float(clock.steps(t)), float(clock.seconds_left(t))
+    if not np.isfinite(step):
+        return ", after the end of this run"
+    return f", step {step:,.0f}" + (f", in {duration(left)}" if np.isfinite(left) else "")

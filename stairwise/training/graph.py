@@ -1,0 +1,116 @@
+"""CUDA graphs (one launch instead of thousands, which decides the speed of small batches) and streams."""
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stairwise.checks import InputError
+
+__all__ = ["Recorded", "on_two_streams", "prefetch"]
+
+WARM = 3  # ordinary calls on a side stream before recording
+Pair = tuple[Tensor, Tensor]
+
+
+def on_two_streams(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+    """Both results; inside a recording they are computed side by side, which pays for many small kernels."""
+    if not torch.cuda.is_current_stream_capturing():
+        return first(), second()
+    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        a = first()
+    b = second()  # launched after the first, so that random numbers are drawn in this order
+    here.wait_stream(aside)
+    return a, b
+
+
+def prefetch(pairs: Iterator[Pair]) -> Iterator[Pair]:
+    """The same pairs, each computed on a second stream while the one before it is in use."""
+    side = torch.cuda.Stream()
+
+    def launch() -> Pair | None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            return next(pairs, None)
+
+    coming = launch()
+    while coming is not None:
+        torch.cuda.current_stream().wait_stream(side)
+        here = coming[0].clone(), coming[1].clone()  # a recording writes the next pair into the same memory
+        coming = launch()
+        yield here
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python from collecting garbage during a recording: freeing an earlier recording then would spoil it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Recorded:
+    """Calls work(*tensors, **options) and, after a few ordinary calls, replays a recording of it.
+
+    There is one recording per choice of options. Shapes of tensors must not change. A replay overwrites what `work`
+    returned before.
+    """
+
+    def __init__(self, work: Callable[..., Any], generator: torch.Generator | None = None) -> None:
+        self.work, self.generator = work, generator
+        self.recordings: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self.calls: dict[tuple[Any, ...], int] = {}
+        self.inputs: tuple[Tensor, ...] = ()
+        self.side = torch.cuda.Stream()
+
+    def __call__(self, *tensors: Tensor, **options: Any) -> Any:
+        if not self.inputs:
+            self.inputs = tuple(torch.empty_like(x) for x in tensors)
+        for mine, x in zip(self.inputs, tensors, strict=True):
+            mine.copy_(x)
+        key = tuple(sorted(options.items()))
+        self.calls[key] = self.calls.get(key, 0) + 1
+        if self.calls[key] <= WARM:
+            return self._call_aside(options)
+        if key not in self.recordings:
+            self.recordings[key] = self._record(options)
+        graph, out = self.recordings[key]
+        graph.replay()
+        return out
+
+    def _call_aside(self, options: dict[str, Any]) -> Any:
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            out = self.work(*self.inputs, **options)
+        torch.cuda.current_stream().wait_stream(self.side)
+        return out
+
+    def _record(self, options: dict[str, Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        graph = torch.cuda.CUDAGraph()
+        if self.generator is not None:
+            graph.register_generator_state(self.generator)
+        pool = next(iter(self.recordings.values()))[0].pool() if self.recordings else None
+        try:
+            # thread_local: threads that feed images may pin memory at the same time
+            recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+            with _no_collection(), recording, warnings.catch_warnings():
+                # gradients of passes on two streams are summed on one of them, as intended
+                warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+                out = self.work(*self.inputs, **options)
+        except RuntimeError as error:
+            # the state of random numbers is undefined after a failed recording, so this process cannot continue
+            reason = str(error).splitlines()[0]
+            raise InputError(
+                "graph", "must be false if the step reads tensor values on the CPU (.item())", reason, "set graph=false"
+            ) from error
+        return graph, out

@@ -1,0 +1,350 @@
+"""The training loop: views, embed, loss, step, measure; resumable at any moment.
+
+`train` is the whole story; `Trainer` keeps its state, and `Trainer.step` is one step of learning.
+"""
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import repeat
+from pathlib import Path
+from signal import SIGTERM, Signals
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stairwise.checks import InputError, RunWarning
+from stairwise.data.feed import batch_rows
+from stairwise.data.views import Pair
+from stairwise.distributed import agreed, choose_device, process_group, rank, world
+from stairwise.files import save_json
+from stairwise.monitor.loggers import tensorboard_in
+from stairwise.nets.encoder import Network
+from stairwise.nets.initial import find_alpha, scale_parameters
+from stairwise.progress import Progress, silent
+from stairwise.provenance import provenance
+from stairwise.runs.folder import CHECKPOINTS, METRICS, RECIPE, WEIGHTS, RunFolder, discard
+from stairwise.runs.reader import Run
+from stairwise.runs.record import Record
+from stairwise.runs.schedule import Schedule
+from stairwise.training import checkpoint
+from stairwise.training.graph import Recorded, prefetch
+from stairwise.training.measure import held_out_spectra, probe_accuracies, top_eigenvalue
+from stairwise.training.networks import network_of
+from stairwise.training.objective import AbstractObjective, Embedded, build_objective, capturable
+from stairwise.training.optimizer import FlatOptimizer
+from stairwise.training.process import StopRequest, locked
+from stairwise.training.recipe import Recipe, load_recipe
+from stairwise.training.recorder import Recorder
+from stairwise.training.setup import Calendar, prepare, with_joint_norms
+
+__all__ = ["Diverged", "Stopped", "Trainer", "train"]
+
+ASK_EVERY = 10  # steps between agreements of several processes
+GO_ON, SAVE, STOP = 0, 1, 2
+FREE = {"label", "keep", "held_out"}  # settings that do not change the course of a run
+
+
+class Stopped(RuntimeError):
+    """A signal ended the run after a checkpoint."""
+
+
+class Diverged(RuntimeError):
+    """Loss or gradient are no longer finite."""
+
+
+def train(
+    recipe: Recipe | str,
+    folder: str | Path | None = None,
+    *,
+    device: str = "auto",
+    checkpoint_minutes: float = 5.0,
+    restart: bool = False,
+    tensorboard: bool = False,
+    progress: Progress = silent,
+) -> Run:
+    """Train, or continue training, and return the run.
+
+    Arguments:
+        recipe: a recipe or the name of one.
+        folder: where the run is kept; default `runs/NAME`, or `runs/LOSS` for a recipe object. If it holds an
+            unfinished run of this recipe, that continues; a finished one is returned as it is.
+        checkpoint_minutes: time between checkpoints; one is also written at the end and on Ctrl-C or SIGTERM.
+        restart: discard what the folder holds.
+        tensorboard: also write TensorBoard files (needs `tensorboard`).
+        progress: called with step, number of steps and a few words.
+    """
+    name = Path(recipe).stem if isinstance(recipe, str) else recipe.loss
+    folder = Path(folder) if folder else Path("runs") / name
+    recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    where = choose_device(device)
+    with ExitStack() as stack:
+        stack.enter_context(process_group(where))
+        if rank() == 0:
+            stack.enter_context(locked(folder))
+            if restart:
+                discard(folder)
+        if world() > 1:
+            dist.barrier()
+        stack.enter_context(_fastest_convolutions(where))
+        stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
+        trainer = Trainer(recipe, folder, where, tensorboard)
+        stack.callback(trainer.close)
+        trainer.resume()
+        stop = stack.enter_context(StopRequest())  # before this, Ctrl-C loses nothing
+        trainer.run(stop, 60 * checkpoint_minutes, progress)
+    return Run(folder)
+
+
+@contextmanager
+def _fastest_convolutions(device: torch.device) -> Iterator[None]:
+    """Enable cudnn.benchmark; leave TF32 and determinism as the caller has set them."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = device.type == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+class Trainer:
+    """The state of a run, and what can be done with it."""
+
+    def __init__(self, recipe: Recipe, folder: Path, device: torch.device, tensorboard: bool = False) -> None:
+        self.recipe, self.folder, self.device = recipe, folder, device
+        self.stored = checkpoint.newest(folder / CHECKPOINTS)
+        if self.stored is not None:
+            _check_same(self.stored.facts["recipe"], recipe.plain(), self.stored.path)
+        torch.manual_seed(recipe.seed)
+        self.material = prepare(recipe, device)
+        network = network_of(recipe, self.material.view_shape).to(device)
+        if recipe.channels_last and device.type == "cuda":
+            network = network.to(memory_format=torch.channels_last)
+        self.alpha = self.stored.facts["alpha"] if self.stored else self._scale(network)
+        self.objective: AbstractObjective = build_objective(
+            network, recipe.d, recipe.loss, recipe.loss_options, recipe.precondition, recipe.together
+        ).to(device)
+        if world() > 1:
+            self.objective = with_joint_norms(self.objective, device)
+        self.optimizer = FlatOptimizer(
+            self.objective, recipe.optimizer, recipe.momentum, recipe.weight_decay, recipe.clip
+        )
+        self.calendar = Calendar(recipe, self.material.training, self.material.batch)
+        self.schedule = Schedule(recipe.schedule, self.calendar.total, self.calendar.warmup, recipe.final_lr)
+        self.step_number, self.t, self.seconds = 0, 0.0, 0.0
+        standardizes = recipe.loss == "barlow_twins" and recipe.loss_options.get("batch_norm", True)
+        begun = self.stored.facts["step"] if self.stored else 0
+        board = tensorboard_in(folder, begun) if tensorboard and rank() == 0 else None
+        self.recorder = Recorder(device, bool(standardizes), recipe.hidden_spectrum, board)
+        self.take = Recorded(self.step) if self.material.graph and capturable(recipe.loss) else self.step
+
+    # one step of learning
+
+    @property
+    def network(self) -> Network:
+        return self.objective.network
+
+    def step(self, x_a: Tensor, x_b: Tensor, measure: bool) -> None:
+        """Embeddings of two views, loss, gradient, update; nothing here waits for the device."""
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.material.bf16, cache_enabled=False):
+            out: Embedded = self.objective(x_a, x_b)
+        out.loss.backward()
+        if world() > 1:
+            dist.all_reduce(self.optimizer.gradient)
+            self.optimizer.gradient.div_(world())
+        gradient = self.optimizer.step()
+        self.objective.after_step()
+        self.recorder.observe(out, gradient, measure)
+
+    def fixed_pairs(self) -> Pair:
+        """The pairs on which a recipe with `fixed_views` trains; every process keeps its share."""
+        x_a, x_b = self.material.pairs.fixed(torch.arange(self.material.training))
+        return x_a.chunk(world())[rank()], x_b.chunk(world())[rank()]
+
+    def _pairs_from_here(self) -> Iterator[Pair]:
+        """Two views for every step that is left."""
+        if self.recipe.fixed_views:
+            return repeat(self.fixed_pairs())
+        material = self.material
+        rows = batch_rows(material.training, material.batch, self.recipe.seed, self.step_number, rank(), world())
+        pairs = material.pairs.stream(rows, self.step_number)
+        return prefetch(pairs) if self.device.type == "cuda" else pairs
+
+    # the run
+
+    def run(self, stop: StopRequest, checkpoint_seconds: float, progress: Progress) -> None:
+        """All remaining steps."""
+        calendar = self.calendar
+        if self.step_number >= calendar.total:
+            return
+        self.objective.train()
+        pairs = self._pairs_from_here()
+        saved = began = time.perf_counter()
+        first, earlier = self.step_number, self.seconds
+        while self.step_number < calendar.total:
+            x_a, x_b = next(pairs)
+            self.t += self._set_rates()
+            self.take(x_a, x_b, measure=calendar.measures(self.step_number + 1))
+            self.step_number += 1
+            self.seconds = earlier + time.perf_counter() - began
+            if self.step_number in calendar.records or self.step_number in calendar.probes:
+                rate = 2 * self.material.batch * (self.step_number - first) / max(self.seconds - earlier, 1e-9)
+                progress(self.step_number, calendar.total, self._record(rate))
+            elif self.step_number % ASK_EVERY == 0:
+                progress(self.step_number, calendar.total, "")
+            if self.step_number in calendar.kept and rank() == 0:
+                self._keep_weights()
+            wish = self._agree(stop, time.perf_counter() - saved > checkpoint_seconds)
+            if wish or self.step_number == calendar.total:
+                path = self.save()
+                saved = time.perf_counter()
+            if wish == STOP and self.step_number < calendar.total:
+                raise Stopped(
+                    f"stopped by {Signals(stop.signal or SIGTERM).name} after step {self.step_number} of "
+                    f"{calendar.total}; {path} is whole: the same command continues"
+                )
+
+    def close(self) -> None:
+        """End threads and close files."""
+        self.recorder.close()
+
+    def _agree(self, stop: StopRequest, due: bool) -> int:
+        """What to do now, the same on all processes: GO_ON, SAVE or STOP (after saving)."""
+        if world() > 1 and self.step_number % ASK_EVERY:
+            return GO_ON
+        return agreed(STOP if stop.signal else SAVE if due else GO_ON, self.device)
+
+    def _set_rates(self) -> float:
+        factor = self.schedule.factor(self.step_number)
+        lr, lr_bias = self.recipe.lr * factor, (self.recipe.lr_bias or self.recipe.lr) * factor
+        self.optimizer.lr[0].fill_(lr)
+        self.optimizer.lr[1].fill_(lr_bias)
+        return lr
+
+    def _record(self, rate: float) -> str:
+        """Measure what is due, and return a few words about it."""
+        numbers = self.recorder.numbers()
+        self._check_finite(numbers)
+        accuracies: dict[str, float] = {}
+        spectra: dict[str, Any] = {}
+        if self.step_number in self.calendar.probes:
+            accuracies = probe_accuracies(self.network, self.recipe, self.material)
+            spectra = held_out_spectra(self.network, self.recipe, self.material)
+        record = Record(
+            step=self.step_number,
+            t=self.t,
+            epoch=self.step_number * self.material.batch / self.material.training,
+            loss=numbers["loss"],
+            gradient=numbers["gradient"],
+            lr=self.recipe.lr * self.schedule.factor(self.step_number - 1),
+            seconds=self.seconds,
+            views_per_second=rate,
+            extra=accuracies,
+            **spectra,
+        )
+        self.recorder.write(record, self.step_number in self.calendar.records)
+        return f"loss {numbers['loss']:.4g}, {rate:,.0f} views/s"
+
+    def _check_finite(self, numbers: dict[str, float]) -> None:
+        if not numbers["bad_step"]:
+            return
+        kept = sorted((self.folder / CHECKPOINTS).glob("step-*.safetensors"))
+        finite = bool(torch.isfinite(self.optimizer.values).all())
+        raise Diverged(
+            f"training diverged: loss or gradient were not finite for the first time at step {numbers['bad_step']:.0f} "
+            f"(last gradient length {numbers['gradient']:.3g}, weights are {'' if finite else 'not '}finite, "
+            f"lr {float(self.optimizer.lr[0]):.3g}); "
+            + (f"last good checkpoint: {kept[-1]}; " if kept else "no checkpoint had been written; ")
+            + "lower lr, lengthen warmup_epochs or set clip"
+        )
+
+    # initialization, saving, resuming
+
+    def _scale(self, network: Network) -> float:
+        recipe = self.recipe
+        if recipe.alpha != "auto":
+            alpha = float(recipe.alpha)
+        else:
+            measured = lambda: top_eigenvalue(network, recipe, self.material)  # noqa: E731
+            alpha = find_alpha(network, measured, recipe.start, recipe.scope)
+            if world() > 1:
+                shared = torch.tensor(alpha, dtype=torch.float64, device=self.device)
+                dist.broadcast(shared, 0)
+                alpha = float(shared)
+        if alpha != 1:
+            scale_parameters(network, alpha, recipe.scope)
+        return alpha
+
+    def _keep_weights(self) -> None:
+        self._check_finite(self.recorder.numbers())
+        facts = {"t": self.t, "view_shape": self.material.view_shape}
+        tensors = {f"objective.network.{k}": v for k, v in self.network.state_dict().items()}
+        checkpoint.keep(self.folder / WEIGHTS, self.step_number, facts, tensors)
+
+    def save(self) -> Path:
+        """Write a checkpoint, unless training has diverged."""
+        self._check_finite(self.recorder.numbers())
+        self.recorder.settle()
+        path, log = self.folder / CHECKPOINTS, self.recorder.writer.folder
+        if log is not None:
+            log.sync()
+            tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
+            tensors |= {"momentum": self.optimizer.momentum_buffer} | self.recorder.state()
+            tensors["rng.cpu"] = torch.get_rng_state()
+            if self.device.type == "cuda":
+                tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+            facts = {
+                "recipe": self.recipe.plain(),
+                "t": self.t,
+                "alpha": self.alpha,
+                "seconds": self.seconds,
+                "log_size": log.size,
+                "images": self.material.identity(self.recipe.data),
+                "view_shape": self.material.view_shape,
+            }
+            path = checkpoint.save(path, self.step_number, facts, tensors)
+        if world() > 1:
+            dist.barrier()
+        return path
+
+    def resume(self) -> None:
+        """Continue from the newest whole checkpoint, or begin."""
+        stored = self.stored
+        if stored is None:
+            if rank() == 0:
+                self._begin()
+            return
+        self.material.check_same(self.recipe.data, stored.facts["images"])
+        self.objective.load_state_dict(stored.part("objective"))
+        self.optimizer.momentum_buffer.copy_(stored.tensors["momentum"])
+        self.recorder.load(stored.tensors["numbers"], stored.part("monitor"))
+        torch.set_rng_state(stored.tensors["rng.cpu"])
+        if self.device.type == "cuda" and "rng.cuda" in stored.tensors:
+            torch.cuda.set_rng_state(stored.tensors["rng.cuda"], self.device)
+        self.step_number, self.t = stored.facts["step"], stored.facts["t"]
+        self.seconds, self.alpha = stored.facts["seconds"], stored.facts["alpha"]
+        if rank() == 0 and self.step_number < self.calendar.total:
+            log = self.recorder.writer.folder = RunFolder(self.folder, stored.facts["log_size"])
+            if log.size < stored.facts["log_size"]:
+                warnings.warn(f"{self.folder / METRICS} has lost earlier records; continuing", RunWarning, stacklevel=3)
+
+    def _begin(self) -> None:
+        facts = {"recipe": self.recipe.plain(), "alpha": self.alpha, "steps": self.calendar.total}
+        facts |= {"batch": self.material.batch, "training_images": self.material.training}
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
+        save_json(self.folder / RECIPE, facts | provenance(device, ("torch", "numpy", "safetensors")))
+        self.recorder.writer.folder = RunFolder(self.folder, 0)
+
+
+def _check_same(stored: dict[str, Any], asked: dict[str, Any], path: Path) -> None:
+    stored = Recipe().plain() | stored  # settings that the run's version did not have
+    differing = [k for k in asked if k not in FREE and stored.get(k) != asked[k]]
+    if differing:
+        changes = ", ".join(f"{k} = {stored.get(k)!r} there, {asked[k]!r} here" for k in differing[:4])
+        raise InputError(
+            "run folder", "holds a run of another recipe", f"{path}: {changes}", "give another --out, or --restart"
+        )

@@ -1,0 +1,66 @@
+"""What a run measures of its network besides the batches it trains on: probes, held-out images, the start."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from stairwise.evaluate.classifiers import PROBES
+from stairwise.evaluate.representations import eval_mode, probe_rows, represent
+from stairwise.monitor.spectrum import SpectrumMonitor
+from stairwise.nets.encoder import Network
+from stairwise.runs.record import spectrum_of_loss
+from stairwise.training.recipe import Recipe
+from stairwise.training.setup import Material
+
+__all__ = ["held_out_spectra", "probe_accuracies", "top_eigenvalue"]
+
+
+def probe_accuracies(network: Network, recipe: Recipe, material: Material) -> dict[str, float]:
+    """Accuracies of the recipe's probes on representations."""
+    if not recipe.probes:
+        return {}
+    pairs, images = material.pairs, material.images
+    labels = torch.as_tensor(np.asarray(images.labels, dtype=np.int64))
+    crop = pairs.pipeline[0].scale is None
+    precision = torch.bfloat16 if material.bf16 else None
+
+    def represented(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h, _ = represent(network, pairs.feed, rows, pairs.size, pairs.mean, pairs.std, crop, precision=precision)
+        return h, labels[rows].to(h.device)
+
+    rows, held = probe_rows(images, material.training, recipe.probe_images)
+    (h, y), (h_test, y_test) = represented(rows), represented(held)
+    return {name: PROBES[name](h, y, h_test, y_test) for name in recipe.probes}
+
+
+def held_out_spectra(network: Network, recipe: Recipe, material: Material) -> dict[str, Any]:
+    """Spectra of images that are not trained on, in evaluation mode."""
+    rows = torch.arange(material.training, len(material.images.pixels))[: recipe.held_out]
+    if len(rows) == 0:
+        return {}
+    monitor = SpectrumMonitor()
+    # a copy: the original may be drawing the next step's views at this moment
+    pairs = material.pairs.copy()
+    with eval_mode(network), torch.autocast(pairs.feed.device.type, torch.bfloat16, enabled=material.bf16):
+        for x_a, x_b in pairs.fixed_batches(rows):
+            (h_a, z_a), (h_b, z_b) = network(x_a), network(x_b)
+            monitor.update(z_a, z_b, h_a, h_b)
+    spectrum = monitor.compute()
+    return {f"held_{name}": getattr(spectrum, name) for name in ("eigenvalues", "covariance", "hidden")}
+
+
+@torch.no_grad()
+def top_eigenvalue(network: Network, recipe: Recipe, material: Material) -> float:
+    """The largest eigenvalue at initialization: of C for Barlow Twins and its kin, else of the covariance."""
+    buffers = {name: b.clone() for name, b in network.named_buffers()}
+    monitor, pairs = SpectrumMonitor(), material.pairs
+    rows = torch.arange(material.training)[: max(512, 4 * recipe.d)]
+    for x_a, x_b in pairs.fixed_batches(rows):
+        with torch.autocast(pairs.feed.device.type, torch.bfloat16, enabled=material.bf16):
+            monitor.update(network(x_a)[1], network(x_b)[1])
+    for name, b in network.named_buffers():
+        b.copy_(buffers[name])
+    # the paper sets the scale of C even where the loss standardizes z afterwards
+    name = spectrum_of_loss(recipe.loss, recipe.loss_options | {"batch_norm": False})
+    return float(getattr(monitor.compute(), name)[0])

@@ -1,0 +1,73 @@
+"""Networks of recipes and of runs: as built, as they began, as they ended, as they were on the way."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from stairwise.checks import InputError, positive_int
+from stairwise.data.images import load
+from stairwise.data.pairs import view_pairs
+from stairwise.nets.encoder import Network, build_encoder, build_network
+from stairwise.nets.initial import scale_parameters
+from stairwise.runs.folder import CHECKPOINTS, WEIGHTS
+from stairwise.runs.reader import Run
+from stairwise.training import checkpoint
+from stairwise.training.recipe import Recipe, recipe_of
+
+__all__ = ["fixed_views", "initial_network", "kept_networks", "load_network", "network_of"]
+
+
+def network_of(recipe: Recipe, view_shape: tuple[int, ...]) -> Network:
+    """The network of a recipe for views of a shape (channels, height, width), with its random weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        encoder = build_encoder(recipe.encoder, recipe.encoder_options)
+        sample = torch.zeros(2, *view_shape)
+        return build_network(encoder, sample, recipe.hidden, recipe.d, recipe.head_norm, recipe.head_bias).float()
+
+
+def load_network(run: Run) -> Network:
+    """The network of the newest checkpoint, in evaluation mode on the CPU."""
+    return _restored(run, _newest(run))
+
+
+def initial_network(run: Run) -> Network:
+    """The network with which a run began, in evaluation mode on the CPU: a function of its recipe and its α."""
+    recipe = recipe_of(run)
+    network = network_of(recipe, _newest(run).facts["view_shape"])
+    if run.facts["alpha"] != 1:
+        scale_parameters(network, float(run.facts["alpha"]), recipe.scope)
+    return network.eval()
+
+
+def kept_networks(run: Run) -> Iterator[tuple[int, float, Network]]:
+    """Step, t and network at every time at which the recipe's `keep` had the weights kept."""
+    for path in reversed(checkpoint.every(run.folder / WEIGHTS)):
+        state = checkpoint.load(path)
+        yield state.facts["step"], state.facts["t"], _restored(run, state)
+
+
+def fixed_views(run: Run, n: int, seed: int, device: torch.device) -> Tensor:
+    """Two views of n training images that seed and data fix, first views first, (2n, channels, size, size)."""
+    recipe, training = recipe_of(run), int(run.facts["training_images"])
+    if positive_int(n, "n") > training:
+        raise InputError("n", f"must be at most {training}, the number of training images", n, f"n = {training}")
+    rows = torch.randperm(training, generator=torch.Generator().manual_seed(seed))[:n]
+    images = load(recipe.data, size=recipe.size or 64)
+    pairs = view_pairs(images, recipe.views, recipe.size, seed, device, training=training)
+    both = [pairs.fixed(some, i) for i, some in enumerate(rows.split(256))]
+    return torch.cat([a for a, _ in both] + [b for _, b in both])
+
+
+def _newest(run: Run) -> checkpoint.Checkpoint:
+    state = checkpoint.newest(run.folder / CHECKPOINTS)
+    if state is None:
+        raise InputError("run", "must have a checkpoint", run.folder, "let it train for a while")
+    return state
+
+
+def _restored(run: Run, state: checkpoint.Checkpoint) -> Network:
+    network = network_of(recipe_of(run), state.facts["view_shape"])
+    network.load_state_dict(state.part("objective.network"))
+    return network.eval()

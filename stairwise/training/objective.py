@@ -1,0 +1,192 @@
+"""What a step minimizes: two views in, the loss and everything measurable out."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stairwise.checks import InputError, number, one_of
+from stairwise.losses import MODULES, byol, precondition
+from stairwise.nets.encoder import Network
+from stairwise.nets.perceptron import head
+from stairwise.training.graph import on_two_streams
+
+__all__ = [
+    "AbstractObjective",
+    "Bootstrap",
+    "Embedded",
+    "Joint",
+    "build_objective",
+    "can_pass_at_once",
+    "capturable",
+    "two_passes",
+]
+
+TRIAL = (torch.eye(4)[:, :3], torch.eye(4)[:, :3])  # two views, to try options on
+
+# these decompose matrices on the host, which a captured graph cannot
+UNCAPTURABLE = ("sharpened", "smoothed", "fourth_power", "hinged")
+
+
+AVERAGES = ("running_mean", "running_var")
+STATELESS = ("torch", "torchvision", "timm", "stairwise")  # packages whose modules keep their state in buffers
+Both = Callable[[Callable[[], Any], Callable[[], Any]], Any]
+
+
+class Embedded(NamedTuple):
+    """Loss, embeddings and representations of two views."""
+
+    loss: Tensor
+    z_a: Tensor
+    z_b: Tensor
+    h_a: Tensor
+    h_b: Tensor
+
+
+class AbstractObjective(nn.Module, ABC):
+    """A network and its loss; all parameters in here are trained, all state is checkpointed."""
+
+    network: Network
+
+    @abstractmethod
+    def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded: ...
+
+    def after_step(self) -> None:
+        """What follows the optimizer's step."""
+
+    def embed(self, x_a: Tensor, x_b: Tensor, together: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """h_a, z_a, h_b, z_b; together: batch norm sees both views as one batch."""
+        if together:
+            h, z = self.network(torch.cat([x_a, x_b]))
+            (h_a, h_b), (z_a, z_b) = h.chunk(2), z.chunk(2)
+        elif x_a.is_cuda and torch.cuda.is_current_stream_capturing() and can_pass_at_once(self.network):
+            (h_a, z_a), (h_b, z_b) = two_passes(self.network, x_a, x_b, on_two_streams)
+        else:
+            (h_a, z_a), (h_b, z_b) = self.network(x_a), self.network(x_b)
+        return h_a, z_a, h_b, z_b
+
+
+def two_passes(network: nn.Module, x_a: Tensor, x_b: Tensor, both: Both) -> Any:
+    """network(x_a), network(x_b) by both(first, second), which may run them at once, if `can_pass_at_once`.
+
+    Batch norms end as after one pass and then the other: the second pass has copies of their running averages r₀, and
+    r = (1 − m)ᵏ (r_a − r₀) + r_b, of a norm that is used k times in a pass, puts the updates in order.
+    """
+    norms = [m for m in network.modules() if _remembers(m)]
+    if not norms:
+        return both(lambda: network(x_a), lambda: network(x_b))
+    own = [dict(m._buffers) for m in norms]
+    averages = [m._buffers[name].data for m in norms for name in AVERAGES]  # .data: autograd may have kept them
+    before, copies = torch._foreach_add(averages, 0.0), torch._foreach_add(averages, 0.0)
+    used = Counter[nn.Module]()
+
+    def second() -> Any:
+        for i, m in enumerate(norms):
+            m._buffers.update(zip(AVERAGES, copies[2 * i : 2 * i + 2], strict=True))
+        return network(x_b)
+
+    hooks = [m.register_forward_pre_hook(lambda m, _: used.update([m])) for m in norms]
+    try:
+        for m in norms:
+            m._buffers["num_batches_tracked"] = None  # many small kernels; counted below
+        out = both(lambda: network(x_a), second)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for m, buffers in zip(norms, own, strict=True):
+            m._buffers.update(buffers)
+    torch._foreach_sub_(averages, before)
+    torch._foreach_mul_(averages, [(1 - m.momentum) ** (used[m] // 2) for m in norms for _ in AVERAGES])
+    torch._foreach_add_(averages, copies)
+    torch._foreach_add_([m.num_batches_tracked for m in norms], [used[m] for m in norms])
+    return out
+
+
+def can_pass_at_once(network: nn.Module) -> bool:
+    """Whether two passes at once cannot write over one another's state, as far as that can be seen.
+
+    Modules of your own and parameters that are not trained may be written to in a pass.
+    """
+    return all(p.requires_grad for p in network.parameters()) and all(
+        type(m).__module__.partition(".")[0] in STATELESS and (_remembers(m) or not _has_buffers(m))
+        for m in network.modules()
+    )
+
+
+def _remembers(module: nn.Module) -> bool:
+    """A plain batch norm that updates running averages, exponentially."""
+    plain = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and module.training
+    return plain and module.momentum is not None and None not in module._buffers.values()
+
+
+def _has_buffers(module: nn.Module) -> bool:
+    return module.training and any(value is not None for value in module._buffers.values())
+
+
+class Joint(AbstractObjective):
+    """loss(z_a, z_b), with the gradient preconditioned if options for that are given."""
+
+    def __init__(self, network: Network, loss: nn.Module, stretch: dict[str, Any], together: bool = False) -> None:
+        super().__init__()
+        self.network, self.loss, self.stretch, self.together = network, loss, stretch, together
+
+    def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded:
+        h_a, z_a, h_b, z_b = self.embed(x_a, x_b, self.together)
+        views = precondition(z_a, z_b, **self.stretch) if self.stretch else (z_a, z_b)
+        return Embedded(self.loss(*views), z_a, z_b, h_a, h_b)
+
+
+class Bootstrap(AbstractObjective):
+    """BYOL: a predictor of what a slowly moving copy of the network makes of the other view."""
+
+    def __init__(self, network: Network, d: int, width: int = 512, decay: float = 0.99, together: bool = False) -> None:
+        super().__init__()
+        if number(decay, "decay", least=0) >= 1:
+            raise InputError("decay", "must be below 1", decay)
+        self.network, self.decay, self.together = network, decay, together
+        self.predictor = head(d, [width], d, norm=True, bias=True)
+        self.target = deepcopy(network).requires_grad_(False)
+
+    def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded:
+        h_a, z_a, h_b, z_b = self.embed(x_a, x_b, self.together)
+        with torch.no_grad():
+            (_, t_a), (_, t_b) = self.target(x_a), self.target(x_b)
+        loss = byol(self.predictor(z_a), t_b) + byol(self.predictor(z_b), t_a)
+        return Embedded(loss, z_a, z_b, h_a, h_b)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        pairs = zip(self.target.parameters(), self.network.parameters(), strict=True)
+        slow, fast = zip(*pairs, strict=True)
+        torch._foreach_lerp_(list(slow), list(fast), 1 - self.decay)
+
+
+def build_objective(
+    network: Network, d: int, loss: str, options: dict[str, Any], stretch: dict[str, Any], together: bool = False
+) -> AbstractObjective:
+    """By the names that recipes use."""
+    one_of(loss, "loss", MODULES)
+    factory = Bootstrap if loss == "byol" else MODULES[loss]
+    try:
+        if loss == "byol":
+            if stretch:
+                raise InputError("precondition", "does not apply to BYOL", stretch, "leave it out")
+            return Bootstrap(network, d, together=together, **options)
+        module = MODULES[loss](**options)
+        module(*TRIAL)  # wrong types show only when it is called
+    except (TypeError, RuntimeError) as error:
+        raise InputError("loss_options", f"must be arguments of {factory.__name__}", options, str(error)) from error
+    try:
+        precondition(*TRIAL, **stretch)
+    except TypeError as error:
+        raise InputError("precondition", "must be arguments of sw.precondition", stretch, str(error)) from error
+    return Joint(network, module, stretch, together)
+
+
+def capturable(loss: str) -> bool:
+    """Whether a step with this loss can be recorded as a CUDA graph."""
+    return loss not in UNCAPTURABLE

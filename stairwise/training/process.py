@@ -1,0 +1,50 @@
+"""What surrounds a run: one process per folder, and signals that ask it to stop."""
+
+import fcntl
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from stairwise.checks import InputError
+
+__all__ = ["StopRequest", "locked"]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process (group) at a time per run folder; the lock ends with the process, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                "run folder", "is being trained by another process", folder, "wait, or give another --out"
+            ) from None
+        yield
+
+
+class StopRequest:
+    """Turns the first Ctrl-C or SIGTERM into a request that the loop honours after its step; a second one is final."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def __enter__(self) -> "StopRequest":
+        self.before: dict[int, object] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self.before = {}
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.__exit__()

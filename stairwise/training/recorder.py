@@ -1,0 +1,87 @@
+"""What a run measures: summed on the device in every step, decomposed and written in the background, in order."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stairwise.distributed import rank
+from stairwise.monitor.decompose import decompose_on_one_core
+from stairwise.monitor.loggers import destinations, send
+from stairwise.monitor.spectrum import SpectrumMonitor
+from stairwise.runs.record import Record
+from stairwise.runs.writer import BackgroundWriter
+from stairwise.training.objective import Embedded
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Loss, gradient and spectra since the last record; the first step that was not finite.
+
+    Numbers stay on the device, so that `observe` waits for nothing and can be part of a recorded graph.
+    """
+
+    NAMES = ("loss", "steps", "gradient", "step", "bad_step")
+
+    def __init__(self, device: torch.device, normalized: bool, hidden: bool, board: Any = None) -> None:
+        self.device, self.hidden, self.board = device, hidden, board
+        self.loggers = destinations(board)[1]
+        self.values = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
+        self.monitor = SpectrumMonitor(normalized=normalized)
+        self.writer = BackgroundWriter()
+
+    def observe(self, out: Embedded, gradient: Tensor, measure: bool) -> None:
+        """Take in one step."""
+        v, loss = self.values, out.loss.detach()
+        v[0] += loss
+        v[1] += 1
+        v[2].copy_(gradient)
+        v[3] += 1
+        bad = ~(torch.isfinite(loss) & torch.isfinite(gradient)) & (v[4] == 0)
+        v[4].copy_(torch.where(bad, v[3], v[4]))
+        if measure:
+            self.monitor.update(out.z_a, out.z_b, *((out.h_a, out.h_b) if self.hidden else ()))
+
+    def numbers(self) -> dict[str, float]:
+        """Mean loss since the last spectrum, length of the last gradient, first bad step or 0; waits for the device."""
+        numbers = dict(zip(self.NAMES, self.values.tolist(), strict=True))
+        return numbers | {"loss": numbers["loss"] / max(1.0, numbers["steps"])}
+
+    def write(self, record: Record, spectrum: bool) -> None:
+        """Write a record, with the spectra of what has been observed since the last one if asked."""
+        sums: dict[str, Any] = {}
+        if spectrum:
+            sums = self.monitor.snapshot(joint=True)
+            self.monitor.reset()
+            self.values[:2] = 0
+        self.settle(wait=False)
+        if rank() == 0:
+            self.writer.submit(lambda: _measured(record, sums, self.monitor.normalized))
+
+    def settle(self, wait: bool = True) -> None:
+        """Raise errors of the background and tell loggers what it has written; wait for all of it, if asked."""
+        for record, error in self.writer.wait() if wait else self.writer.finished():
+            if error is not None:
+                raise error
+            send(record, self.loggers)
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors from which `load` continues."""
+        return {"numbers": self.values} | {f"monitor.{k}": v for k, v in self.monitor.state().items()}
+
+    def load(self, numbers: Tensor, monitor: dict[str, Tensor]) -> None:
+        """Continue from `state`."""
+        self.values.copy_(numbers)
+        self.monitor.load(monitor, self.device)
+
+    def close(self) -> None:
+        """End the thread and close files."""
+        self.writer.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def _measured(record: Record, sums: dict[str, Any], normalized: bool) -> Record:
+    return replace(record, **vars(decompose_on_one_core(sums, normalized))) if sums else record

@@ -1,0 +1,139 @@
+"""What a run needs before its first step: images, views and sizes, checked against the recipe."""
+
+import math
+import warnings
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from stairwise.checks import InputError, RunWarning
+from stairwise.data.images import Images, fingerprint, load
+from stairwise.data.pairs import view_pairs
+from stairwise.data.views import ViewPairs
+from stairwise.distributed import world
+from stairwise.evaluate.representations import probe_rows
+from stairwise.training.graph import Recorded, on_two_streams
+from stairwise.training.objective import AbstractObjective
+from stairwise.training.recipe import Recipe
+
+__all__ = ["Calendar", "Material", "prepare", "with_joint_norms"]
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """The data of a run on its device.
+
+    Attributes:
+        training: number of images to train on, from the first.
+        batch: images per step, over all processes.
+        pairs: their views.
+        bf16: whether the encoder runs in bf16.
+        graph: whether steps are recorded as CUDA graphs.
+    """
+
+    images: Images
+    training: int
+    batch: int
+    pairs: ViewPairs
+    bf16: bool
+    graph: bool
+
+    @property
+    def view_shape(self) -> tuple[int, int, int]:
+        """Of one view: channels, height, width."""
+        return self.images.pixels.shape[3], self.pairs.size, self.pairs.size
+
+    def identity(self, data: str) -> list[str]:
+        """What tells these images from others: shape and type (must match), and state of the files (should match)."""
+        return [f"{self.images.pixels.shape} {self.images.pixels.dtype}", fingerprint(data)]
+
+    def check_same(self, data: str, there: list[str]) -> None:
+        """Refuse images of another shape or type than a run began with; warn if the files were written since."""
+        here = self.identity(data)
+        if here[0] != there[0]:
+            remedy = "bring the old data back, or --restart"
+            raise InputError("data", "must be that with which the run began", f"{here[0]}, it was {there[0]}", remedy)
+        if here[1] != there[1]:
+            warnings.warn(f"{data} has been written since the run began", RunWarning, stacklevel=4)
+
+
+def prepare(recipe: Recipe, device: torch.device) -> Material:
+    """Load the images of a recipe and check that they suffice for it."""
+    images = load(recipe.data, size=recipe.size or 64)
+    have = len(images.pixels)
+    training = recipe.pretrain or images.training or have
+    if training > have:
+        raise InputError("pretrain", f"must be at most {have}, the number of images of {images.name}", training)
+    batch = training if recipe.fixed_views else recipe.batch
+    if batch % world():
+        raise InputError("batch", f"must be divisible by the {world()} processes", batch)
+    if batch > training:
+        raise InputError("batch", f"must be at most {training}, the number of training images", batch)
+    if recipe.held_out and have - training < 2:
+        raise InputError("held_out", "needs images besides those for training", training, "lower pretrain")
+    if recipe.probes:
+        _check_classes(*probe_rows(images, training, recipe.probe_images), images)
+    pairs = view_pairs(images, recipe.views, recipe.size, recipe.seed, device, training=training)
+    pairs.half = bf16 = recipe.precision == "bf16" and device.type == "cuda"
+    graph = recipe.graph and device.type == "cuda" and world() == 1
+    if graph:
+        pairs.both = on_two_streams
+        pairs.draw = Recorded(pairs.draw, pairs.generator)
+    return Material(images, training, batch, pairs, bf16, graph)
+
+
+class Calendar:
+    """At which steps a run records, probes and keeps its weights.
+
+    Attributes:
+        total: steps of the run.
+        warmup: steps of the learning rate's warm-up.
+        window: steps behind a measured spectrum.
+        records, probes, kept: steps after which each is done.
+    """
+
+    def __init__(self, recipe: Recipe, training: int, batch: int) -> None:
+        per_epoch = training // batch
+        self.total = recipe.steps or max(1, round(recipe.epochs * per_epoch))
+        self.warmup = round(recipe.warmup_epochs * per_epoch)
+        images = recipe.window or max(4 * recipe.d, 512)
+        self.window = min(math.ceil(images / batch), self.total)
+        count = max(1, min(recipe.records, self.total // self.window))
+        self.records = self._spaced(self._evenly(count))
+        self._in_order = sorted(self.records)
+        measures = recipe.probes or recipe.held_out
+        self.probes = set(self._evenly(recipe.probe_times)) if measures else set()
+        self.kept = set(self._evenly(recipe.keep))
+
+    def measures(self, step: int) -> bool:
+        """Whether step number `step` (from 1) lies in the window of a record."""
+        place = bisect_left(self._in_order, step)
+        return place < len(self._in_order) and self._in_order[place] < step + self.window
+
+    def _evenly(self, count: int) -> list[int]:
+        return [round(i * self.total / count) for i in range(1, count + 1)]
+
+    def _spaced(self, steps: list[int]) -> set[int]:
+        """Steps at which to record, each a whole window after the one before; the first window ends with one too."""
+        kept = [self.window]
+        for step in steps:
+            if step - kept[-1] >= self.window:
+                kept.append(step)
+        return set(kept)
+
+
+def with_joint_norms(objective: AbstractObjective, device: torch.device) -> AbstractObjective:
+    """Batch norm over all processes, which torch has for GPUs only."""
+    if device.type == "cuda":
+        joint: AbstractObjective = torch.nn.SyncBatchNorm.convert_sync_batchnorm(objective)
+        return joint
+    if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in objective.modules()):
+        warnings.warn("on CPUs every process normalizes its own share of the batch", RunWarning, stacklevel=3)
+    return objective
+
+
+def _check_classes(rows: torch.Tensor, held: torch.Tensor, images: Images) -> None:
+    if len(rows) < 2 or len(held) < 1 or len(np.unique(np.asarray(images.labels)[rows.numpy()])) < 2:
+        raise InputError("probes", "need images of at least two classes to fit and one to score", images.name)

@@ -1,0 +1,105 @@
+"""Tangent-kernel studies of runs: rebuild network and views, measure, keep the result in RUN/ntk."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from stairwise.checks import InputError
+from stairwise.distributed import choose_device
+from stairwise.files import load_arrays
+from stairwise.ntk.study import Drift, Outputs, Tangent, study, study_drift
+from stairwise.progress import Progress, silent
+from stairwise.provenance import code_digest
+from stairwise.runs.folder import CHECKPOINTS, KERNELS
+from stairwise.runs.reader import Run
+from stairwise.training import checkpoint
+from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
+
+__all__ = ["drift_of", "stored_drift", "stored_study", "study_of"]
+
+CODE = ("ntk", "kernel", "theory", "nets", "data")  # rooms whose changes make a stored study stale
+
+
+def study_of(
+    run: Run,
+    n: int = 1000,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "float32",
+    initial: bool = True,
+    progress: Progress = silent,
+) -> Tangent:
+    """Kernel, predicted embeddings and alignments of a trained run, on n of its training pairs."""
+    where = choose_device(device)
+    progress(0.0, 1, "drawing pairs")
+    views = fixed_views(run, n, seed, where)
+    model = Outputs(load_network(run)).to(where).eval()
+    before = Outputs(initial_network(run)).to(where).eval() if initial else None
+    tangent = study(run.folder.name, model, views, before, precision=precision, seed=seed, progress=progress)
+    tangent.facts.update(weights=checkpoint.identity(run.folder / CHECKPOINTS), code=code_digest(*CODE))
+    return tangent
+
+
+def stored_study(
+    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Scores and arrays of a run, read from RUN/ntk if the same study of the same weights is there, else made and
+    written. Without its checkpoints a run cannot be studied again, so any study of these pairs is taken."""
+    folder = run.folder / KERNELS
+    wanted: dict[str, Any] = {"n": n, "seed": seed, "precision": precision, "initial": True}
+    if weights := checkpoint.identity(run.folder / CHECKPOINTS):
+        wanted |= {"weights": weights, "code": code_digest(*CODE)}
+    if not _holds(folder, wanted):
+        study_of(run, n, seed, device, precision, progress=progress).write(folder)
+    stored = json.loads((folder / "tangent.json").read_text(encoding="utf-8"))
+    return stored["scores"], load_arrays(folder / "tangent.npz")
+
+
+def _holds(folder: Any, wanted: dict[str, Any]) -> bool:
+    try:
+        stored = json.loads((folder / "tangent.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return all(stored.get(key) == value for key, value in wanted.items())
+
+
+def drift_of(
+    run: Run,
+    n: int = 250,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "float32",
+    progress: Progress = silent,
+) -> Drift:
+    """How the tangent kernel moved through a training, from the weights that the recipe's `keep` has kept."""
+    where = choose_device(device)
+    kept = list(kept_networks(run))
+    if not kept:
+        remedy = "train it again with --set keep=10 --restart"
+        raise InputError("run", "must have kept weights on its way", run.folder, remedy)
+    steps = [0, *(step for step, _, _ in kept)]
+    networks = [(0, 0.0, initial_network(run)), *kept]
+    models = [(step, t, Outputs(network).to(where).eval()) for step, t, network in networks]
+    views = fixed_views(run, n, seed, where)
+
+    def tell(step: int) -> None:
+        progress(steps.index(step), len(steps), f"the tangent kernel at step {step}")
+
+    return study_drift(run.folder.name, models, models[-1][2], views, precision=precision, seed=seed, progress=tell)
+
+
+def stored_drift(
+    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress
+) -> dict[str, np.ndarray] | None:
+    """Arrays of `drift_of`, read from RUN/ntk if they are of the same pairs, else made and written; None if the run
+    has not kept weights."""
+    stored = run.folder / KERNELS / "drift.npz"
+    if stored.is_file():
+        arrays = load_arrays(stored)
+        if (int(arrays["n"]), int(arrays["seed"])) == (n, seed):
+            return arrays
+    if not any(True for _ in kept_networks(run)):
+        return None
+    drift_of(run, n, seed, device, precision, progress).write(stored.parent)
+    return load_arrays(stored)

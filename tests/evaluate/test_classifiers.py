@@ -1,0 +1,107 @@
+"""Probes against scikit-learn, and what they must not do to a network."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.preprocessing import StandardScaler
+
+from stairwise.checks import InputError
+from stairwise.data.feed import Resident
+from stairwise.data.images import Images, load
+from stairwise.evaluate.classifiers import PROBES, fit_logistic, knn_probe, logistic_probe, ridge_probe
+from stairwise.evaluate.representations import eval_mode, probe_rows, represent
+from stairwise.nets.encoder import build_encoder, build_network
+
+
+@pytest.fixture(scope="module")
+def digits():
+    X, y = load_digits(return_X_y=True)
+    X = torch.tensor(X[:, ::3], dtype=torch.float32)  # hard enough for errors to be made
+    y = torch.tensor(y)
+    return X[:1200], y[:1200], X[1200:], y[1200:]
+
+
+def test_logistic_is_scikit_learns(digits):
+    X, y, X_test, y_test = digits
+    scaler = StandardScaler().fit(X)
+    theirs = LogisticRegression(C=1.0, max_iter=2000, tol=1e-8).fit(scaler.transform(X), y)
+    x = torch.tensor(scaler.transform(X), dtype=torch.float64)
+    weights = fit_logistic(x, y, 1.0, 500).numpy()
+    assert np.abs(weights[:-1].T - theirs.coef_).max() < 2e-3
+    expected = theirs.score(scaler.transform(X_test), y_test)
+    assert logistic_probe(X, y, X_test, y_test) == pytest.approx(expected, abs=2.1 / len(y_test))
+
+
+def test_ridge_is_scikit_learns(digits):
+    X, y, X_test, y_test = digits
+    scaler = StandardScaler().fit(X)
+    theirs = RidgeClassifier(alpha=1e-3 * len(X)).fit(scaler.transform(X), y)
+    assert ridge_probe(X, y, X_test, y_test) == pytest.approx(theirs.score(scaler.transform(X_test), y_test), abs=1e-3)
+
+
+def test_knn_is_the_rule(digits):
+    X, y, X_test, y_test = digits
+    a, b = (Z / np.linalg.norm(Z, axis=1, keepdims=True) for Z in (X.numpy(), X_test.numpy()))
+    right = 0
+    for row, answer in zip(b, y_test.numpy(), strict=True):
+        cos = a @ row
+        near = np.argsort(-cos)[:50]
+        votes = [sum(np.exp(cos[i] / 0.1) for i in near if y[i] == c) for c in range(10)]
+        right += int(np.argmax(votes) == answer)
+    assert knn_probe(X, y, X_test, y_test, k=50) == pytest.approx(right / len(y_test), abs=1.1 / len(y_test))
+    assert knn_probe(X[:20], y[:20], X_test, y_test, k=200) > 0.2  # fewer points than neighbours
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_bad_input(name, digits):
+    X, y, X_test, y_test = digits
+    for arguments in (
+        (X, y[:5], X_test, y_test),
+        (X, y, X_test[:, :3], y_test),
+        (X * float("nan"), y, X_test, y_test),
+        (X, torch.zeros_like(y), X_test, y_test),
+        (X[:0], y[:0], X_test, y_test),
+    ):
+        with pytest.raises(InputError):
+            PROBES[name](*arguments)
+
+
+def test_probing_leaves_no_trace():
+    torch.manual_seed(0)
+    images = load("photos")
+    encoder = build_encoder("resnet18", {"width": 8, "stem": "small"})
+    network = build_network(encoder, torch.zeros(2, 3, 32, 32), [8], 3)
+    network.backbone.layer1.eval()  # a part that its user has frozen
+    modes = [m.training for m in network.modules()]
+    state = {k: v.clone() for k, v in network.state_dict().items()}
+    random = torch.get_rng_state()
+    feed = Resident(images.pixels, torch.device("cpu"))
+    h, z = represent(network, feed, torch.arange(70), 32, torch.zeros(3), torch.ones(3), batch=32)
+    assert (h.shape, z.shape, h.requires_grad) == ((70, 64), (70, 3), False)
+    assert [m.training for m in network.modules()] == modes
+    assert all(torch.equal(v, state[k]) for k, v in network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    with eval_mode(network):
+        torch.rand(3)
+        assert not any(m.training for m in network.modules())
+    assert [m.training for m in network.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_probe_rows():
+    def images(n, training=None, labels=True):
+        return Images("toy", np.zeros((n, 1, 1, 1)), np.zeros(n) if labels else None, training)
+
+    rows, held = probe_rows(images(13, 5), pretrained=9)  # STL-10's way: train + part of test
+    assert (rows.tolist(), held.tolist()) == ([0, 1, 2, 3, 4], [9, 10, 11, 12])
+    rows, held = probe_rows(images(6, 4), pretrained=4)
+    assert (rows.tolist(), held.tolist()) == ([0, 1, 2, 3], [4, 5])
+    rows, held = probe_rows(images(10), pretrained=10)
+    assert held.tolist() == [0, 5]
+    assert set(rows.tolist()) | {0, 5} == set(range(10))
+    rows, held = probe_rows(images(60_000, 50_000), pretrained=50_000, most=5000)
+    assert (len(rows), len(held), int(rows[-1])) == (5000, 5000, 49_999)
+    with pytest.raises(InputError, match="labels"):
+        probe_rows(images(4, labels=False), 4)

@@ -1,0 +1,468 @@
+"""The monitor in loops that other people write."""
+
+import gc
+import json
+import warnings
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stairwise as sw
+from stairwise.checks import InputError, RunWarning
+from stairwise.monitor import hooks
+from stairwise.runs.folder import RunFolder
+from stairwise.runs.log import read_log
+from stairwise.runs.record import Record
+from tests.two_processes import run_two
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = nn.Sequential(nn.Linear(10, 12), nn.ReLU())
+        self.projector = nn.Linear(12, 4)
+
+    def forward(self, x):
+        return self.projector(self.backbone(x))
+
+
+def ordinary_loop(model, criterion, optimizer, steps=20, joined=False, spy=None):
+    """A training loop as others write it, with an evaluation now and then."""
+    data = torch.Generator().manual_seed(1)
+    for i in range(steps):
+        x = torch.randn(32, 10, generator=data)
+        x_a, x_b = (x + 0.1 * torch.randn(32, 10, generator=data) for _ in "ab")
+        if joined:
+            z_a, z_b = model(torch.cat([x_a, x_b])).chunk(2)
+        else:
+            z_a, z_b = model(x_a), model(x_b)
+        if spy is not None:
+            spy.append((z_a.detach().double(), z_b.detach().double()))
+        loss = criterion(z_a, z_b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if i % 7 == 0:
+            with torch.no_grad():
+                criterion(model(x_a), model(x_b))
+
+
+def expected(pairs):
+    a, b = (torch.cat(z).numpy() for z in zip(*pairs, strict=True))
+    C = (a.T @ b + b.T @ a) / (2 * len(a))
+    return np.linalg.eigvalsh(C)[::-1], np.linalg.eigvalsh(np.cov(np.concatenate([a, b]).T))[::-1]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("where", ["loss", "projector"])
+def test_one_line_gives_the_spectra(where, joined, tmp_path):
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    place = {"loss": criterion} if where == "loss" else {"projector": model.projector}
+    watch = sw.SpectrumMonitor().attach(
+        **place, backbone=model.backbone, optimizer=optimizer, log=tmp_path, every=10, joined=joined
+    )
+    spy = []
+    ordinary_loop(model, criterion, optimizer, joined=joined, spy=spy)
+    watch.close()
+    records, bad = read_log(tmp_path / "metrics.jsonl")
+    assert bad == 0
+    assert [r.step for r in records] == [10, 20]
+    assert records[1]["t"] == pytest.approx(20 * 0.05)
+    for record, part in zip(watch.records, (spy[:10], spy[10:]), strict=True):
+        eigenvalues, covariance = expected(part)
+        assert record.eigenvalues == pytest.approx(eigenvalues, rel=1e-6)
+        assert record.covariance == pytest.approx(covariance, rel=1e-6)
+        assert record.samples == 320
+        assert record.hidden.shape == (12,)
+
+
+def test_training_is_not_changed():
+    ends = []
+    for watched in (False, True):
+        model, criterion = Model(), sw.losses.VICReg()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        if watched:
+            watch = sw.SpectrumMonitor().attach(loss=criterion, backbone=model.backbone, every=5)
+        ordinary_loop(model, criterion, optimizer)
+        ends.append([p.detach().clone() for p in model.parameters()])
+    watch.close()
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert len(watch.records) == 4
+
+
+def test_few_pairs_are_collected_until_they_are_enough():
+    criterion, z = sw.losses.VICReg(), torch.randn(8, 10, requires_grad=True)
+    with sw.SpectrumMonitor().attach(loss=criterion, every=2) as watch:
+        for _ in range(13):
+            criterion(z, z)
+    assert [(r.step, r.samples) for r in watch.records] == [(6, 48), (12, 48)]
+
+
+def test_after_closing_nothing_is_recorded():
+    model, criterion = Model(), sw.losses.VICReg()
+    with sw.SpectrumMonitor().attach(loss=criterion, every=5) as watch:
+        ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=5)
+    ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=5)
+    assert len(watch.records) == 1
+    assert watch.records[0].t == 5
+
+
+def test_windows_and_other_loggers():
+    class Logger:
+        def __init__(self):
+            self.rows = []
+
+        def log(self, row):
+            self.rows.append(row)
+
+    model, criterion, logger = Model(), sw.losses.VICReg(), Logger()
+    with sw.SpectrumMonitor(window=64).attach(loss=criterion, every=4, log=logger) as watch:
+        ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=12)
+    assert [row["step"] for row in logger.rows] == [4, 8, 12]
+    assert logger.rows[0]["covariance/1"] == watch.records[0].covariance[0]
+    assert 1 <= logger.rows[0]["effective_rank"] <= 4
+    assert all(64 <= r.samples < 128 + 64 for r in watch.records)
+
+
+def test_embeddings_that_are_not_finite():
+    criterion = sw.losses.VICReg()
+    z = torch.randn(8, 3, requires_grad=True)
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
+
+    def loop():
+        for i in range(6):
+            criterion(z * (float("nan") if i == 2 else 1.0), z)
+            watch.background.submit(lambda: None).result()  # let it catch up
+        watch.close()
+
+    with pytest.warns(RunWarning, match="1 batches up to step 4 are left out, the first ever was batch 3"):
+        loop()
+    assert [r.samples for r in watch.records] == [16, 8, 16]
+    assert all(np.isfinite(r.eigenvalues).all() for r in watch.records)
+
+
+def test_nothing_but_bad_batches():
+    criterion, z = sw.losses.VICReg(), torch.full((8, 3), float("nan"), requires_grad=True)
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
+
+    def loop():
+        for _ in range(2):
+            criterion(z, z)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="2 batches"):
+        loop()
+    assert "eigenvalues" not in watch.records[0]
+
+
+def test_several_loggers_and_boards(tmp_path):
+    class Board:
+        def __init__(self):
+            self.rows = []
+
+        def add_scalar(self, name, value, step):
+            self.rows.append((name, value, step))
+
+    model, criterion, board = Model(), sw.losses.VICReg(), Board()
+    with sw.SpectrumMonitor().attach(loss=criterion, every=4, log=[tmp_path, board]) as watch:
+        ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=8)
+    assert ("eigenvalues/1", float(watch.records[1].eigenvalues[0]), 8) in board.rows
+    assert len(read_log(tmp_path / "metrics.jsonl")[0]) == 2
+
+
+def test_time_counts_updates():
+    """With gradients accumulated over three batches a step is an update, as in the learning rate's schedule."""
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, every=1) as watch:
+        for i in range(9):
+            x = torch.randn(16, 10)
+            criterion(model(x), model(x)).backward()
+            if i % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [(r.step, r.t, r.samples) for r in watch.records] == [(1, 0.5, 48), (2, 1.0, 48), (3, 1.5, 48)]
+
+
+def test_going_on_from_a_checkpoint(tmp_path):
+    def run(folder, pieces):
+        model, criterion = Model(), sw.losses.VICReg()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        data, state = torch.Generator().manual_seed(1), None
+        for steps in pieces:
+            watch = sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, every=4, log=folder)
+            if state is not None:
+                watch.load(state)
+            for _ in range(steps):
+                x = torch.randn(32, 10, generator=data)
+                loss = criterion(model(x), model(x + 0.1))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            state = watch.state()
+            watch.writer.folder.write(Record(step=99, t=0.0))  # lost with the crash that follows
+            watch.close()
+        return [
+            {k: v for k, v in r.as_json().items() if k != "seconds"} for r in read_log(folder / "metrics.jsonl")[0]
+        ][:-1]
+
+    assert run(tmp_path / "whole", [14]) == run(tmp_path / "parts", [6, 8])
+
+
+def test_bad_attachments():
+    model, criterion = Model(), sw.losses.VICReg()
+    monitor = sw.SpectrumMonitor()
+    for options, says in (
+        ({}, "one and not the other"),
+        ({"loss": criterion, "projector": model.projector}, "one and not the other"),
+        ({"loss": criterion, "log": 3}, "log"),
+        ({"loss": criterion, "every": 0}, "every"),
+    ):
+        with pytest.raises(InputError, match=says):
+            monitor.attach(**options)
+    identity = nn.Identity()
+    watch = sw.SpectrumMonitor().attach(loss=identity)
+    with pytest.raises(InputError, match="z_a, z_b"):
+        identity(torch.zeros(3, 2))
+    with pytest.warns(RunWarning, match="nothing was seen"):
+        watch.close()
+
+
+def test_compiled_modules_are_pointed_out():
+    module = nn.Linear(2, 2)
+    module._compiled_call_impl = module.forward  # as module.compile() does
+    with pytest.warns(RunWarning, match=r"before torch\.compile"):
+        sw.SpectrumMonitor().attach(projector=module)
+
+
+def test_hooks_that_come_after_compiling_say_that_they_see_nothing():
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    compiled = torch.compile(model, backend="eager")
+    x = torch.randn(32, 10)
+    criterion(compiled(x), compiled(x)).backward()
+    watch = sw.SpectrumMonitor().attach(projector=model.projector, optimizer=optimizer, every=5)
+
+    def loop():
+        for _ in range(12):
+            criterion(compiled(x), compiled(x)).backward()
+            optimizer.step()
+
+    with pytest.warns(RunWarning, match="nothing has been seen yet"):
+        loop()
+    with pytest.warns(RunWarning, match="nothing was seen"):
+        watch.close()
+
+
+def test_nobody_has_to_keep_or_close_it(tmp_path):
+    """The documented line: its return value is dropped; every record is written as soon as it is decomposed."""
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, log=tmp_path / "run", every=5)
+    assert (tmp_path / "run").is_dir()
+    gc.collect()
+    ordinary_loop(model, criterion, optimizer, steps=10)
+    (watch,) = (one for one in hooks._alive if one.folder == tmp_path / "run")
+    watch.background.submit(lambda: None).result()
+    assert [r.step for r in read_log(tmp_path / "run" / "metrics.jsonl")[0]] == [5, 10]
+    watch.close()
+    assert watch not in hooks._alive
+
+
+def test_another_runs_records_are_kept(tmp_path):
+    for _ in range(2):
+        model, criterion = Model(), sw.losses.VICReg()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with sw.SpectrumMonitor().attach(loss=criterion, log=tmp_path, every=5):
+                ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=10)
+    assert "metrics-1.jsonl" in str(said[0].message)
+    assert len(read_log(tmp_path / "metrics-1.jsonl")[0]) == len(read_log(tmp_path / "metrics.jsonl")[0]) == 2
+
+
+def test_a_logger_that_fails_does_not_stop_training(tmp_path):
+    class Broken:
+        def log(self, row):
+            raise ConnectionError("no network")
+
+    model, criterion = Model(), sw.losses.VICReg()
+    watch = sw.SpectrumMonitor().attach(loss=criterion, log=[tmp_path, Broken()], every=5)
+
+    def loop():
+        ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=20)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="no network") as said:
+        loop()
+    assert len(said) == 1
+    assert len(read_log(tmp_path / "metrics.jsonl")[0]) == 4
+
+
+def test_a_decomposition_that_fails_does_not_stop_training(monkeypatch):
+    criterion, z = sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
+    monkeypatch.setattr(hooks, "decompose_on_one_core", lambda *_: 1 / 0)
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
+
+    def loop():
+        for _ in range(2):
+            criterion(z, z)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="no spectrum at step 2: division"):
+        loop()
+
+
+def test_watched_modules_can_be_copied_and_saved(tmp_path):
+    model, criterion = Model(), sw.losses.VICReg()
+    with sw.SpectrumMonitor().attach(projector=model.projector, every=100) as watch:
+        copy = deepcopy(model)
+        torch.save(model.projector, tmp_path / "whole.pt")
+        for _ in range(2):
+            copy(torch.randn(8, 10))  # a copy is not watched
+        assert watch.taken == 0
+        criterion(model(torch.randn(8, 10)), model(torch.randn(8, 10)))
+        assert watch.taken == 1
+
+
+def test_a_view_without_a_partner_does_not_meet_the_next_step():
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    watch = sw.SpectrumMonitor().attach(projector=model.projector, optimizer=optimizer, every=4)
+    spy = []
+
+    def loop():
+        for i in range(4):
+            if i == 0:
+                model(torch.zeros(32, 10))  # a stray call
+            ordinary_loop(model, criterion, optimizer, steps=1, spy=spy)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="once for each of two views"):
+        loop()
+    # the stray call spoils the pair of its own step only
+    assert watch.records[0].samples == 4 * 32
+
+
+def test_loss_is_recorded():
+    criterion, z = sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
+    with sw.SpectrumMonitor().attach(loss=criterion, every=2) as watch:
+        values = [criterion(z, z * k).item() for k in (1.0, 2.0)]
+    assert watch.records[0].loss == pytest.approx(np.mean(values))
+
+
+def test_backbones_that_are_not_called_for_both_views():
+    model, criterion = Model(), sw.losses.VICReg()
+    watch = sw.SpectrumMonitor().attach(loss=criterion, backbone=nn.Linear(2, 2), every=2)
+
+    def loop():
+        ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=2)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="its spectrum is left out"):
+        loop()
+    assert watch.records[0].hidden is None
+
+
+def test_images_that_grow_do_not_stop_training():
+    """Maps are pooled, so their size may change; a changed number of channels is left out and said."""
+    conv, criterion = nn.Conv2d(3, 6, 3), sw.losses.VICReg()
+    watch = sw.SpectrumMonitor().attach(loss=criterion, backbone=conv, every=2)
+    for size in (8, 8, 12, 12):
+        h = [conv(torch.randn(32, 3, size, size)) for _ in "ab"]
+        criterion(*(x.mean(dim=(2, 3)) for x in h))
+    watch.close()
+    assert [len(r.hidden) for r in watch.records] == [6, 6]
+
+
+def test_dimensions_that_change_do_not_stop_training():
+    criterion = sw.losses.VICReg()
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
+
+    def loop():
+        for d in (3, 3, 5, 3):
+            z = torch.randn(32, d, requires_grad=True)
+            criterion(z, z)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="must keep its 3 dimensions"):
+        loop()
+    assert watch.records[0].samples == 64
+
+
+def test_losses_that_return_more_than_a_number():
+    class Wordy(nn.Module):
+        def forward(self, a, b):
+            return {"loss": (a - b).square().mean()}
+
+    criterion, z = Wordy(), torch.randn(32, 3, requires_grad=True)
+    with sw.SpectrumMonitor().attach(loss=criterion, every=2) as watch:
+        for _ in range(4):
+            criterion(z, z)
+    assert [r.step for r in watch.records] == [2, 4]
+    assert watch.records[0].loss is None
+
+
+def test_a_full_disk_does_not_stop_training(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "write", full)
+    criterion, z = sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2, log=tmp_path)
+
+    def loop():
+        for _ in range(4):
+            criterion(z, z)
+        watch.close()
+
+    with pytest.warns(RunWarning, match="No space left"):
+        loop()
+    assert [r.step for r in watch.records] == [2, 4]
+
+
+def test_a_slow_background_keeps_processes_together(tmp_path):
+    """The first process has decompositions waiting, the second never has: both must sum at the same steps."""
+    slow = "import time, stairwise.monitor.hooks as m; real = m.decompose_on_one_core\n"
+    slow += "m.decompose_on_one_core = lambda *a: (time.sleep(0.5), real(*a))[1]\n"
+    many = TWO.replace("every=2", "every=1").replace("z[2 * rank : 2 * rank + 2]", "z[:3].repeat(4, 1, 1)")
+    code = slow + many
+    assert run_two("-c", code, tmp_path) == [0, 0]
+
+
+TWO = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+import stairwise as sw
+from stairwise.files import save_json
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+criterion = sw.losses.SpectralContrastive()
+z = torch.randn(4, 16, 3, generator=torch.Generator().manual_seed(0)).double()
+z[3, 0, 0] = float("nan")  # the second batch of the second process
+with sw.SpectrumMonitor().attach(loss=criterion, every=2) as watch:
+    for batch in z[2 * rank : 2 * rank + 2]:
+        criterion(batch.requires_grad_(), batch)
+if rank == 0:
+    save_json(sys.argv[1] + "/record.json", watch.records)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes(tmp_path):
+    """One record of the joint batch, and what either of them had to leave out."""
+    assert run_two("-c", TWO, tmp_path) == [0, 0]
+    (record,) = json.loads((tmp_path / "record.json").read_text())
+    z = torch.randn(4, 16, 3, generator=torch.Generator().manual_seed(0)).double()
+    alone = sw.SpectrumMonitor()
+    for batch in z[:3]:
+        alone.update(batch, batch)
+    assert record.eigenvalues == pytest.approx(alone.compute().eigenvalues, rel=1e-10)
+    assert (record.samples, record.skipped, record.first_skipped) == (48, 1, 2)

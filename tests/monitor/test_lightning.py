@@ -1,0 +1,116 @@
+"""The Lightning callback, in the Trainers of both packages; skipped where neither is installed."""
+
+import importlib
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.monitor import lightning
+from stairwise.runs.log import read_log
+
+PACKAGES = [name for name in ("lightning.pytorch", "pytorch_lightning") if importlib.util.find_spec(name.split(".")[0])]
+
+
+@pytest.fixture(params=PACKAGES or [pytest.param("", marks=pytest.mark.skip(reason="needs lightning"))])
+def package(request):
+    return importlib.import_module(request.param)
+
+
+def module(package):
+    class Model(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.backbone = nn.Sequential(nn.Linear(10, 12), nn.ReLU())
+            self.projector = nn.Linear(12, 4)
+            self.criterion = sw.losses.VICReg()
+            self.tau = 3.0
+
+        def step(self, batch):
+            return self.criterion(*(self.projector(self.backbone(x)) for x in batch))
+
+        def training_step(self, batch, _):
+            return self.step(batch)
+
+        def validation_step(self, batch, _):
+            self.step(batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    return Model()
+
+
+def fit(package, folder, steps, callbacks=(), checkpoint=None, **options):
+    data = torch.utils.data.TensorDataset(*torch.randn(2, 64, 10, generator=torch.Generator().manual_seed(1)))
+    loader = torch.utils.data.DataLoader(data, 16)
+    quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning advises about workers and unused GPUs
+        model = module(package)
+        trainer = package.Trainer(
+            max_steps=steps, accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks), **(quiet | options)
+        )
+        trainer.fit(model, loader, loader, ckpt_path=checkpoint)
+    return trainer, model
+
+
+def test_records_of_both_packages(package, tmp_path):
+    watch = lightning.SpectrumCallback(loss="criterion", backbone="backbone", every=5)
+    _, watched = fit(package, tmp_path, 20, [watch])
+    _, alone = fit(package, tmp_path, 20)
+    assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))
+    records, bad = read_log(tmp_path / "metrics.jsonl")
+    assert bad == 0
+    assert [r.step for r in records] == [5, 10, 15, 20]  # validation is not counted
+    assert records[-1]["t"] == pytest.approx(20 * 0.05)
+    assert all(r.samples == 80 for r in records)
+    assert np.shape(records[0]["hidden"]) == (12,)
+    assert np.shape(json.loads((tmp_path / "embeddings.json").read_text())["views"]) == (2, 16, 2)
+
+
+def test_numbers_go_to_lightnings_loggers(package, tmp_path):
+    logger = importlib.import_module(f"{package.__name__}.loggers").CSVLogger(tmp_path)
+    fit(package, tmp_path, 8, [lightning.SpectrumCallback(projector="projector", every=4)], logger=logger)
+    logger.save()
+    text = next(tmp_path.rglob("metrics.csv")).read_text()
+    assert "spectrum/covariance/1" in text
+    assert "spectrum/effective_rank" in text
+    assert len(read_log(next(tmp_path.rglob("metrics.jsonl")))[0]) == 2
+
+
+def test_going_on_from_lightnings_checkpoint(package, tmp_path):
+    def watch(name):
+        return lightning.SpectrumCallback(loss="criterion", every=4, folder=tmp_path / name)
+
+    fit(package, tmp_path, 16, [watch("whole")])
+    trainer, _ = fit(package, tmp_path, 8, [watch("parts")])
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    fit(package, tmp_path, 16, [watch("parts")], checkpoint=tmp_path / "half.ckpt")
+    whole, parts = (
+        [
+            {k: v for k, v in r.as_json().items() if k != "seconds"}
+            for r in read_log(tmp_path / name / "metrics.jsonl")[0]
+        ]
+        for name in ("whole", "parts")
+    )
+    assert whole == parts
+
+
+def test_names_that_are_not_there(package, tmp_path):
+    with pytest.raises(InputError, match="criterion"):
+        fit(package, tmp_path, 2, [lightning.SpectrumCallback(loss="loss")])
+    with pytest.raises(InputError, match="must name a module"):
+        fit(package, tmp_path, 2, [lightning.SpectrumCallback(projector="tau")])
+
+
+@pytest.mark.skipif(bool(PACKAGES), reason="lightning is installed")
+def test_without_lightning():
+    with pytest.raises(InputError, match="pip install lightning"):
+        lightning.SpectrumCallback(loss="criterion")

@@ -1,0 +1,61 @@
+"""`sw.predict`: the staircase from pairs."""
+
+import numpy as np
+import pytest
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.data.pairs import read_pairs
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((400, 12)) * np.linspace(2, 0.2, 12)
+    for view in "ab":
+        np.save(tmp_path / f"{view}.npy", (base + 0.1 * rng.standard_normal(base.shape)).astype(np.float32))
+    return read_pairs(str(tmp_path / "a.npy"), str(tmp_path / "b.npy"))
+
+
+def test_step_times_and_gamma(pairs):
+    outlook = sw.predict(pairs.x_a, pairs.x_b, d=4, alpha=1e-5, lr=1e-3, draws=50)
+    gamma = sw.Correlation.from_pairs(pairs.x_a, pairs.x_b).eigenvalues[:4]
+    np.testing.assert_allclose(outlook.gamma, gamma)
+    assert (np.diff(outlook.step_times) > 0).all()
+    assert (outlook.low <= outlook.step_times).all()
+    assert (outlook.step_times <= outlook.high).all()
+    assert outlook.lr_bound == pytest.approx(1 / (4 * gamma[0]))
+
+
+def test_the_prediction_is_what_descent_does(pairs):
+    """The median and the interval against simulated descent from the same kind of initialization."""
+    outlook = sw.predict(pairs.x_a, pairs.x_b, d=4, alpha=1e-5, draws=50)
+    corr = sw.Correlation.from_pairs(pairs.x_a, pairs.x_b)
+    t = np.linspace(0, 1.5 * outlook.high.max(), 2000)
+    W0 = sw.gaussian_init(4, corr.features, 1e-5, seed=1)
+    simulated = sw.gradient_flow(W0, corr, t).step_times()
+    assert simulated[:3] == pytest.approx(outlook.step_times[:3], rel=0.1)
+
+
+def test_what_it_shows(pairs, tmp_path):
+    outlook = sw.predict(pairs.x_a, pairs.x_b, d=4, lr=1e-3, name=pairs.name)
+    table = outlook.table()
+    assert table.header[-1] == "step number"
+    assert [row[0] for row in table.rows] == ["1", "2", "3", "4"]
+    assert "a.npy, b.npy: 400 pairs, 12 features, linear model" in str(outlook)
+    assert "largest stable learning rate" in outlook.text()
+    assert outlook.summary()["step_times"]["median"] is outlook.step_times
+    figure = outlook.draw(tmp_path / "out.png")
+    assert len(figure.axes) >= 2
+    assert (tmp_path / "out.png").stat().st_size > 20_000
+    with pytest.raises(InputError, match="must end in"):
+        outlook.draw(tmp_path / "out.txt")
+
+
+def test_bad_input(pairs):
+    with pytest.raises(InputError, match="d must be at most 12"):
+        sw.predict(pairs.x_a, pairs.x_b, d=13)
+    with pytest.raises(InputError, match="same shape"):
+        sw.predict(pairs.x_a, pairs.x_b[:-1])
+    with pytest.raises(InputError, match="lr must be greater than 0"):
+        sw.predict(pairs.x_a, pairs.x_b, d=2, lr=0.0)

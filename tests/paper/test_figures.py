@@ -1,0 +1,285 @@
+"""Every figure, run for real on embedded data."""
+
+import html
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.data.images import load
+from stairwise.files import plain, save_arrays, save_json
+from stairwise.nets.encoder import build_encoder, build_network
+from stairwise.paper import fig1ab, fig2ab
+from stairwise.paper.fig5 import together
+from stairwise.paper.harness import CATALOG, Claim, from_stored, label, page, run, smoke_settings, store, stored_names
+from stairwise.paper.trained import steps_of
+from stairwise.runs.reader import Run
+from stairwise.theory.spectra import bimodality
+from stairwise.training.recipe import load_recipe
+from stairwise.training.studies import stored_study
+
+TRAINED = [name for name in CATALOG if "smoke" in smoke_settings(name)]  # of networks that train for minutes on a GPU
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """For every experiment, so that it takes seconds."""
+    runs = str(tmp_path_factory.mktemp("runs"))
+    return {name: smoke_settings(name) | ({"runs": runs} if name in TRAINED else {}) for name in CATALOG}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, settings):
+    return {name: run(name, tmp_path_factory.mktemp("results"), settings[name]) for name in CATALOG}
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_claims_hold(results, name):
+    assert results[name].claims
+    if name not in TRAINED:
+        assert [claim for claim in results[name].claims if not claim.holds] == []
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_files(results, name):
+    folder = results[name].folder
+    assert sorted(p.name for p in folder.iterdir()) == ["arrays.npz", "check.json", "figure.pdf", "figure.png"]
+    record = json.loads((folder / "check.json").read_text())
+    assert record["versions"]["numpy"] == np.__version__
+    assert len(record["claims"]) == len(results[name].claims)
+    assert (folder / "figure.png").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_label_and_page(results, name, tmp_path):
+    assert f"stairwise reproduce {name}" in label(name)
+    page(results[name]).write(tmp_path / "page.html")
+    assert html.escape(results[name].claims[0].text) in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_read_back(results, settings, name):
+    again = run(name, results[name].folder.parent, settings[name])
+    assert again.cached
+    assert repr(again.claims) == repr(results[name].claims)  # nan is not equal to itself
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_stored_results_are_drawn_again(results, name, tmp_path):
+    files = store(results[name], tmp_path / "stored")
+    assert [path.name for path in files] == [f"{name}.npz", f"{name}.json", f"{name}.png"]
+    assert stored_names(tmp_path / "stored") == [name]
+    again = from_stored(name, tmp_path, tmp_path / "stored")
+    assert repr(again.claims) == repr(results[name].claims)
+    assert (again.folder / "figure.png").stat().st_size > 20_000
+    page(again).write(tmp_path / "page.html")
+
+
+def test_large_arrays_are_not_stored(results, tmp_path, monkeypatch):
+    monkeypatch.setattr("stairwise.paper.harness.LARGEST", 10.0)
+    with pytest.raises(InputError, match="to be stored"):
+        store(results["fig8"], tmp_path)
+
+
+def invented(folder, name, rates, hidden_lag=0.0, small=True):
+    """A finished run that nobody trained: logistic staircases in all its spectra, and probes."""
+    t = np.linspace(0, 40, 400)
+    start = 1e-6 if small else 1e-7
+
+    def stairs(times):
+        return 1 / (1 + np.exp(-8 * np.outer(times, rates)) / start)
+
+    recipe = load_recipe(name)
+    facts = {"recipe": recipe.plain(), "alpha": 0.1, "steps": 4000, "batch": 64, "training_images": 9000}
+    save_json(folder / "recipe.json", facts | {"device": "none", "commit": "", "made": ""})
+    lines = []
+    for i, (time, lam, late) in enumerate(zip(t, stairs(t), stairs(t - hidden_lag), strict=True)):
+        record = {"step": 10 * (i + 1), "t": time + 0.1, "loss": ((1 - lam) ** 2).sum(), "seconds": 1.0 * i}
+        record |= {"eigenvalues": lam, "covariance": lam, "normalized": lam, "hidden": 5 * late}
+        record |= {"logistic": 0.5 + i / 1000 + 0.02 * (not small)} if i % 50 == 49 else {}
+        lines.append(json.dumps(plain(record)))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_experiments_find_what_is_in_runs(tmp_path):
+    """Twelve modes that rise one by one, four that never do; hidden ones at the same times."""
+    rates = np.concatenate([1 / np.arange(1, 13), np.full(4, 1e-4)])
+    for method in ("bt", "simclr", "vicreg"):
+        for kind, small in (("", False), ("-small", True)):
+            invented(tmp_path / "runs" / f"stl10-{method}{kind}", f"stl10-{method}{kind}", rates, small=small)
+    for name in ("fig1cd", "fig2cf", "fig3", "fig4", "fig5", "fig7"):
+        result = run(name, tmp_path, {"runs": str(tmp_path / "runs")})
+        assert [claim for claim in result.claims if not claim.holds] == [], name
+    found = run("fig1cd", tmp_path, {"runs": str(tmp_path / "runs")})
+    assert found.cached
+    steps = steps_of(found.arrays, "C")
+    assert steps.modes.tolist() == list(range(12))
+    assert steps.times == pytest.approx(0.1 + np.log(1e6) / (8 * rates[:12]), rel=0.02)
+    # two runs, two rows
+    invented(tmp_path / "runs" / "stl10-bt-small-fast", "stl10-bt-small-fast", 2 * rates)
+    both = run("fig1cd", tmp_path, {"runs": str(tmp_path / "runs"), "fast": True})
+    assert both.holds
+    assert len(both.claims) == 2 * len(found.claims)
+    assert steps_of(both.arrays, "fast C").times[-1] < steps.times[-1]
+    for name in ("fig5", "fig7"):
+        few, more = (
+            run(name, tmp_path, {"runs": str(tmp_path / "runs"), "methods": "bt", "fast": fast})
+            for fast in (False, True)
+        )
+        assert more.holds
+        assert len(more.claims) == 2 * len(few.claims)
+        with pytest.raises(InputError, match="methods must be bt"):
+            run(name, tmp_path, {"runs": str(tmp_path / "runs"), "fast": True})
+    # a run that changes is read again, and checks can fail
+    invented(tmp_path / "runs" / "stl10-bt-small", "stl10-bt-small", rates[8:], hidden_lag=3.0)
+    again = run("fig1cd", tmp_path, {"runs": str(tmp_path / "runs")})
+    assert not again.cached
+    assert not again.holds
+    lagging = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "bt"})
+    assert together(lagging.arrays, "bt")[""][3] == pytest.approx(3.0 / 40, abs=0.01)
+    assert not lagging.holds
+
+
+def test_runs_of_other_recipes_are_refused(tmp_path):
+    runs = tmp_path / "runs"
+    invented(runs / "stl10-bt-small", "stl10-simclr-small", np.ones(4))
+    with pytest.raises(InputError, match="a run of its recipe"):
+        run("fig1cd", tmp_path, {"runs": str(runs)})
+    with pytest.raises(InputError, match="must be bt"):
+        run("fig1cd", tmp_path, {"runs": str(runs), "methods": "simclr"})
+    with pytest.raises(InputError, match="at least two"):
+        run("table2", tmp_path, {"runs": str(runs), "methods": "bt"})
+
+
+@pytest.mark.parametrize("spectrum", [np.logspace(0, -8, 512), np.arange(1, 513.0) ** -2, np.full(9, 2.0)])
+def test_spectra_without_bands_have_no_valley(spectrum):
+    assert bimodality(spectrum) < 0.1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_spectra_without_bands(seed):
+    """The threshold is where the gap is widest, so a gap by chance must not count; with few modes it may."""
+    rng = np.random.default_rng(seed)
+    featureless = {
+        "log-uniform": np.exp(-9 * rng.random(512)),
+        "log-normal": np.exp(2 * rng.standard_normal(512)),
+        "power law": np.arange(1, 513) ** -2.0 * np.exp(0.1 * rng.standard_normal(512)),
+        "long tail": rng.exponential(size=512) ** 3,
+    }
+    for name, spectrum in featureless.items():
+        assert bimodality(spectrum) < 0.4, name
+    banded = np.concatenate([10 * np.exp(0.4 * rng.standard_normal(25)), featureless["log-normal"] / 1e4])
+    assert bimodality(banded) > 0.9
+
+
+def test_a_study_of_other_weights_is_made_again(settings, results, tmp_path):
+    runs = Path(settings["table1"]["runs"])
+    folder = tmp_path / "smoke-bt-d50"
+    shutil.copytree(runs / "smoke-bt-d50", folder)
+    before = stored_study(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0]
+    assert before == json.loads((runs / "smoke-bt-d50" / "ntk" / "tangent.json").read_text())["scores"]
+    sw.train(Run(folder).recipe.with_settings({"seed": 5}), folder, device="cpu", restart=True)
+    assert stored_study(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0] != before
+
+
+def test_long_runs_need_a_gpu(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(InputError, match=r"GPU.*--from-stored"):
+        run("fig3", tmp_path, {"runs": str(tmp_path)})
+    with pytest.raises(InputError, match="methods is unknown"):
+        run("fig3", tmp_path, {"runs": str(tmp_path), "methods": "byol"})
+
+
+def test_checks_can_fail(results):
+    arrays = dict(results["fig1ab"].arrays)
+    arrays["law"] = arrays["law"] + 0.1
+    arrays["law_descent"] = np.roll(arrays["law_descent"], 40, axis=0)
+    assert sum(not claim.holds for claim in fig1ab.check(arrays)) >= 3
+    assert not Claim.close("x", 1.0, 2.0, 0.5).holds
+    assert not Claim.at_most("x", np.nan, 1.0).holds
+
+
+def test_results_of_an_older_experiment_are_run_again(tmp_path):
+    first = run("fig8", tmp_path)
+    arrays = {key: value for key, value in first.arrays.items() if key != sorted(first.arrays)[0]}
+    save_arrays(first.folder / "arrays.npz", arrays)
+    again = run("fig8", tmp_path)
+    assert set(again.arrays) == set(first.arrays)
+    assert again.claims == first.claims
+
+
+def test_tangent_kernel_is_the_gradients_product():
+    """K̃ = (1/d) Σ_k ∇f_k(x)·∇f_k(x'), by autograd."""
+    torch.manual_seed(0)
+    network = build_network(
+        build_encoder("mlp", {"inputs": 12, "widths": [40]}), torch.zeros(2, 3, 2, 2), [], 3, bias=True
+    )
+    x = torch.randn(5, 3, 2, 2)
+    rows = []
+    for point in x:
+        z = network(point[None])[1][0]
+        gradients = [torch.autograd.grad(z[k], list(network.parameters()), retain_graph=True) for k in range(3)]
+        rows.append(torch.stack([torch.cat([g.flatten() for g in one]) for one in gradients]))
+    J = torch.stack(rows)  # (points, outputs, parameters)
+    expected = torch.einsum("ikp,jkp->ij", J, J) / 3
+    assert fig2ab.tangent_kernel(network, x) == pytest.approx(expected.numpy(), rel=1e-5)
+
+
+def test_settings_name_the_folder(tmp_path):
+    result = run("fig6", tmp_path, {"alpha": "1e-6", "seed": 3})
+    assert result.folder.name == "fig6,alpha=1e-06,seed=3"
+
+
+def test_unfinished_run_is_run_again(tmp_path):
+    first = run("fig8", tmp_path)
+    (first.folder / "check.json").unlink()
+    assert not run("fig8", tmp_path).cached
+    (first.folder / "check.json").write_text('{"half')
+    assert not run("fig8", tmp_path).cached
+    (first.folder / "arrays.npz").unlink()
+    assert not run("fig8", tmp_path).cached
+
+
+def test_changed_data_are_run_again(tmp_path):
+    np.save(tmp_path / "x.npy", load("photos").pixels[:60])
+    settings = {"data": f"array:{tmp_path / 'x.npy'}", "n": 60, "d": 2}
+    run("fig1ab", tmp_path, settings)
+    assert run("fig1ab", tmp_path, settings).cached
+    np.save(tmp_path / "x.npy", load("photos").pixels[60:130])
+    assert not run("fig1ab", tmp_path, settings).cached
+
+
+def test_interrupted_run_leaves_nothing(tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("fig1ab", tmp_path, progress=stop)
+    assert list(tmp_path.rglob("*.*")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("fig99", {}, "experiment is unknown .*fig1ab"),
+        ("fig1ab", {"colour": 1}, "setting is unknown .*known: data, n"),
+        ("fig1ab", {"n": "many"}, "n must be of type int"),
+        ("fig1ab", {"seed": -1}, "seed must be a nonnegative"),
+        ("fig1ab", {"alpha": 1.0}, "alpha must start with all eigenvalues of C below 1"),
+        ("fig1ab", {"d": 501}, "d must be at most 500"),
+        ("fig6", {"d": 6}, "d must lie between 2 and m = 5"),
+        ("fig8", {"start": 0.0}, "start must be greater than 0"),
+        ("fig1ab", {"data": "nothing"}, "dataset is unknown"),
+        ("fig1ab", {"n": 4, "d": 5}, "d must be at most 4, the number of positive eigenvalues"),
+    ],
+)
+def test_bad_settings(tmp_path, name, settings, words):
+    with pytest.raises(InputError, match=words):
+        run(name, tmp_path, settings)
+    assert not list(tmp_path.iterdir())

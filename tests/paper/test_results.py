@@ -1,0 +1,293 @@
+"""Stored results: what is kept in docs/results shows what its page says."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stairwise as sw
+from stairwise.figures.style import style
+from stairwise.figures.training import Course, draw_courses
+from stairwise.files import load_arrays
+from stairwise.paper import fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
+from stairwise.paper.harness import CATALOG, LARGEST, from_stored, stored_names
+from stairwise.paper.trained import METHODS, steps_of, steps_table
+from stairwise.training.recipe import load_recipe
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAPER = tomllib.loads((RESULTS / "paper_values.toml").read_text(encoding="utf-8"))
+LOSSES = {"barlow_twins": "C", "simclr": "Cov z", "vicreg": "Cov z"}
+CLEAN = {"barlow_twins": (18, 16), "simclr": (7, 7), "vicreg": (6, 6)}  # of two seeds, as the page says
+PAGE = (RESULTS / "staircases.md").read_text(encoding="utf-8")
+
+
+def clean_steps(spectra):
+    """Modes that rise from below a hundredth to half of their plateau while the next one is below a tenth of theirs."""
+    count = 0
+    for j in range(spectra.shape[1] - 1):
+        plateau = np.median(spectra[:, j][spectra[:, j] > 0.2 * spectra[:, j].max()])
+        if plateau < 0.1 * np.median(spectra[-20:, 0]):
+            break
+        at = int(np.argmax(spectra[:, j] > plateau / 2))
+        if spectra[: at + 1, j].min() < 0.01 * plateau and spectra[at, j + 1] < 0.1 * spectra[at, j]:
+            count += 1
+    return count
+
+
+def stored_run(loss, seed):
+    if loss in (of_resnet50 := {"stl10": "C.every", "stl10, twice the rate": "fast C.every"}):
+        every = load_arrays(RESULTS / "fig1cd.npz")[of_resnet50[loss]].astype(float)
+        return every[:, 0], every[:, 1:]
+    stored = load_arrays(RESULTS / "staircases.npz")
+    name = loss if seed == 0 else f"{loss}.seed{seed}"
+    return stored[f"{name}.times"].astype(float), stored[f"{name}.spectra"].astype(float)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_staircases_on_cifar10(loss):
+    assert tuple(clean_steps(stored_run(loss, seed)[1]) for seed in (0, 1)) == CLEAN[loss]
+    assert f" | {CLEAN[loss][0]} | {CLEAN[loss][1]} | " in PAGE
+
+
+@pytest.mark.parametrize(
+    ("loss", "seed", "row"),
+    [
+        ("barlow_twins", 0, "29 | 23 % | 79 %"),
+        ("vicreg", 0, "5 | 88 % | 60 %"),
+        ("barlow_twins", 1, "29 | 30 % | 72 %"),
+        ("vicreg", 1, "5 | 98 % | 40 %"),
+        ("simclr", 0, "6 | 190 % | 50 %"),
+        ("simclr", 1, "6 | 54 % | 67 %"),
+        ("stl10", 0, "7 | 46 % | 71 %"),
+        ("stl10, twice the rate", 0, "10 | 69 % | 100 %"),
+    ],
+)
+def test_forecasts_of_real_networks(loss, seed, row):
+    """From the record at which a mode has reached a hundredth of its plateau; errors relative to the remaining time."""
+    t, lam = stored_run(loss, seed)
+    steps = sw.detect_steps(t, lam)
+    errors, inside = [], []
+    for step, mode, level in zip(steps.times, steps.modes, steps.levels, strict=True):
+        low = np.flatnonzero((lam[:, mode] < 0.01 * level) & (t < step))
+        if len(low) and low[-1] >= 10 and t[low[-1] + 1] < step:
+            end = low[-1] + 2
+            ahead = sw.forecast_steps(t[:end], lam[:end])
+            which = np.flatnonzero(ahead.modes == mode)
+            errors.append(abs(ahead.times[which[0]] - step) / (step - t[end - 1]) if len(which) else np.inf)
+            inside.append(len(which) > 0 and ahead.low[which[0]] <= step <= ahead.high[which[0]])
+    found = f"{len(errors)} | {100 * np.median(errors):.0f} % | {100 * np.mean(inside):.0f} %"
+    assert found == row
+    assert f"| {row} |" in PAGE
+
+
+@pytest.mark.parametrize("name", stored_names(RESULTS))
+def test_stored_claims_hold_and_figures_are_drawn_again(name, tmp_path):
+    result = from_stored(name, tmp_path, RESULTS)
+    page = RESULTS / f"{name}.md"
+    words = page.read_text(encoding="utf-8").replace("\n", " ") if page.is_file() else ""
+    for claim in result.claims:
+        assert (f"*{claim.text}*" in words) != claim.holds, "what does not hold is named on the figure's page"
+    assert ("**Does not agree" in words) != result.holds
+    assert (result.folder / "figure.png").stat().st_size > 20_000
+    assert (RESULTS / f"{name}.npz").stat().st_size <= LARGEST
+    assert (RESULTS / f"{name}.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("fig1cd", fig1cd), ("fig3", fig3), ("fig4", fig4), ("fig5", fig5), ("fig7", fig7)]
+)
+def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
+    arrays = load_arrays(RESULTS / f"{name}.npz")
+    page = (RESULTS / f"{name}.md").read_text(encoding="utf-8").replace("\n", " ")
+    if name == "fig1cd":
+        (ratio, matched), (fast, more) = (fig1cd.sharper(arrays, f"{r}C", f"{r}covariance") for r in ("", "fast "))
+        assert f"rise time in C is {ratio:.2f} times that in the covariance" in page
+        assert f"at twice the rate {fast:.2f} times." in page
+        assert (matched, more) == (5, 5), "the page says five"
+        assert all(arrays[f"{r}C.grown"][0] - arrays[f"{r}covariance.grown"][0] == 1 for r in ("", "fast "))
+        rows = steps_table(arrays, {"C": "C", "fast C": "C, twice the rate"}).rows
+        assert len(rows) == 9 + 13
+        for run, steps, next_one in (("C", 9, 0.005), ("fast C", 13, 0.02)):
+            lam = arrays[f"{run}.lam"]
+            passed = [int(np.argmax(lam[:, j] > 0.5)) for j in range(steps)]
+            assert max(lam[i, j + 1] for j, i in enumerate(passed)) < next_one
+    elif name == "fig7":
+        rows = []
+        kinds = ("standard", "small", "fast")
+        at_end = [100 * float(arrays[f"bt.{kind}.accuracy"][-1]) for kind in kinds]
+        modes = [arrays[f"bt.{kind}.grown"] for kind in kinds]
+        ends = "{1} have grown where the standard run has {0}, and {2} at twice the rate"
+        assert ends.format(*(m[-1] for m in modes)) in page
+        assert "{:.1f} % against {:.1f} %, {:.1f} points".format(*at_end[:2], at_end[0] - at_end[1]) in page
+        assert f"{at_end[2]:.1f} %, {at_end[0] - at_end[2]:.1f} points." in page
+        pairs = [
+            100 * abs(slow - fast)
+            for k, slow in zip(modes[1], arrays["bt.small.accuracy"], strict=True)
+            for m, fast in zip(modes[2], arrays["bt.fast.accuracy"], strict=True)
+            if k == m
+        ]
+        assert f"they differ by {max(pairs):.1f} points at most" in page
+        twelve = 100 * arrays["bt.fast.accuracy"][modes[2] == 12]
+        assert f"from {twelve[0]:.1f} to {twelve.max():.1f} % while twelve modes have grown" in page
+        early = 100 * float(arrays["bt.standard.accuracy"][0])
+        assert f"{modes[0][0]} modes after a twentieth of the training, with {early:.1f} %" in page
+    else:
+        rows = module.table(arrays).rows
+    if name == "fig5":
+        few, many = (steps_of(arrays, f"{m}.h").rise_times for m in ("bt", "bt-fast"))
+        assert (len(few), len(many)) == (4, 8)
+        assert f"rise times of {few.min():.0f} to {few.max():.0f}, and eight in the second" in page
+        assert f"{many.min():.0f} to {many.max():.0f}, where the embeddings' are 3 to 17" in page
+    for row in rows:
+        assert "| " + " | ".join(row) + " |" in page
+
+
+def test_grown_modes_on_images_not_trained_on():
+    page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
+    small = load_arrays(RESULTS / "fig1cd.npz")
+    found = (load_arrays(RESULTS / "fig3.npz")["bt-unseen"], small["unseen"], small["fast unseen"])
+    for of, *runs in zip(("C", "the centred covariance"), *found, strict=True):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| grown modes of {of},"))
+        assert row.endswith("".join(f" | {a}, {b}" for a, b in runs) + " |")
+
+
+def test_scores_at_the_end_of_the_stl10_runs():
+    """On the page and in the recipes' labels."""
+    page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
+    (row,) = (line.split(" | ") for line in page.splitlines() if line.startswith("| at the end"))
+    about = [load_arrays(RESULTS / f"{name}.npz")["about"] for name in ("fig3", "fig1cd", "stl10-bt-d50")]
+    runs = [one for text in about for one in json.loads(str(text)).values()]
+    assert [one["recipe"] for one in runs] == ["stl10-bt", "stl10-bt-small", "stl10-bt-small-fast", "stl10-bt-d50"]
+    for one, cell in zip(runs, (*row[1:], page), strict=True):
+        loss, knn, logistic = (one["end"][k] for k in ("loss", "knn", "logistic"))
+        assert f"loss {loss:.1f}" in cell
+        for text in (cell, load_recipe(one["recipe"]).label):
+            assert f"kNN {100 * knn:.1f} %, logistic {100 * logistic:.1f} %" in text
+        assert f"{one['seconds']:.0f} s" in page
+        assert f"{one['seconds'] / 60:.0f} minutes" in load_recipe(one["recipe"]).label.replace("\n", " ")
+        assert one["pretrain"] == 9000
+        assert one["steps"] == 44_800
+        assert one["alpha"] == PAPER["fig1cd"]["alpha"] or one["recipe"] in ("stl10-bt", "stl10-bt-d50")
+
+
+def test_numbers_in_the_index():
+    index = (RESULTS / "README.md").read_text(encoding="utf-8")
+    gaps = [claim.measured for claim in fig7.check(load_arrays(RESULTS / "fig7.npz"))]
+    assert f"Barlow Twins: {100 * gaps[0]:.1f} points lower" in index
+    assert f"{100 * gaps[1]:.1f} points at twice the rate" in index
+    found = [fig5.together(load_arrays(RESULTS / "fig5.npz"), m) for m in ("bt", "bt-fast")]
+    (first, fast) = ([values[:2] for values in one.values()] for one in found)
+    assert f"correlation {first[0][0]:.2f} to {first[1][0]:.2f} (chance {first[0][1]:.2f})" in index
+    assert f"at twice the rate {fast[0][0]:.2f} to {fast[1][0]:.2f} (chance {fast[1][1]:.2f})" in index
+    steps = [len(steps_of(load_arrays(RESULTS / "fig1cd.npz"), name)) for name in ("C", "fast C")]
+    assert steps == [9, 13], "nine and thirteen, says the index"
+
+
+def test_everything_stored_is_drawn_again_by_one_command(tmp_path):
+    """Within two minutes."""
+    command = [sys.executable, "-m", "stairwise", "reproduce", "all", "--from-stored", "--stored", str(RESULTS)]
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert [one["experiment"] for one in json.loads(done.stdout)] == stored_names(RESULTS)
+    assert done.returncode == 1, "some claims do not hold"
+
+
+def test_the_index_names_every_experiment_and_its_state():
+    index = (RESULTS / "README.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(" `"): line for line in index.splitlines() if line.startswith("| `")}
+    assert rows.keys() == CATALOG.keys()
+    for name, row in rows.items():
+        assert ("not run yet" in row or "not run on STL-10 yet" in row) or name in stored_names(RESULTS), name
+        assert name in PAPER or "beyond the paper" in row, name
+    assert set(PAPER) <= set(CATALOG)
+
+
+def test_settings_of_stored_results_are_the_papers():
+    """Where the paper gives them; Fig. 2A,B ran longer, as its page says."""
+    for name in stored_names(RESULTS):
+        config = json.loads((RESULTS / f"{name}.json").read_text())["config"]
+        for key, value in PAPER.get(name, {}).items():
+            if key in config and (name, key) != ("fig2ab", "steps"):
+                assert config[key] == value, (name, key)
+
+
+def test_tables_on_the_page():
+    page = (RESULTS / "tables.md").read_text(encoding="utf-8")
+    arrays = {name: load_arrays(RESULTS / f"{name}.npz") for name in ("table1", "table2")}
+    for module, name in ((table1, "table1"), (table2, "table2")):
+        for row in module.table(arrays[name]).rows:
+            assert "| " + " | ".join(row) + " |" in page
+    for method, title in METHODS.items():
+        theory, pca = (PAPER["table1"][key][method] for key in ("theory", "kernel PCA"))
+        assert f"| *paper: {title}* | {theory:.3f} | {pca:.3f} |" in page
+    for row in table1.pairs_table(arrays["table1"]).rows:
+        assert "| " + " | ".join(row) + " |" in page
+    moved = ["| " + " | ".join(row) + " |" for row in table1.drift_table(arrays["table1"]).rows]
+    assert sum(row in page for row in moved) == 12
+    assert len([line for line in page.splitlines() if line.count("|") == 6 and " 0." in line and line in moved]) == 12
+    grown = [int((arrays["table1"][f"{m}.last"] > 0.1 * arrays["table1"][f"{m}.last"][0]).sum()) for m in METHODS]
+    assert "{} (Barlow Twins), {} (SimCLR) and {} (VICReg) of 50".format(*grown) in page
+    theory, pca = arrays["table1"]["vicreg.by_dimension"][:, grown[2] - 1]
+    assert f"captures {theory:.2f} and kernel PCA {pca:.2f}" in page
+    for m in METHODS:
+        assert np.all(np.diff(table1.corrected(arrays["table1"], m)) > 0), "the page says that it rises"
+    for pair in ("bt-simclr", "bt-vicreg", "simclr-vicreg"):
+        assert f"{PAPER['table2'][pair]:.3f}" in page
+
+
+def test_the_tangent_kernel_of_the_stl10_run():
+    page = (RESULTS / "tables.md").read_text(encoding="utf-8").replace("\n", " ")
+    arrays = load_arrays(RESULTS / "stl10-bt-d50.npz")
+    found = json.loads(str(arrays["scores"]))
+    n, theory, pca = arrays["by_pairs"]
+    at = n.tolist().index(1000)
+    assert f"At n = 1000 pairs: theory {theory[at]:.3f}, kernel PCA {pca[at]:.3f};" in page
+    initial = [found[f"{name}, initial kernel"] for name in ("theory", "kernel PCA")]
+    assert "from the initial kernel (n = 4000) {:.3f} and {:.3f}.".format(*initial) in page
+    grown = int((arrays["last"] > 0.5).sum())
+    less = arrays["by_dimension"][:, grown - 1]
+    assert f"of the leading {grown} modes the theory captures less, {less[0]:.3f}, kernel PCA {less[1]:.3f}" in page
+    assert f"captures {found['theory']:.3f}, kernel PCA {found['kernel PCA']:.3f}, chance {found['chance']:.3f}" in page
+    assert f"error of the kernel {found['kernel_error']:.1e}".replace("e-0", "e-") in page
+    chance = arrays["by_dimension"].shape[1] / (2 * n)
+    for name, shares in (("theory", theory), ("kernel PCA", pca)):
+        cells = " | ".join(f"{v:.3f}" for v in (shares - chance) / (1 - chance))
+        assert f"| {name} | {cells} |" in page
+    assert f"{(arrays['last'] > 0.5).sum()} of 50 eigenvalues of C" in page
+    steps = arrays["drift.steps"].tolist()
+    for step in (0, 5600, 22400, 44800):
+        values = (arrays[f"drift.{name}"][steps.index(step)] for name in ("with_first", "with_last", "theory"))
+        assert f"| Barlow Twins, STL-10 | {step} | " + " | ".join(f"{v:.3f}" for v in values) + " |" in page
+
+
+def test_the_tangent_kernel_foretells_the_first_eight_steps():
+    """docs/results/fig2ab.md: CIFAR-10, within 10 %."""
+    arrays = load_arrays(RESULTS / "fig2ab.npz")
+    measured, predicted = fig2ab.step_times(arrays)
+    assert np.isfinite(measured[:8]).all()
+    assert np.abs(predicted[:8] / measured[:8] - 1).max() <= 0.1
+    assert all(claim.holds for claim in fig2ab.check(arrays))
+
+
+def test_wide_networks_are_what_their_kernels_predict():
+    """docs/ntk.md: the table's rows, and the claims of the experiment."""
+    arrays = load_arrays(RESULTS / "width.npz")
+    page = (RESULTS.parent / "ntk.md").read_text(encoding="utf-8")
+    for row in width.table(arrays).rows:
+        assert "| " + " | ".join(row) + " |" in page
+    assert all(claim.holds for claim in width.check(arrays))
+    assert arrays["alignment"][-1] > 0.999
+
+
+def test_the_figure_of_the_staircases_can_be_redrawn(tmp_path):
+    stored = load_arrays(RESULTS / "staircases.npz")
+    courses = [
+        Course(loss.replace("_", " "), *(stored[f"{loss}.{k}"] for k in ("times", "loss", "spectra")), of)
+        for loss, of in LOSSES.items()
+    ]
+    with style():
+        draw_courses(courses).savefig(tmp_path / "staircases.png")
+    assert (tmp_path / "staircases.png").stat().st_size > 50_000

@@ -1,0 +1,762 @@
+"""The loop: it learns, resumes to the bit, survives kill -9, damage and divergence, and says what is wrong."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stairwise as sw
+from stairwise.checks import InputError, RunWarning
+from stairwise.data.images import load
+from stairwise.distributed import choose_device
+from stairwise.nets.encoder import build_encoder, build_network
+from stairwise.runs.log import MetricsLog, read_log
+from stairwise.runs.reader import Run
+from stairwise.runs.record import CLOCKS, Record
+from stairwise.training import checkpoint
+from stairwise.training.loop import Diverged, Stopped, Trainer
+from stairwise.training.objective import Bootstrap, build_objective, can_pass_at_once, capturable, two_passes
+from stairwise.training.process import StopRequest, locked
+from stairwise.training.recipe import Recipe, load_recipe, recipe_names
+from tests.two_processes import run_two
+
+CPU = torch.device("cpu")
+TINY = Recipe(
+    data="digits",
+    views="simclr-small",
+    encoder="resnet18",
+    encoder_options={"stem": "small", "width": 8, "channels": 1},
+    hidden=[16],
+    d=4,
+    batch=64,
+    steps=12,
+    lr=0.05,
+    window=64,
+    records=6,
+    precision="float32",
+)
+
+
+class Classifier(nn.Module):
+    """An encoder as a user would write one, with randomness of its own."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.2))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def metrics(folder):
+    """Records without clocks."""
+    return [
+        {k: v for k, v in r.as_json().items() if k not in CLOCKS} for r in read_log(Path(folder) / "metrics.jsonl")[0]
+    ]
+
+
+# learning
+
+
+STAIRS = Recipe(
+    data="digits",
+    views="none",
+    encoder="mlp",
+    encoder_options={"inputs": 64, "widths": [256]},
+    hidden=[],
+    head_norm=False,
+    head_bias=True,
+    d=4,
+    loss_options={"lambda_": 1.0, "batch_norm": False, "symmetric": True},
+    alpha=1e-3,
+    scope="readout",
+    lr=0.01,
+    momentum=0.0,
+    schedule="constant",
+    batch=256,
+    steps=400,
+    records=200,
+    window=256,
+    precision="float32",
+    hidden_spectrum=False,
+)
+
+
+def test_a_small_network_learns_in_steps(tmp_path):
+    """From small initialization: the loss begins at d, one eigenvalue after another rises to 1."""
+    run = sw.train(STAIRS, tmp_path)
+    spectra, loss = run.series("eigenvalues"), run.series("loss")
+    assert spectra[0, 0] < 1e-3
+    assert loss[0] == pytest.approx(4, abs=0.01)
+    crossings = [np.argmax(spectra[:, j] > 0.5) for j in range(3)]
+    assert 0 < crossings[0] < crossings[1] <= crossings[2]
+    assert loss[-1] < 1
+    # the loss that was minimized is the sum over modes of (1 − λ)²
+    assert np.median(np.abs(loss - ((1 - spectra) ** 2).sum(1))) < 0.05
+
+
+def test_auto_alpha_starts_at_the_papers_eigenvalue(tmp_path):
+    for loss, target in (("barlow_twins", 1e-3), ("vicreg", 1e-3), ("simclr", 1e-6)):
+        recipe = replace(TINY, loss=loss, alpha="auto", head_norm=False)
+        trainer = Trainer(recipe, tmp_path / loss, CPU)
+        assert trainer._top_eigenvalue(trainer.network) == pytest.approx(target, rel=0.03)
+
+
+@pytest.mark.parametrize("loss", sw.losses.MODULES)
+def test_every_loss_trains(loss, tmp_path):
+    run = sw.train(replace(TINY, loss=loss, steps=30, lr=0.01), tmp_path)
+    losses = run.series("loss")
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"precondition": {"power": 0.5}}, {"optimizer": "lars", "lr": 2.0}, {"together": True}, {"clip": 1.0, "lr": 0.05}],
+)
+def test_options_train(options, tmp_path):
+    run = sw.train(replace(TINY, loss="vicreg", steps=30, **{"lr": 0.01, **options}), tmp_path)
+    assert run.series("loss")[-1] < run.series("loss")[0]
+
+
+def test_any_module_by_import_path(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_package", sys.modules[__name__])
+    recipe = replace(TINY, encoder="my_package:Classifier", encoder_options={"width": 8})
+    run = sw.train(recipe, tmp_path)
+    assert run.series("hidden").shape[1] == 8
+    h, z = run.network()(torch.zeros(3, 1, 8, 8))
+    assert (h.shape, z.shape) == ((3, 8), (3, 4))
+
+
+def test_probes_and_stored_network(tmp_path):
+    recipe = replace(TINY, probes=["knn", "ridge", "logistic"], probe_times=2, probe_images=300)
+    run = sw.train(recipe, tmp_path)
+    for name in recipe.probes:
+        times, accuracy = run.probes(name)
+        assert len(times) == 2
+        assert (accuracy > 0.15).all()  # chance is 0.1
+    assert run.times[-1] == pytest.approx(sum(0.05 * f for f in _factors(recipe)), rel=1e-6)
+
+
+def _factors(recipe):
+    from stairwise.runs.schedule import Schedule
+
+    schedule = Schedule(recipe.schedule, recipe.steps, 0, recipe.final_lr)
+    return [schedule.factor(i) for i in range(recipe.steps)]
+
+
+def test_probing_does_not_disturb_training(tmp_path):
+    plain = sw.train(TINY, tmp_path / "plain")
+    probed = sw.train(replace(TINY, probes=["knn"], probe_times=12, probe_images=200), tmp_path / "probed")
+    assert np.array_equal(plain.series("eigenvalues"), probed.series("eigenvalues"))
+
+
+def test_streaming_equals_resident(tmp_path, monkeypatch):
+    resident = sw.train(TINY, tmp_path / "a")
+    monkeypatch.setattr("stairwise.data.feed.Resident", sys.modules["stairwise.data.feed"].Streamed)
+    streamed = sw.train(TINY, tmp_path / "b")
+    assert metrics(resident.folder) == metrics(streamed.folder)
+
+
+def test_fixed_views_are_full_batch_descent(tmp_path):
+    """A linear network on fixed pairs follows gradient descent of the theory, eigenvalue by eigenvalue."""
+    recipe = Recipe(
+        data="photos",
+        pretrain=200,
+        views="crop",
+        size=8,
+        fixed_views=True,
+        encoder="torch.nn:Flatten",
+        hidden=[],
+        head_norm=False,
+        d=4,
+        loss_options={"lambda_": 1.0, "batch_norm": False, "symmetric": True},
+        alpha=1e-3,
+        momentum=0.0,
+        lr=1e-4,
+        schedule="constant",
+        steps=400,
+        records=400,
+        window=1,
+        precision="float32",
+        hidden_spectrum=False,
+    )
+    trainer = Trainer(recipe, tmp_path, CPU)
+    x_a, x_b = (x.flatten(1).double().numpy() for x in trainer.fixed_pairs())
+    W0 = trainer.network.projector[0].weight.detach().double().numpy().copy()
+    run = sw.train(recipe, tmp_path)
+    expected = sw.gradient_descent(W0, sw.Correlation.from_pairs(x_a, x_b), 1e-4, 400).eigenvalues
+    # a record measures the embeddings before its step
+    assert run.series("eigenvalues") == pytest.approx(expected[:-1], abs=2e-4)
+    assert run.series("eigenvalues")[-1, 0] > 0.9
+
+
+# resuming
+
+
+def test_resuming_after_a_signal_is_exact_to_the_bit(tmp_path):
+    recipe = replace(TINY, encoder="my_package:Classifier", encoder_options={}, steps=40, records=13)
+    sys.modules["my_package"] = sys.modules[__name__]
+    sw.train(recipe, tmp_path / "whole")
+
+    def interrupt(step, *_):
+        if step in (10, 20):
+            os.kill(os.getpid(), signal.SIGTERM if step == 10 else signal.SIGINT)
+
+    for name, at in (("SIGTERM", 10), ("SIGINT", 20)):
+        with pytest.raises(Stopped, match=f"stopped by {name} after step {at} of 40.*same command continues"):
+            sw.train(recipe, tmp_path / "parts", progress=interrupt)
+    sw.train(recipe, tmp_path / "parts")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
+    ends = [checkpoint.newest(tmp_path / f / "checkpoints") for f in ("whole", "parts")]
+    assert all(torch.equal(ends[0].tensors[k], ends[1].tensors[k]) for k in ends[0].tensors)
+
+
+def test_kill_9_at_random_moments(tmp_path):
+    settings = {"steps": 60, "records": 20, "data": "digits", "encoder_options.channels": 1, "encoder_options.width": 8}
+    settings |= {"window": 64, "batch": 64}
+    arguments = [a for k, v in settings.items() for a in ("--set", f"{k}={v}")]
+    command = [sys.executable, "-m", "stairwise", "train", "photos-bt", *arguments, "--device", "cpu"]
+    command += ["--checkpoint-minutes", "0.003", "--out"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    subprocess.run([*command, whole], env=env, check=True, capture_output=True, timeout=120)
+    rng, kills = random.Random(0), 0
+    for _ in range(40):
+        process = subprocess.Popen([*command, parts], env=env, stdout=subprocess.DEVNULL)
+        log = parts / "metrics.jsonl"
+        size, deadline = log.stat().st_size if log.exists() else 0, time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if kills < 3 and log.exists() and log.stat().st_size != size:  # it has come further
+                time.sleep(rng.uniform(0, 0.4))
+                process.kill()
+                break
+            time.sleep(0.02)
+        if process.wait() == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        kills += 1
+    assert kills == 3
+    assert metrics(whole) == metrics(parts)
+    assert len(metrics(parts)) >= 20
+
+
+def test_a_finished_run_is_returned_as_it_is(tmp_path):
+    sw.train(TINY, tmp_path)
+    before = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
+    assert len(sw.train(TINY, tmp_path).records) == len(metrics(tmp_path))
+    assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "text"])
+def test_a_damaged_newest_checkpoint_falls_back(tmp_path, damage):
+    recipe = replace(TINY, steps=20, records=10)
+    whole = metrics(sw.train(recipe, tmp_path / "whole").folder)
+
+    def stop(step, *_):
+        if step in (10, 20) and not (step == 20 and finished):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    finished = False
+    with pytest.raises(Stopped):
+        sw.train(recipe, tmp_path / "run", progress=stop)
+    finished = True
+    sw.train(recipe, tmp_path / "run")
+    older, newest = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    content = bytearray(newest.read_bytes())
+    if damage == "truncate":
+        content = content[: len(content) // 2]
+    elif damage == "flip":
+        content[-100] ^= 1
+    elif damage == "empty":
+        content = bytearray()
+    else:
+        content = bytearray(b"not a checkpoint")
+    newest.write_bytes(content)
+    with pytest.warns(RunWarning, match="falling back"):
+        sw.train(recipe, tmp_path / "run")
+    assert metrics(tmp_path / "run") == whole
+    assert older.name == "step-0000000010.safetensors"
+
+
+def test_all_checkpoints_damaged_begins_again(tmp_path):
+    whole = metrics(sw.train(TINY, tmp_path).folder)
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    with pytest.warns(RunWarning, match="falling back"):
+        sw.train(TINY, tmp_path)
+    assert metrics(tmp_path) == whole
+
+
+def test_another_recipe_is_refused_and_restart_discards(tmp_path):
+    sw.train(TINY, tmp_path)
+    with pytest.raises(InputError, match=r"another recipe.*lr = 0.05 there, 0.01 here"):
+        sw.train(replace(TINY, lr=0.01), tmp_path)
+    run = sw.train(replace(TINY, lr=0.01), tmp_path, restart=True)
+    assert run.recipe["lr"] == 0.01
+
+
+def test_a_full_disk_keeps_the_older_checkpoint(tmp_path, monkeypatch):
+    recipe = replace(TINY, steps=20)
+    with pytest.raises(Stopped):
+        sw.train(
+            recipe, tmp_path, progress=lambda step, *_: os.kill(os.getpid(), signal.SIGTERM) if step == 10 else None
+        )
+    kept = list((tmp_path / "checkpoints").iterdir())
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        sw.train(recipe, tmp_path)
+    monkeypatch.undo()
+    assert list((tmp_path / "checkpoints").iterdir()) == kept
+    assert checkpoint.newest(tmp_path / "checkpoints").facts["step"] == 10
+    sw.train(recipe, tmp_path)
+
+
+def test_two_trainers_do_not_share_a_folder(tmp_path):
+    with locked(tmp_path), pytest.raises(InputError, match="another process"):
+        sw.train(TINY, tmp_path)
+
+
+def test_no_record_is_lost_when_writing_fails(tmp_path, monkeypatch):
+    """A disk that is full for a moment: the run stops and says so; it does not go on with gaps."""
+    real, calls = MetricsLog.write, []
+
+    def sometimes(log, record):
+        calls.append(record.step)
+        time.sleep(0.2)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        real(log, record)
+
+    monkeypatch.setattr(MetricsLog, "write", sometimes)
+    with pytest.raises(OSError, match="No space left"):
+        sw.train(replace(TINY, steps=40, records=40), tmp_path)
+
+
+def test_other_data_and_a_lost_log_are_noticed(tmp_path):
+    np.save(tmp_path / "data.npy", load("digits").pixels[:200])
+    recipe = replace(TINY, data=f"array:{tmp_path / 'data.npy'}", steps=20)
+
+    def stop(step, *_):
+        if step == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        sw.train(recipe, tmp_path / "run", progress=stop)
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    with pytest.warns(RunWarning, match="lost earlier records"), pytest.raises(Stopped):
+        sw.train(recipe, tmp_path / "run", progress=lambda step, *_: os.kill(os.getpid(), signal.SIGTERM))
+    np.save(tmp_path / "data.npy", load("digits").pixels[:200])
+    with pytest.warns(RunWarning, match="written since"), pytest.raises(Stopped):
+        sw.train(recipe, tmp_path / "run", progress=lambda step, *_: os.kill(os.getpid(), signal.SIGTERM))
+    np.save(tmp_path / "data.npy", load("digits").pixels[:90])
+    with pytest.raises(InputError, match="with which the run began"):
+        sw.train(recipe, tmp_path / "run")
+
+
+def test_every_record_has_its_window(tmp_path):
+    run = sw.train(replace(TINY, steps=50, records=40, window=150), tmp_path)
+    assert (run.series("samples") >= 150).all()
+    assert run.series("step")[-1] >= 48
+
+
+def test_the_callers_random_numbers_are_left_alone(tmp_path):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    sw.train(TINY, tmp_path).network()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_the_callers_settings_of_cudnn_hold(value, tmp_path, monkeypatch):
+    cudnn, found = torch.backends.cudnn, []
+    for name in ("allow_tf32", "deterministic", "benchmark"):
+        monkeypatch.setattr(cudnn, name, value)
+    sw.train(TINY, tmp_path, device="cpu", progress=lambda *_: found.append((cudnn.allow_tf32, cudnn.deterministic)))
+    assert set(found) == {(value, value)}
+    assert cudnn.benchmark is value
+
+
+def test_on_a_cpu_nothing_is_channels_last(tmp_path):
+    """There it buys nothing, and torch 2.13 without AVX-512 has wrong gradients of strided 1 × 1 convolutions."""
+    trainer = Trainer(TINY, tmp_path, CPU)
+    x_a, x_b = trainer.material.pairs.fixed(torch.arange(4))
+    assert TINY.channels_last
+    assert all(tensor.is_contiguous() for tensor in (x_a, x_b, *trainer.network.parameters()))
+    trainer.close()
+
+
+def test_leftovers_of_killed_writers_are_swept(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".step-0000000004-abc.safetensors").write_bytes(b"half")
+    sw.train(TINY, tmp_path)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-0000000012.safetensors"]
+
+
+# what goes wrong
+
+
+def test_pixels_must_be_bytes_or_shares(tmp_path):
+    pixels = load("digits").pixels[:100]
+    for wrong, says in ((pixels.astype(np.int64), "uint8 or float"), (pixels.astype(float), "floats from 0 to 1")):
+        np.save(tmp_path / "data.npy", wrong)
+        with pytest.raises(InputError, match=says):
+            sw.train(replace(TINY, data=f"array:{tmp_path / 'data.npy'}"), tmp_path / "run")
+
+
+def test_divergence_of_a_spectral_loss_is_called_that(tmp_path):
+    with pytest.raises(Diverged, match="first time at step"):
+        sw.train(replace(TINY, loss="sharpened", lr=1e20), tmp_path)
+
+
+def test_another_loss_begins_without_options():
+    recipe = load_recipe("photos-bt", {"loss": "simclr"})
+    assert recipe.loss_options == {}
+    assert load_recipe("photos-bt", {"loss_options": "{ lambda_ = 0.5 }"}).loss_options == {"lambda_": 0.5}
+
+
+def test_divergence_names_the_step_and_keeps_the_checkpoint(tmp_path):
+    recipe = replace(TINY, loss="vicreg", steps=40, records=40)
+    with pytest.raises(Stopped):
+        sw.train(
+            recipe, tmp_path, progress=lambda step, *_: os.kill(os.getpid(), signal.SIGTERM) if step == 10 else None
+        )
+    trainer = Trainer(recipe, tmp_path, CPU)
+    trainer.resume()
+    original = trainer.schedule.factor
+    object.__setattr__(trainer.schedule, "factor", lambda step: 1e30 if step == 15 else original(step))
+    with pytest.raises(Diverged, match=r"first time at step 17 .*last good checkpoint: .*step-0000000010.*lower lr"):
+        trainer.run(StopRequest(), 1e9, lambda *_: None)
+    trainer.close()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-0000000010.safetensors"]
+    assert sw.train(recipe, tmp_path).records[-1].step == 40
+
+
+def test_divergence_before_any_checkpoint(tmp_path):
+    with pytest.raises(Diverged, match="no checkpoint had been written"):
+        sw.train(replace(TINY, loss="vicreg", lr=1e20), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"loss": "barlow"}, "did you mean 'barlow_twins'"),
+        ({"views": "simclrr"}, "did you mean 'simclr'"),
+        ({"optimizer": "adam"}, "known: sgd, lars"),
+        ({"precision": "fp8"}, "known: bf16"),
+        ({"scope": "weight"}, "did you mean 'weights'"),
+        ({"probes": ["knnn"]}, "did you mean 'knn'"),
+        ({"batch": 1}, "at least 2"),
+        ({"d": 0}, "at least 1"),
+        ({"alpha": 0.0}, "greater than 0"),
+        ({"lr": float("nan")}, "finite"),
+        ({"epochs": 0.0, "steps": 0}, "greater than 0"),
+        ({"seed": -1}, "nonnegative"),
+        ({"held_out": 1}, "at least 2"),
+    ],
+)
+def test_bad_recipes(changes, says):
+    with pytest.raises(InputError, match=says):
+        replace(TINY, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"batch": 5000}, "at most 1797"),
+        ({"pretrain": 5000}, "at most 1797"),
+        ({"loss_options": {"lamda": 1}}, "arguments of BarlowTwins"),
+        ({"loss": "byol", "precondition": {"power": 0.5}}, "does not apply to BYOL"),
+        ({"encoder": "torch.nn:Identity", "encoder_options": {}}, "2-D"),
+        ({"data": "nowhere"}, "dataset is unknown"),
+        ({"held_out": 10}, "besides those for training"),
+        ({"views": "crop", "size": 20}, "at most 8"),
+        ({"loss_options": {"lambda_": "abc"}}, "arguments of BarlowTwins"),
+        ({"precondition": {"dampening": 0.1}}, "arguments of sw.precondition"),
+        ({"encoder_options": {"stem": "small", "width": 8}}, r"views of shape \(1, 8, 8\).*channels"),
+    ],
+)
+def test_recipes_that_do_not_fit(changes, says, tmp_path):
+    with pytest.raises(InputError, match=says):
+        sw.train(replace(TINY, **changes), tmp_path)
+
+
+def test_probes_need_labels(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((100, 8, 8, 1), np.uint8))
+    with pytest.raises(InputError, match="need labels"):
+        sw.train(replace(TINY, data=f"array:{tmp_path / 'images.npy'}", probes=["knn"]), tmp_path / "run")
+
+
+def test_spectra_of_held_out_images(tmp_path):
+    """Measured in evaluation mode on views of images beyond `pretrain`, and the training does not notice."""
+    recipe = replace(TINY, pretrain=1000, probes=["knn"], probe_times=2, probe_images=50)
+    run = sw.train(replace(recipe, held_out=300), tmp_path / "with", device="cpu")
+    bare = sw.train(recipe, tmp_path / "without", device="cpu")
+    assert run.series("eigenvalues") == pytest.approx(bare.series("eigenvalues"), rel=0, abs=0)
+    t, held = run.probes("held_covariance")
+    assert held.shape == (2, 4)
+    assert list(t) == list(run.probes("knn")[0])
+    trainer = Trainer(replace(recipe, held_out=300), tmp_path / "with", torch.device("cpu"))
+    trainer.resume()
+    network = trainer.network.eval()
+    views = [trainer.material.pairs.fixed(torch.arange(1000, 1300)[i : i + 256], i // 256) for i in (0, 256)]
+    with torch.no_grad():
+        z = torch.cat([network(torch.cat([a[k] for a in views]))[1] for k in (0, 1)]).double().numpy()
+    assert held[-1] == pytest.approx(np.linalg.eigvalsh(np.cov(z.T))[::-1], rel=1e-4)
+    assert run.probes("held_hidden")[1].shape == (2, 32)
+    trainer.close()
+
+
+def test_weights_that_are_not_finite_are_not_kept(tmp_path):
+    with pytest.raises(Diverged):
+        sw.train(replace(TINY, lr=1e18, keep=12, steps=24, loss="vicreg"), tmp_path, device="cpu")
+    for path in (tmp_path / "weights").glob("*"):
+        tensors = checkpoint.load(path).tensors
+        assert all(torch.isfinite(v).all() for v in tensors.values() if v.is_floating_point())
+
+
+def test_what_does_not_change_the_course_may_be_asked_for_later(tmp_path):
+    recipe = replace(TINY, pretrain=1000)
+    sw.train(recipe, tmp_path, device="cpu")
+    again = sw.train(replace(recipe, held_out=100, keep=2), tmp_path, device="cpu")
+    assert again.records[-1].step == 12
+
+
+def test_settings_from_text():
+    recipe = Recipe().with_settings(
+        {
+            "lr": "1e-3",
+            "hidden": "8,16",
+            "head_norm": "false",
+            "alpha": "auto",
+            "loss_options.temperature": "0.5",
+            "d": "7",
+        }
+    )
+    assert (recipe.lr, recipe.hidden, recipe.head_norm, recipe.alpha, recipe.d) == (1e-3, [8, 16], False, "auto", 7)
+    assert recipe.loss_options == {"temperature": 0.5}
+    assert Recipe().with_settings(recipe.plain()) == recipe
+    for key, value in (
+        ("lrr", 1),
+        ("lr", "x"),
+        ("d", "1.5"),
+        ("d", 1.5),
+        ("head_norm", "maybe"),
+        ("loss_options", "x"),
+        ("lr.x", 1),
+    ):
+        with pytest.raises(InputError):
+            Recipe().with_settings({key: value})
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_are_whole_and_labelled(name):
+    recipe = load_recipe(name)
+    lines = recipe.label.strip().splitlines()
+    assert lines[0].startswith(f"stairwise train {name} ")
+    assert len(lines) >= 2
+    assert len(lines[0].split("          ")) == 2  # what, or how long and where
+    assert ("Expected" in recipe.label) != ("Not yet run at full length" in recipe.label)
+    network = nn.Identity()
+    build_objective(network, recipe.d, recipe.loss, recipe.loss_options, recipe.precondition)
+    assert capturable(recipe.loss)
+
+
+def test_recipe_files_of_users(tmp_path):
+    (tmp_path / "mine.toml").write_text('data = "digits"\nlr = 0.5\n')
+    assert load_recipe(str(tmp_path / "mine.toml"), {"d": 3}).lr == 0.5
+    (tmp_path / "bad.toml").write_text("lr = = 3")
+    with pytest.raises(InputError, match="TOML"):
+        load_recipe(str(tmp_path / "bad.toml"))
+    with pytest.raises(InputError, match="must exist"):
+        load_recipe(str(tmp_path / "none.toml"))
+    with pytest.raises(InputError, match="did you mean 'photos-bt'"):
+        load_recipe("photo-bt")
+
+
+def test_devices():
+    assert choose_device("cpu") == CPU
+    with pytest.raises(InputError, match="cpu, cuda"):
+        choose_device("gpu0")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="--device cpu"):
+            choose_device("cuda")
+
+
+def test_byol_moves_its_target_slowly():
+    from stairwise.nets.encoder import build_encoder, build_network
+
+    net = build_network(build_encoder("torch.nn:Flatten"), torch.zeros(2, 5), [4], 3)
+    objective = Bootstrap(net, 3, width=8, decay=0.9)
+    before = [p.clone() for p in objective.target.parameters()]
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(1.0)
+    objective.after_step()
+    for old, new, fast in zip(before, objective.target.parameters(), net.parameters(), strict=True):
+        assert torch.allclose(new, 0.9 * old + 0.1 * fast.detach())
+    assert not any(p.requires_grad for p in objective.target.parameters())
+
+
+# records
+
+
+def test_log_is_cut_back_and_damaged_lines_are_counted(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.write(Record(step=1, t=0.1, loss=np.float64(1 / 3), extra={"bad": float("nan")}))
+    size = log.size
+    log.write(Record(step=2, t=0.2))
+    log.close()
+    again = MetricsLog(path, size)
+    again.write(Record(step=3, t=0.3, covariance=np.arange(2.0)))
+    again.close()
+    with path.open("a") as stream:
+        stream.write('{"step": 4, "lo')
+    records, bad = read_log(path)
+    assert [r.step for r in records] == [1, 3]
+    assert bad == 1
+    assert records[0].loss == 0.3333333
+    assert records[0].extra == {"bad": None}
+    longer = MetricsLog(path, 10**9)  # a log shorter than it should be is not padded
+    longer.close()
+    assert [r.as_json() for r in read_log(path)[0]] == [r.as_json() for r in records]
+    assert read_log(tmp_path / "none") == ([], 0)
+
+
+def test_run_reads_what_there_is(tmp_path):
+    with pytest.raises(InputError, match="made by `stairwise train`"):
+        _ = Run(tmp_path).recipe
+    run = sw.train(TINY, tmp_path)
+    assert run.recipe == TINY
+    assert {"commit", "versions", "device", "alpha"} <= set(run.facts)
+    with pytest.raises(InputError, match="measured: "):
+        run.series("accuracy")
+    (tmp_path / "recipe.json").write_text("{")
+    with pytest.raises(InputError, match="whole JSON"):
+        _ = Run(tmp_path).facts
+
+
+def test_command_line(tmp_path):
+    command = [sys.executable, "-m", "stairwise", "train"]
+    listed = json.loads(subprocess.run([*command, "--list", "--json"], capture_output=True, check=True).stdout)
+    assert set(listed) == set(recipe_names())
+    wrong = [*command, "photos-bt", "--set", "lrate=1", "--out", tmp_path / "x"]
+    done = subprocess.run(wrong, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "key is unknown (got 'lrate')" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    quick = ["photos-bt", "--set", "steps=4", "--set", "window=128", "--set", "records=2", "--out", tmp_path / "run"]
+    done = subprocess.run([*command, *quick, "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["steps"] == 4
+    assert (tmp_path / "run" / "figure.png").stat().st_size > 10_000
+
+
+# two processes
+
+
+def test_two_processes_train_like_one(tmp_path):
+    """Without batch norm, whose statistics are per process on CPUs, the joint batch decides: the same losses."""
+    recipe = replace(TINY, encoder="mlp", encoder_options={"inputs": 64, "widths": [32]}, head_norm=False, views="none")
+    one = sw.train(recipe, tmp_path / "one")
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.plain()))
+    code = (
+        "import json, sys, stairwise as sw; "
+        "sw.train(sw.Recipe().with_settings(json.load(open(sys.argv[1]))), sys.argv[2], device='cpu')"
+    )
+    assert run_two("-c", code, tmp_path / "recipe.json", tmp_path / "two") == [0, 0]
+    two = Run(tmp_path / "two")
+    assert two.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
+    assert two.series("eigenvalues") == pytest.approx(one.series("eigenvalues"), rel=1e-3, abs=1e-6)
+    assert len(two.records) == len(one.records)
+
+
+def test_no_stray_warnings(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sw.train(TINY, tmp_path)
+
+
+class _Twice(nn.Module):
+    """A norm that is used twice in a pass, one once and one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.once, self.twice, self.never = (nn.BatchNorm1d(5) for _ in range(3))
+
+    def forward(self, x):
+        return self.twice(self.once(x) * x.abs() + self.twice(x))
+
+
+def test_two_passes_at_once_with_norms_used_twice_and_never():
+    torch.manual_seed(0)
+    one, two = _Twice(), _Twice()
+    for _ in range(3):
+        x_a, x_b = torch.randn(2, 16, 5) * 3 + 1
+        one(x_a), one(x_b)
+        two_passes(two, x_a, x_b, lambda first, second: (first(), second()))
+    for (name, value), mine in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        assert torch.allclose(value, mine, rtol=1e-5, atol=1e-6), name
+    assert (two.once.num_batches_tracked, two.twice.num_batches_tracked, two.never.num_batches_tracked) == (6, 12, 0)
+
+
+def test_what_may_pass_at_once():
+    """State that two passes would write over one another's must be that of plain batch norms."""
+
+    def net(*modules):
+        return nn.Sequential(nn.Linear(4, 4), *modules)
+
+    assert can_pass_at_once(net(nn.ReLU(), nn.BatchNorm1d(4), nn.Dropout()))
+    assert can_pass_at_once(net(nn.BatchNorm1d(4, track_running_stats=False)))
+    assert can_pass_at_once(net(nn.BatchNorm1d(4, momentum=None).eval()))
+    frozen = net()
+    frozen[0].bias.requires_grad_(False)
+    counting = nn.ReLU()
+    counting.register_buffer("calls", torch.zeros(()))
+    for other in (
+        frozen,
+        net(counting),
+        net(nn.SyncBatchNorm(4)),
+        net(nn.BatchNorm1d(4, momentum=None)),
+        net(_Twice()),  # not of a package that is known to keep its state in buffers
+    ):
+        assert not can_pass_at_once(other)
+
+
+def test_two_passes_at_once_leave_what_two_in_order_leave():
+    """Batch norms' running averages, their counters and the gradient."""
+    torch.manual_seed(0)
+    network = build_network(build_encoder("resnet18", {"stem": "small", "width": 8}), torch.zeros(2, 3, 16, 16), [8], 4)
+    for m, momentum in zip(network.modules(), np.linspace(0.05, 0.5, 200), strict=False):
+        if isinstance(m, torch.nn.modules.batchnorm._BatchNorm):
+            m.momentum = float(momentum)
+    network.projector.insert(0, torch.nn.BatchNorm1d(network.projector[0].in_features).eval())
+    other = deepcopy(network)
+    for step in range(3):
+        x_a, x_b = torch.randn(2, 8, 3, 16, 16)
+        one = [network(x_a)[1], network(x_b)[1]]
+        two = [z for _, z in two_passes(other, x_a, x_b, lambda first, second: (first(), second()))]
+        for z, w in zip(one, two, strict=True):
+            assert torch.equal(z, w)
+        for outputs in (one, two):
+            (outputs[0] * outputs[1]).sum().backward()
+        for (name, value), mine in zip(network.state_dict().items(), other.state_dict().values(), strict=True):
+            assert torch.allclose(value, mine, rtol=1e-5, atol=1e-6), (step, name)
+        for p, q in zip(network.parameters(), other.parameters(), strict=True):
+            assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6)

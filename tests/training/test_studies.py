@@ -1,0 +1,157 @@
+"""Tangent kernels of trained runs: the machinery of Tables 1 and 2."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.files import load_arrays
+from stairwise.ntk.empirical import empirical_ntk
+from stairwise.ntk.predict import predict_embeddings
+from stairwise.ntk.study import Outputs, compare, embed, kernel_drift
+from stairwise.theory.spectra import subspace_alignment
+from stairwise.training.loop import Trainer
+from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
+from stairwise.training.recipe import Recipe
+from stairwise.training.studies import drift_of, stored_drift, study_of
+
+CPU = torch.device("cpu")
+TINY = Recipe(
+    data="photos",
+    views="simclr-small",
+    size=16,
+    encoder="resnet18",
+    encoder_options={"stem": "small", "width": 8},
+    hidden=[16],
+    d=4,
+    batch=64,
+    steps=30,
+    lr=0.02,
+    records=3,
+    alpha=0.5,
+    precision="float32",
+    keep=3,
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [sw.train(TINY.with_settings({"loss": loss}), folder / loss, device="cpu") for loss in ("vicreg", "simclr")]
+
+
+def test_scores_are_what_they_say(runs):
+    found = study_of(runs[0], n=30, device="cpu")
+    x = fixed_views(runs[0], 30, 0, CPU)
+    model = Outputs(load_network(runs[0])).eval()
+    K = empirical_ntk(model, x).numpy()
+    z = embed(model, x)
+    assert found.embeddings == pytest.approx(z)
+    assert found.scores["theory"] == pytest.approx(subspace_alignment(z, predict_embeddings(K, 4)), rel=1e-3)
+    assert found.by_dimension.shape == (2, 4)
+    assert found.by_dimension[0, -1] == pytest.approx(found.scores["theory"], rel=1e-6)
+    assert found.by_pairs[:, -1] == pytest.approx([30, found.scores["theory"], found.scores["kernel PCA"]], rel=1e-6)
+    assert found.scores["chance"] == pytest.approx(4 / 60, rel=0.5)
+    assert found.facts["kernel_error"] < 1e-4
+    assert found.facts["drift"]["distance"] > 0
+
+
+def test_the_same_pairs_for_every_run(runs):
+    first, second = (fixed_views(run, 20, 3, CPU) for run in runs)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, fixed_views(runs[0], 20, 4, CPU))
+    # partners are views of one image: closer than strangers
+    a, b = first[:20].flatten(1), first[20:].flatten(1)
+    assert (a - b).norm(dim=1).mean() < (a - b.roll(1, 0)).norm(dim=1).mean()
+
+
+def test_method_against_method(runs):
+    found = [study_of(run, n=30, device="cpu", initial=False) for run in runs]
+    table = compare(found)
+    assert table.header == ["", "vicreg", "simclr"]
+    assert table.rows[0][1] == table.rows[1][2] == "1.000"
+    assert table.rows[0][2] == table.rows[1][1]
+    assert "theory, initial kernel" not in found[0].scores
+
+
+def test_the_network_with_which_a_run_began(runs, tmp_path):
+    trainer = Trainer(TINY, tmp_path, CPU)
+    again = initial_network(runs[0]).state_dict()
+    for name, value in trainer.network.state_dict().items():
+        assert torch.equal(value, again[name]), name
+    trainer.close()
+
+
+def test_drift():
+    K = np.diag([2.0, 1.0])
+    still, scaled = kernel_drift([K, 3 * K])
+    assert still == pytest.approx({"distance": 0.0, "alignment": 1.0})
+    assert scaled == pytest.approx({"distance": 2.0, "alignment": 1.0})
+
+
+def test_the_kernel_through_training(runs, tmp_path):
+    found = drift_of(runs[0], n=30, device="cpu")
+    assert found.steps.tolist() == [0, 10, 20, 30]
+    assert np.all(np.diff(found.t) > 0)
+    assert found.change[0] == 0 < found.change[1]
+    assert [found.with_first[0], found.with_last[-1]] == pytest.approx([1, 1])
+    assert found.with_first[-1] == pytest.approx(found.with_last[0])
+    assert found.theory[-1] == pytest.approx(study_of(runs[0], n=30, device="cpu", initial=False).scores["theory"])
+    assert [path.name for path in found.write(tmp_path)] == ["drift.npz", "drift.png"]
+    assert load_arrays(tmp_path / "drift.npz")["theory"].shape == (4,)
+    assert found.chance == pytest.approx(4 / 60)
+    for n in (30, 25):  # those of other pairs are not taken for these
+        arrays = stored_drift(runs[0], n, 0, "cpu", "float32", lambda *_: None)
+        assert int(arrays["n"]) == n
+        assert (arrays["theory"][-1] == pytest.approx(found.theory[-1])) == (n == 30)
+    last = list(kept_networks(runs[0]))[-1][2].state_dict()
+    assert all(torch.equal(value, last[name]) for name, value in load_network(runs[0]).state_dict().items())
+    bare = sw.train(TINY.with_settings({"keep": 0, "steps": 9}), tmp_path / "bare", device="cpu")
+    with pytest.raises(InputError, match="keep=10"):
+        drift_of(bare, n=30, device="cpu")
+    assert stored_drift(bare, 30, 0, "cpu", "float32", lambda *_: None) is None
+
+
+def test_few_modes(tmp_path):
+    """A kernel at the beginning of training has fewer modes than there are embeddings; the run says what to do."""
+    run = sw.train(TINY.with_settings({"steps": 2}), tmp_path / "young", device="cpu")
+    with pytest.raises(InputError, match=r"4 modes above rounding.*take more pairs \(n\)"):
+        study_of(run, n=1, device="cpu")
+
+
+def test_command_line(runs):
+    folders = [run.folder for run in runs]
+    command = [sys.executable, "-m", "stairwise", "ntk", *folders, "--n", "20", "--keep-kernel", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)["scores"]
+    assert set(scores) == {str(folder) for folder in folders}
+    stored = load_arrays(folders[0] / "ntk" / "tangent.npz")
+    assert stored["kernel"].shape == (40, 40)
+    assert np.all(np.diff(stored["spectrum"]) <= 0)
+    assert (folders[0] / "ntk" / "figure.png").stat().st_size > 20_000
+    command = [sys.executable, "-m", "stairwise", "ntk", folders[0], "--no-initial", "--precision", "float64"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # as many pairs as there are images
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folders[0] / "ntk" / "tangent.json").read_text())["n"] == runs[0].facts["training_images"]
+    command = [sys.executable, "-m", "stairwise", "ntk", folders[0], "--n", "20", "--over-time"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "with the last" in done.stdout
+    assert (folders[0] / "ntk" / "drift.png").is_file()
+
+
+def test_bad_input(runs, tmp_path):
+    with pytest.raises(InputError, match="at most 520"):
+        study_of(runs[0], n=600, device="cpu")
+    with pytest.raises(InputError, match="at least 1"):
+        study_of(runs[0], n=0, device="cpu")
+    with pytest.raises(InputError, match="stairwise train"):
+        study_of(sw.Run(tmp_path), n=10, device="cpu")
+    with pytest.raises(InputError, match="precision"):
+        study_of(runs[0], n=10, device="cpu", precision="half")
