@@ -91,7 +91,7 @@ def recorded(device, folder, measure, size):
     trainer.resume()
     trainer.objective.train()
     trainer.optimizer.lr.fill_(1e-4)
-    x_a, x_b = trainer.pairs.at_start(torch.arange(256))
+    x_a, x_b = trainer.material.pairs.fixed(torch.arange(256))
     take, done = Recorded(trainer.step), [0]
 
     def step():

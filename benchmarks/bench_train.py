@@ -76,7 +76,7 @@ def model_rate(recipe, device, steps):
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(recipe, Path(folder), device)
         trainer.objective.train()
-        x_a, x_b = trainer.pairs.at_start(torch.arange(recipe.batch))
+        x_a, x_b = trainer.material.pairs.fixed(torch.arange(recipe.batch))
         trainer.optimizer.lr.fill_(1e-4)
         if device.type == "cuda":
             trainer.take = Recorded(trainer.step)

@@ -12,6 +12,7 @@ from stairwise.data.feed import batch_rows
 from stairwise.data.images import load
 from stairwise.losses.preconditioning import inverse_root
 from stairwise.training.loop import Stopped, Trainer
+from stairwise.training.networks import load_network
 from stairwise.training.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -58,8 +59,8 @@ def test_recorded_passes_leave_the_running_averages_of_passes_in_order(tmp_path,
     graph = sw.train(recipe, tmp_path / "graph", device="cuda")
     eager = sw.train(replace(recipe, graph=False), tmp_path / "eager", device="cuda")
     assert graph.series("loss") == pytest.approx(eager.series("loss"), rel=1e-3)
-    theirs = eager.network().state_dict()
-    for name, value in graph.network().state_dict().items():
+    theirs = load_network(eager).state_dict()
+    for name, value in load_network(graph).state_dict().items():
         if "num_batches" in name:
             assert value == theirs[name] == 2 * recipe.steps
         else:
@@ -68,11 +69,11 @@ def test_recorded_passes_leave_the_running_averages_of_passes_in_order(tmp_path,
 
 def test_steps_are_recorded(tmp_path):
     trainer = Trainer(TINY, tmp_path, torch.device("cuda"))
-    pairs = trainer.pairs.stream(batch_rows(500, 128, seed=0), 0)
+    pairs = trainer.material.pairs.stream(batch_rows(500, 128, seed=0), 0)
     for _ in range(5):
         trainer.take(*next(pairs), measure=False)
     assert set(trainer.take.recordings) == {(("measure", False),)}
-    assert len(trainer.pairs.draw.recordings) == 1
+    assert len(trainer.material.pairs.draw.recordings) == 1
     trainer.close()
 
 

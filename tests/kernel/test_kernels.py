@@ -24,7 +24,7 @@ X, Y = np.array(GOLDEN["X"]), np.array(GOLDEN["Y"])
         (kernels.polynomial(), pairwise.polynomial_kernel),
         (kernels.laplace(0.4), lambda x, y: np.exp(-0.4 * pairwise.euclidean_distances(x, y))),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_against_scikit_learn(ours, theirs):
     np.testing.assert_allclose(ours(X, Y), theirs(X, Y), rtol=1e-12)

@@ -44,7 +44,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "solver", "kernel"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "solver", "kernel"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_all_solvers_on_all_operators(name, solver, kernel):
     a, b = views()
     pairs = operators(a, b, kernel)[name]

@@ -188,7 +188,7 @@ def test_batch_norm_breaks_rotation_invariance_at_lambda_1():
     assert abs(after / before - 1) > 1e-2
 
 
-@pytest.mark.parametrize("name", set(FORMULAS) - {"byol", "barlow_twins"})
+@pytest.mark.parametrize("name", sorted(set(FORMULAS) - {"byol", "barlow_twins"}))
 def test_views_are_interchangeable(name):
     ours, _ = FORMULAS[name]
     z_a, z_b = views()

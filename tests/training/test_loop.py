@@ -27,6 +27,7 @@ from stairwise.runs.reader import Run
 from stairwise.runs.record import CLOCKS, Record
 from stairwise.training import checkpoint
 from stairwise.training.loop import Diverged, Stopped, Trainer
+from stairwise.training.networks import load_network
 from stairwise.training.objective import Bootstrap, build_objective, can_pass_at_once, capturable, two_passes
 from stairwise.training.process import StopRequest, locked
 from stairwise.training.recipe import Recipe, load_recipe, recipe_names
@@ -136,7 +137,7 @@ def test_any_module_by_import_path(tmp_path, monkeypatch):
     recipe = replace(TINY, encoder="my_package:Classifier", encoder_options={"width": 8})
     run = sw.train(recipe, tmp_path)
     assert run.series("hidden").shape[1] == 8
-    h, z = run.network()(torch.zeros(3, 1, 8, 8))
+    h, z = load_network(run)(torch.zeros(3, 1, 8, 8))
     assert (h.shape, z.shape) == ((3, 8), (3, 4))
 
 
@@ -379,7 +380,7 @@ def test_every_record_has_its_window(tmp_path):
 def test_the_callers_random_numbers_are_left_alone(tmp_path):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    sw.train(TINY, tmp_path).network()
+    load_network(sw.train(TINY, tmp_path))
     assert torch.equal(torch.get_rng_state(), before)
 
 
