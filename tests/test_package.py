@@ -1,5 +1,6 @@
 """What is promised about the package as a whole."""
 
+import json
 import re
 import subprocess
 import sys
@@ -24,6 +25,24 @@ def test_theory_needs_no_torch():
         "sw.closed_form(sw.gaussian_init(1, 2, 1e-3, 0), corr, [1.0]); sw.gradient_flow([[0.1, 0.1]], corr, [1.0]);"
         "print([m for m in ('torch', 'matplotlib', 'sklearn') if m in sys.modules])"
     )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_reading_a_run_needs_no_torch(tmp_path):
+    """`import stairwise.staircase` and `stairwise report` of a log that somebody else has written."""
+    lines = [{"step": i, "t": float(i), "covariance": [1.0 + i, 0.1]} for i in range(1, 20)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    code = (
+        "import sys, stairwise.staircase; from stairwise.cli import app;"
+        f"app(['report', {str(tmp_path)!r}], standalone_mode=False); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_help_loads_little():
+    code = "import sys, stairwise.cli; print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
