@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distribution")]
 
 def run(*command, cwd):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
-    return done
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
 
 
 @pytest.fixture(scope="module")

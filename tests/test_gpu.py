@@ -1,5 +1,6 @@
 """What only a GPU can show: recorded steps, half-precision views, resuming there. Skipped where there is none."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from stairwise.data.augment import PIPELINES, augment, full_view, to_layout
 from stairwise.data.feed import batch_rows
 from stairwise.data.images import load
 from stairwise.losses.preconditioning import inverse_root
+from stairwise.training import loop
 from stairwise.training.loop import Stopped, Trainer
 from stairwise.training.networks import load_network
 from stairwise.training.recipe import Recipe
@@ -51,20 +53,20 @@ def test_recorded_steps_equal_steps_taken_one_by_one(changes, tmp_path):
     assert graph.series("eigenvalues") == pytest.approx(eager.series("eigenvalues"), rel=1e-2, abs=1e-4)
 
 
-def test_recorded_passes_leave_the_running_averages_of_passes_in_order(tmp_path, monkeypatch):
-    """A recording runs the two views' passes at once."""
-    # cuDNN chooses its ways by time; with those that use TF32 training may go elsewhere
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_recorded_passes_equal_passes_in_order(tmp_path, monkeypatch):
+    """A recording runs the two views' passes at once. With deterministic convolutions it ends at the same bits as passes
+    in order, running averages included; without, equal trainings differ (by up to 2 % of the loss after 30 steps),
+    recorded or not, because cuDNN sums in another order each time."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(loop, "_fastest_convolutions", lambda _: nullcontext())  # it chooses by time
     recipe = replace(TINY, encoder="resnet18", encoder_options={"stem": "small", "width": 16}, optimizer="lars")
     graph = sw.train(recipe, tmp_path / "graph", device="cuda")
     eager = sw.train(replace(recipe, graph=False), tmp_path / "eager", device="cuda")
-    assert graph.series("loss") == pytest.approx(eager.series("loss"), rel=1e-3)
+    assert np.array_equal(graph.series("loss"), eager.series("loss"))
     theirs = load_network(eager).state_dict()
     for name, value in load_network(graph).state_dict().items():
-        if "num_batches" in name:
-            assert value == theirs[name] == 2 * recipe.steps
-        else:
-            assert torch.allclose(value, theirs[name], rtol=1e-2, atol=1e-3 * float(value.abs().max())), name
+        assert torch.equal(value, theirs[name]), name
+        assert "num_batches" not in name or value == 2 * recipe.steps
 
 
 def test_steps_are_recorded(tmp_path):

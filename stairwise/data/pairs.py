@@ -96,11 +96,12 @@ def view_pairs(
     pipeline = PIPELINES[one_of(views, "views", PIPELINES)]
     # augmentations that clamp need pixels from 0 to 1; plain crops take any
     clamps = any(view.scale is not None for view in pipeline)
+    where = torch.device(device)
+    feed = build_feed(images, where)
     statistics = channel_statistics(images.pixels[: training or None], unit=clamps)
     channels = images.pixels.shape[3]
     if {len(given) for given in (mean, std) if given} - {channels}:
         raise InputError("mean and std", f"must have {channels} numbers, one per channel", (mean, std))
     given = [torch.tensor(own) if own else its for own, its in zip((mean, std), statistics, strict=True)]
-    where = torch.device(device)
     side = size or min(images.pixels.shape[1:3])
-    return ViewPairs(build_feed(images, where), pipeline, side, given[0].to(where), given[1].to(where), seed)
+    return ViewPairs(feed, pipeline, side, given[0].to(where), given[1].to(where), seed)

@@ -212,11 +212,16 @@ def test_full_disk(tmp_path):
 
 
 def test_ctrl_c(tmp_path):
-    settings = ["--set", "lr=1e-7"]  # millions of steps
-    process = subprocess.Popen(
-        [*COMMAND, "reproduce", "fig1ab", *settings], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    arguments = ["stairwise", "reproduce", "fig1ab", "--set", "lr=1e-7"]  # millions of steps
+    code = (  # imports first: Python cannot be interrupted cleanly in the middle of torch's
+        "import sys, stairwise.paper.trained, stairwise.paper.fig1ab; from stairwise.cli import main;"
+        f"sys.argv = {arguments}; print('ready', flush=True); main()"
     )
-    time.sleep(6)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(2)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 2

@@ -187,7 +187,7 @@ def server():
 
 def test_fetch(server, tmp_path):
     seen = []
-    fetch(f"{server}/good", tmp_path / "deep" / "file", WHOLE, lambda have, total: seen.append((have, total)))
+    fetch(f"{server}/good", tmp_path / "deep" / "file", WHOLE, lambda have, total, _: seen.append((have, total)))
     assert (tmp_path / "deep" / "file").read_bytes() == CONTENT
     assert seen[-1] == (WHOLE.size, WHOLE.size)
     fetch(f"{server}/good", tmp_path / "deep" / "file", WHOLE)

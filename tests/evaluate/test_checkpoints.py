@@ -89,8 +89,8 @@ def test_forms_of_checkpoints(form, place):
     assert [r.t for r in records] == [0.5 * s for s in steps]
     first, _, last = (np.array(r.covariance) for r in records)
     assert last == pytest.approx(16 * first, rel=1e-4)  # the same views throughout, z four times as large
-    assert len(records[0]["hidden"]) == 20
-    assert records[0]["samples"] == 520
+    assert len(records[0].hidden) == 20
+    assert records[0].samples == 520
 
 
 def test_our_own_checkpoints(place):
@@ -196,7 +196,7 @@ def test_bad_input(place):
         ({"views": "wide"}, "views"),
         ({"size": 20}, "must accept the views"),
         ({"z": "neck"}, "it has"),
-        ({"mean": (0.5,)}, "one a channel"),
+        ({"mean": (0.5,)}, "one per channel"),
         ({"options": {"dim": 3}}, "dim"),
         ({"lr": 0.0}, "lr"),
         ({"lr": float("nan")}, "lr"),

@@ -69,9 +69,9 @@ def test_records_of_both_packages(package, tmp_path):
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
     assert [r.step for r in records] == [5, 10, 15, 20]  # validation is not counted
-    assert records[-1]["t"] == pytest.approx(20 * 0.05)
+    assert records[-1].t == pytest.approx(20 * 0.05)
     assert all(r.samples == 80 for r in records)
-    assert np.shape(records[0]["hidden"]) == (12,)
+    assert np.shape(records[0].hidden) == (12,)
     assert np.shape(json.loads((tmp_path / "embeddings.json").read_text())["views"]) == (2, 16, 2)
 
 

@@ -91,7 +91,7 @@ def test_coupling_against_chance():
         return 1 / (1 + np.exp(-2 * (t[:, None] - at))) * np.exp(0.02 * rng.standard_normal((len(t), len(at))))
 
     at = np.array([12.0, 30.0, 41.0, 63.0, 88.0])
-    together, apart = (sw.monitor.steps.coupling(t, stairs(at), 7 * stairs(other)) for other in (at, at + 6))
+    together, apart = (sw.staircase.steps.coupling(t, stairs(at), 7 * stairs(other)) for other in (at, at + 6))
     assert together.unshifted > 2 * together.by_chance
     assert apart.unshifted < apart.by_chance < 0.6
 

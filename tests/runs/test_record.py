@@ -1,0 +1,104 @@
+"""Records, the log and the folder of a run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stairwise.losses import MODULES
+from stairwise.runs.folder import RunFolder, discard, read_picture
+from stairwise.runs.log import read_log
+from stairwise.runs.reader import Run, consistent
+from stairwise.runs.record import SPECTRA, Record, spectrum_of_loss
+
+FULL = Record(
+    step=3,
+    t=0.25,
+    seconds=1.5,
+    loss=1 / 3,
+    samples=64,
+    covariance=np.array([2.0, 1 / 3]),
+    eigenvalues=np.array([1.0, -0.5]),
+    skipped=1,
+    first_skipped=2,
+    checkpoint="a.pt",
+    extra={"knn": 0.75},
+)
+
+
+def test_a_record_survives_its_line():
+    again = Record.from_json(json.loads(json.dumps(FULL.as_json())))
+    assert again.as_json() == FULL.as_json()
+    assert (again.step, again.samples, again.skipped) == (3, 64, 1)
+    assert again.loss == 0.3333333
+    assert again.covariance == pytest.approx(FULL.covariance, rel=1e-6)
+    assert again.hidden is None
+    assert again.value("knn") == again.extra["knn"] == 0.75
+    assert again.value("logistic") is None
+
+
+def test_lines_of_version_0_1_read():
+    line = {"step": 10, "t": 0.5, "epoch": 0.1, "loss": 3.0, "gradient": 1.0, "lr": 0.05, "knn": 0.3, "samples": 512}
+    line |= {"eigenvalues": [1.0, 0.5], "covariance": [1.0, 0.5], "held_hidden": [0.1], "views_per_second": 9.0}
+    record = Record.from_json(line)
+    assert record.as_json() | {"skipped": 0, "first_skipped": 0} == line | {"skipped": 0, "first_skipped": 0}
+    assert record.held_hidden.tolist() == [0.1]
+
+
+@pytest.mark.parametrize("line", [3, [], {}, {"step": 1}, {"t": 1.0}, {"step": "1", "t": 1}, {"step": True, "t": 1}])
+def test_what_is_no_record(line):
+    with pytest.raises(ValueError, match="step and t"):
+        Record.from_json(line)
+
+
+def test_spectra_that_are_not_finite():
+    record = Record.from_json({"step": 1, "t": 1, "covariance": [1.0, None], "hidden": "x", "loss": None})
+    assert record.covariance is not None
+    assert record.spectrum("covariance") is None
+    assert record.hidden is None
+    assert record.loss is None
+
+
+def test_consistent_records():
+    """One wild time, another length or a value that is not finite cost one record each."""
+    records = [Record(step=i, t=float(i), covariance=np.array([1.0, 0.1])) for i in range(10)]
+    records[3] = Record(step=3, t=1e9, covariance=np.array([1.0, 0.1]))
+    records[5] = Record(step=5, t=5.0, covariance=np.array([1.0]))
+    records[7] = Record(step=7, t=7.0, covariance=np.array([1.0, np.nan]))
+    assert [record.step for record in consistent(records, "covariance")] == [0, 1, 2, 4, 6, 8, 9]
+    assert consistent(records, "hidden") == []
+
+
+def test_which_spectrum_a_loss_follows():
+    """C for losses that are functions of it, which `losses` and `runs` must agree about."""
+    followed = {name: spectrum_of_loss(name, {"batch_norm": False}) for name in MODULES}
+    assert {name for name, spectrum in followed.items() if spectrum == "eigenvalues"} == {
+        "barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged",
+    }  # fmt: skip
+    assert spectrum_of_loss("barlow_twins") == "covariance"
+    assert set(followed.values()) <= set(SPECTRA)
+
+
+def test_folder(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.size == 0
+    assert not list(tmp_path.iterdir())  # nothing before the first record
+    folder.write(Record(step=1, t=0.1, leading=np.ones((2, 5, 2))))
+    folder.close()
+    assert folder.size == (tmp_path / "metrics.jsonl").stat().st_size
+    assert read_picture(tmp_path).shape == (2, 5, 2)
+    (tmp_path / "embeddings.json").write_text("{")
+    assert read_picture(tmp_path) is None
+    (tmp_path / "mine.txt").touch()
+    (tmp_path / "checkpoints").mkdir()
+    discard(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_log_of_somebody_else(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "t": 1, "eigenvalues": [1, 0.5], "mine": "x"}\n')
+    run = Run(str(tmp_path))
+    assert run.series("eigenvalues").tolist() == [[1.0, 0.5]]
+    assert run.followed == "covariance"
+    assert run.records[0].extra == {"mine": "x"}
+    assert read_log(tmp_path / "metrics.jsonl")[1] == 0
