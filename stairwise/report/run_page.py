@@ -17,6 +17,7 @@ from stairwise.staircase.forecast import Forecast, forecast_steps
 from stairwise.staircase.steps import FEWEST
 from stairwise.table import Table
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
+from stairwise.training.schedule import Schedule
 
 __all__ = ["run_page", "staircase_page"]
 
@@ -49,11 +50,19 @@ def run_page(folder: Path, spectrum: str = "") -> Page:
             settings = ", ".join(f"{k} = {v}" for k, v in run.recipe.items() if k != "label")
             facts |= {"recipe": settings, "α": f"{run.facts['alpha']:.4g}"}
             facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
-            planned = run.planned()
+            planned = _planned(run)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(str(folder / RECIPE), "must be as `stairwise train` wrote it", repr(error)) from error
     name = folder.resolve().name
     return staircase_page(name, records, spectrum or "covariance", facts, planned, read_picture(folder))
+
+
+def _planned(run: Run) -> Floats:
+    """t = Σ lr after every step of the schedule, (steps,)."""
+    recipe, steps = run.recipe, int(run.facts["steps"])
+    warmup = round(recipe["warmup_epochs"] * (int(run.facts["training_images"]) // int(run.facts["batch"])))
+    schedule = Schedule(recipe["schedule"], steps, warmup, recipe["final_lr"])
+    return np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
 
 
 def staircase_page(

@@ -16,7 +16,6 @@ from stairwise.checks import InputError
 from stairwise.runs.folder import METRICS, RECIPE
 from stairwise.runs.log import read_log
 from stairwise.runs.record import Record, spectrum_of_loss
-from stairwise.runs.schedule import Schedule
 
 __all__ = ["Run", "consistent"]
 
@@ -94,14 +93,6 @@ class Run:
         """Times and accuracies of a probe, or times and a spectrum of `held_out` images."""
         measured = [(record.t, value) for record in self.records if (value := record.value(name)) is not None]
         return np.array([t for t, _ in measured]), np.array([value for _, value in measured])
-
-    def planned(self) -> Floats:
-        """t = Σ lr after every step of the schedule, (steps,)."""
-        recipe, steps = self.recipe, int(self.facts["steps"])
-        per_epoch = int(self.facts["training_images"]) // int(self.facts["batch"])
-        warmup = round(recipe["warmup_epochs"] * per_epoch)
-        schedule = Schedule(recipe["schedule"], steps, warmup, recipe["final_lr"])
-        return np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
 
 
 def consistent(records: Sequence[Record], spectrum: str) -> list[Record]:

@@ -29,7 +29,6 @@ from stairwise.provenance import provenance
 from stairwise.runs.folder import CHECKPOINTS, METRICS, RECIPE, WEIGHTS, RunFolder, discard
 from stairwise.runs.reader import Run
 from stairwise.runs.record import Record
-from stairwise.runs.schedule import Schedule
 from stairwise.training import checkpoint
 from stairwise.training.graph import Recorded, prefetch
 from stairwise.training.measure import held_out_spectra, probe_accuracies, top_eigenvalue
@@ -39,6 +38,7 @@ from stairwise.training.optimizer import FlatOptimizer
 from stairwise.training.process import StopRequest, locked
 from stairwise.training.recipe import Recipe, load_recipe
 from stairwise.training.recorder import Recorder
+from stairwise.training.schedule import Schedule
 from stairwise.training.setup import Calendar, prepare, with_joint_norms
 
 __all__ = ["Diverged", "Stopped", "Trainer", "train"]

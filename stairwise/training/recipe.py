@@ -13,8 +13,8 @@ from stairwise.evaluate.classifiers import PROBES
 from stairwise.losses import MODULES
 from stairwise.nets.initial import SCOPES
 from stairwise.runs.reader import Run
-from stairwise.runs.schedule import SCHEDULES
 from stairwise.training.optimizer import OPTIMIZERS
+from stairwise.training.schedule import SCHEDULES
 
 __all__ = ["Recipe", "load_recipe", "parsed", "recipe_names", "recipe_of"]
 

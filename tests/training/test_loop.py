@@ -153,7 +153,7 @@ def test_probes_and_stored_network(tmp_path):
 
 
 def _factors(recipe):
-    from stairwise.runs.schedule import Schedule
+    from stairwise.training.schedule import Schedule
 
     schedule = Schedule(recipe.schedule, recipe.steps, 0, recipe.final_lr)
     return [schedule.factor(i) for i in range(recipe.steps)]

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from stairwise.checks import InputError
-from stairwise.runs.schedule import Schedule
 from stairwise.training.optimizer import FlatOptimizer
+from stairwise.training.schedule import Schedule
 
 
 def net():
