@@ -26,7 +26,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from stairwise.nets.encoder import build_encoder
 from stairwise.ntk.empirical import empirical_ntk
-from stairwise.ntk.guards import products_in
+from stairwise.ntk.state import float32_products
 
 AIM = 1e-4  # largest |ΔK_ij| / √(K_ii K_jj)
 
@@ -164,7 +164,7 @@ def on_gpu(device, large, draws, quick, found):
     print(f"float16 products add {found['float16_adds']:.1e} to the error", flush=True)
     del exact, half
     if draws:
-        with products_in("float32"):  # of vmap(grad), too
+        with float32_products(tf32=False):  # of vmap(grad), too
             over_draws(device, 1 if quick else draws, found)
     model = network("resnet18", 10, device, stem="small")
     x = torch.randn(large, 3, 32, 32, device=device)
