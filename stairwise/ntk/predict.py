@@ -17,7 +17,7 @@ from stairwise.kernel.solvers import solve
 __all__ = ["kernel_pca", "predict_embeddings"]
 
 Floats = NDArray[np.float64]
-ASYMMETRY = 1e-4  # relative to the largest entry: float16 products and TF32 passes are not symmetric to rounding
+ASYMMETRY = 1e-4  # relative to the largest entry; rounding in low precision may cause it
 
 
 def predict_embeddings(K: Any, d: int) -> Floats:
@@ -35,9 +35,9 @@ def predict_embeddings(K: Any, d: int) -> Floats:
         >>> np.allclose(C, np.eye(3))
         True
     """
-    K, eps = _symmetric(K)
+    K, eps, asymmetry = _symmetric(K)
     d = positive_int(d, "d", len(K), f"there are {len(K)} points: take more pairs, or fewer dimensions")
-    _check_semidefinite(K, eps)
+    _check_semidefinite(K, max(eps, asymmetry))
     pairs = DensePairs(K, precision=eps)
     try:
         modes = solve(pairs, d, at_most=True)
@@ -54,15 +54,15 @@ def predict_embeddings(K: Any, d: int) -> Floats:
 
 def kernel_pca(K: Any, d: int) -> Floats:
     """The d leading eigenvectors of K̃, (2n, d): the prediction without knowing which points are pairs (P_NTK)."""
-    K, _ = _symmetric(K)
+    K, *_ = _symmetric(K)
     if not 0 < d <= len(K):
         raise InputError("d", f"must lie between 1 and {len(K)}", d)
     vectors = scipy.linalg.eigh(K, subset_by_index=(len(K) - d, len(K) - 1))[1]
     return np.asarray(vectors[:, ::-1], dtype=np.float64)
 
 
-def _symmetric(K: Any) -> tuple[Floats, float]:
-    """(K + Kᵀ) / 2 in float64, and the relative precision of its values if that is lower."""
+def _symmetric(K: Any) -> tuple[Floats, float, float]:
+    """(K + Kᵀ) / 2 in float64; the relative precision of its values if that is lower; and its relative asymmetry."""
     K = np.asarray(as_numpy(K))
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
         raise InputError("K", "must be square and not empty", f"shape {K.shape}")
@@ -71,17 +71,18 @@ def _symmetric(K: Any) -> tuple[Floats, float]:
         raise InputError("K", rule, len(K), "leave no view without its partner")
     if not np.isfinite(K).all():
         raise InputError("K", "must be finite")
-    single = np.issubdtype(K.dtype, np.floating) and K.dtype.itemsize < 8
-    K = K.astype(np.float64)
-    if np.abs(K - K.T).max() > ASYMMETRY * np.abs(K).max():
-        raise InputError("K", "must be symmetric", None, "use (K + K.T) / 2 if it should be")
     if not K.any():
         raise InputError("K", "must not be zero everywhere")
-    return (K + K.T) / 2, float(np.finfo(np.float32).eps) if single else 0.0
+    single = np.issubdtype(K.dtype, np.floating) and K.dtype.itemsize < 8
+    K = K.astype(np.float64)
+    asymmetry = float(np.abs(K - K.T).max() / np.abs(K).max())
+    if asymmetry > ASYMMETRY:
+        raise InputError("K", "must be symmetric", None, "use (K + K.T) / 2 if it should be")
+    return (K + K.T) / 2, float(np.finfo(np.float32).eps) if single else 0.0, asymmetry
 
 
-def _check_semidefinite(K: Floats, eps: float) -> None:
-    shift = max(eps, 1e-12) * len(K) * np.abs(np.diag(K)).max()
+def _check_semidefinite(K: Floats, tolerance: float) -> None:
+    shift = max(tolerance, 1e-12) * len(K) * np.abs(np.diag(K)).max()
     try:
         np.linalg.cholesky(K + shift * np.eye(len(K)))
     except np.linalg.LinAlgError:
