@@ -35,9 +35,9 @@ def predict_embeddings(K: Any, d: int) -> Floats:
         >>> np.allclose(C, np.eye(3))
         True
     """
-    K, eps, asymmetry = _symmetric(K)
+    K, eps = _symmetric(K)
     d = positive_int(d, "d", len(K), f"there are {len(K)} points: take more pairs, or fewer dimensions")
-    _check_semidefinite(K, max(eps, asymmetry))
+    _check_semidefinite(K, eps)
     pairs = DensePairs(K, precision=eps)
     try:
         modes = solve(pairs, d, at_most=True)
@@ -47,22 +47,22 @@ def predict_embeddings(K: Any, d: int) -> Floats:
     known = len(modes.eigenvalues)
     if known < d:
         rule = f"must be at most {known}: the other modes of K are below its rounding error"
-        remedy = f"lower d to {known}" + (", or compute K in float64" if eps else "")
+        remedy = f"lower d to {known}" + (", or compute K in float64" if eps > 1e-12 else "")
         raise InputError("d", rule, d, remedy)
     return np.asarray(pairs.swap(modes.coefficients) * len(K) * np.sqrt(modes.eigenvalues), dtype=np.float64)
 
 
 def kernel_pca(K: Any, d: int) -> Floats:
     """The d leading eigenvectors of K̃, (2n, d): the prediction without knowing which points are pairs (P_NTK)."""
-    K, *_ = _symmetric(K)
+    K, _ = _symmetric(K)
     if not 0 < d <= len(K):
         raise InputError("d", f"must lie between 1 and {len(K)}", d)
     vectors = scipy.linalg.eigh(K, subset_by_index=(len(K) - d, len(K) - 1))[1]
     return np.asarray(vectors[:, ::-1], dtype=np.float64)
 
 
-def _symmetric(K: Any) -> tuple[Floats, float, float]:
-    """(K + Kᵀ) / 2 in float64; the relative precision of its values if that is lower; and its relative asymmetry."""
+def _symmetric(K: Any) -> tuple[Floats, float]:
+    """(K + Kᵀ) / 2 in float64, and its relative precision: that of its type, or its asymmetry."""
     K = np.asarray(as_numpy(K))
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
         raise InputError("K", "must be square and not empty", f"shape {K.shape}")
@@ -78,11 +78,11 @@ def _symmetric(K: Any) -> tuple[Floats, float, float]:
     asymmetry = float(np.abs(K - K.T).max() / np.abs(K).max())
     if asymmetry > ASYMMETRY:
         raise InputError("K", "must be symmetric", None, "use (K + K.T) / 2 if it should be")
-    return (K + K.T) / 2, float(np.finfo(np.float32).eps) if single else 0.0, asymmetry
+    return (K + K.T) / 2, max(asymmetry, float(np.finfo(np.float32).eps) if single else 0.0)
 
 
-def _check_semidefinite(K: Floats, tolerance: float) -> None:
-    shift = max(tolerance, 1e-12) * len(K) * np.abs(np.diag(K)).max()
+def _check_semidefinite(K: Floats, eps: float) -> None:
+    shift = max(eps, 1e-12) * len(K) * np.abs(np.diag(K)).max()
     try:
         np.linalg.cholesky(K + shift * np.eye(len(K)))
     except np.linalg.LinAlgError:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from stairwise.checks import InputError
 from stairwise.ntk.capture import Capture, RulesChanged
 from stairwise.ntk.empirical import empirical_ntk
-from tests.ntk.zoo import Apply, Pool, Scale, Twice, build, by_autograd, conv, mean
+from tests.ntk.zoo import Net, apply, build, by_autograd, conv, mean, pool, scale, twice
 
 
 def check(model, x, **tolerance):
@@ -43,67 +43,43 @@ def test_rules_are_used_where_they_hold():
     assert "into.weight" in verified(*build("attention"))
 
 
-class TwoNames(nn.Module):
+def two_names():
     """One parameter under two names."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(5, 4))
-        self.v = self.w
-
-    def forward(self, x):
-        return torch.tanh(x @ self.w) @ self.v.T
+    w = nn.Parameter(torch.randn(5, 4))
+    return Net(lambda m, x: torch.tanh(x @ m.w) @ m.v.T, w=w, v=w)
 
 
-class Deeper(nn.Module):
+def deeper():
     """Calls a layer once more for some samples."""
 
-    def __init__(self):
-        super().__init__()
-        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, 2)
-
-    def forward(self, x):
-        h = torch.tanh(self.layer(x))
+    def forward(m, x):
+        h = torch.tanh(m.layer(x))
         if not torch._C._functorch.is_batchedtensor(x) and bool((x[:, 0] > 5).any()):
-            h = torch.where(x[:, :1] > 5, torch.tanh(self.layer(h)), h)
-        return self.out(h)
+            h = torch.where(x[:, :1] > 5, torch.tanh(m.layer(h)), h)
+        return m.out(h)
+
+    return Net(forward, layer=nn.Linear(6, 6), out=nn.Linear(6, 2))
 
 
-class Experts(nn.Module):
+def experts():
     """Sends each sample to one of two layers."""
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 3), nn.Linear(6, 3)
-
-    def forward(self, x):
-        out = x.new_zeros(len(x), 3)
-        mask = x[:, 0] > 0
-        out[mask] = self.a(x[mask])
-        out[~mask] = self.b(x[~mask])
+    def forward(m, x):
+        out, mask = x.new_zeros(len(x), 3), x[:, 0] > 0
+        out[mask], out[~mask] = m.a(x[mask]), m.b(x[~mask])
         return out
 
+    return Net(forward, a=nn.Linear(6, 3), b=nn.Linear(6, 3))
 
-class TokensFirst(nn.Module):
+
+def tokens_first():
     """Hands its layer (tokens, samples, features)."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.layer(x.transpose(0, 1))[0]
+    return Net(lambda m, x: m.layer(x.transpose(0, 1))[0], layer=nn.Linear(5, 3))
 
 
-class Single(nn.Module):
-    """Runs its samples one at a time, so that branches on values see one sample."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return torch.cat([self.inner(x[i : i + 1]) for i in range(len(x))])
+def one_at_a_time(inner):
+    """Branches on values see one sample."""
+    return Net(lambda m, x: torch.cat([m.inner(x[i : i + 1]) for i in range(len(x))]), inner=inner)
 
 
 def branching(x):
@@ -134,14 +110,14 @@ def with_large(x):
 @pytest.mark.parametrize(
     ("make", "x"),
     [
-        (Twice, blank_first(torch.randn(6, 6))),
+        (twice, blank_first(torch.randn(6, 6))),
         (reused, blank_first(torch.randn(6, 6))),
-        (Experts, torch.randn(9, 6)),
-        (Experts, torch.randn(9, 6).abs()),
-        (TokensFirst, torch.randn(3, 3, 5)),
-        (TokensFirst, torch.randn(4, 3, 5)),
-        (TokensFirst, torch.randn(7, 3, 5)),
-        (TwoNames, torch.randn(6, 5)),
+        (experts, torch.randn(9, 6)),
+        (experts, torch.randn(9, 6).abs()),
+        (tokens_first, torch.randn(3, 3, 5)),
+        (tokens_first, torch.randn(4, 3, 5)),
+        (tokens_first, torch.randn(7, 3, 5)),
+        (two_names, torch.randn(6, 5)),
         (lambda: changed_padding((2, 2), (2, 2)), torch.randn(5, 4, 8, 8)),
         (lambda: changed_padding([0, 0], (1, 1)), torch.randn(5, 4, 8, 8)),
         (
@@ -150,8 +126,8 @@ def with_large(x):
         ),
         (lambda: nn.Linear(6, 2), torch.randn(1, 6)),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 2)), torch.randn(5, 6)),
-        (lambda: Single(Deeper()), with_large(torch.randn(8, 6))),
-        (lambda: Single(nn.Sequential(Scale(6), Apply(branching), nn.Linear(6, 2))), torch.randn(5, 6)),
+        (lambda: one_at_a_time(deeper()), with_large(torch.randn(8, 6))),
+        (lambda: one_at_a_time(nn.Sequential(scale(6), apply(branching), nn.Linear(6, 2))), torch.randn(5, 6)),
     ],
 )
 def test_what_the_trial_could_overlook(make, x):
@@ -160,54 +136,48 @@ def test_what_the_trial_could_overlook(make, x):
     check(model, x.double() if x.is_floating_point() else x, rtol=1e-9, atol=1e-9)
 
 
-class Sorted(nn.Module):
+def sorting(by_expert):
     """Its first layer sees samples in another order: by expert, or by number."""
 
-    def __init__(self, experts):
-        super().__init__()
-        self.first, self.last, self.experts = nn.Linear(5, 6), nn.Linear(6, 3), experts
+    def forward(m, x):
+        order = (x[:, 0] > 0).long().argsort(stable=True) if by_expert else x[:, 0].argsort()
+        return m.last(torch.tanh(m.first(x[order]))[order.argsort()])
 
-    def forward(self, x):
-        key = (x[:, 0] > 0).long() if self.experts else x[:, 0]
-        order = key.argsort(stable=True)
-        return self.last(torch.tanh(self.first(x[order]))[order.argsort()])
+    return Net(forward, first=nn.Linear(5, 6), last=nn.Linear(6, 3))
 
 
-@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("by_expert", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_samples_in_another_order(experts, seed):
+def test_samples_in_another_order(by_expert, seed):
     torch.manual_seed(seed)
-    check(Sorted(experts).double(), torch.randn(20, 5).double())
+    check(sorting(by_expert).double(), torch.randn(20, 5).double())
 
 
 def test_samples_that_are_sorted_later():
     """Not in the first piece, and in y but not in x."""
     torch.manual_seed(0)
-    model, x = Sorted(True).double(), torch.randn(130, 5).double()
+    model, x = sorting(True).double(), torch.randn(130, 5).double()
     x[:64, 0] = -x[:64, 0].abs()
     exact = by_autograd(model, x)
     torch.testing.assert_close(empirical_ntk(model, x), exact)
     torch.testing.assert_close(empirical_ntk(model, x[:40], x[64:100]), exact[:40, 64:100])
 
 
-class Rows(nn.Module):
+def token_rows():
     """Layers that get other numbers of rows than samples: tokens of all samples, and a table."""
 
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.positions, self.head = nn.Linear(4, 6), nn.Linear(2, 6), nn.Linear(6, 3)
-        self.register_buffer("table", torch.randn(7, 2))
+    def forward(m, x):
+        tokens = torch.tanh(m.tokens(x.reshape(-1, 4))).view(*x.shape[:2], 6)
+        return m.head(torch.tanh(tokens + m.positions(torch.ones(7, 2)).mean(0)).mean(1))
 
-    def forward(self, x):
-        tokens = torch.tanh(self.tokens(x.reshape(-1, 4))).view(*x.shape[:2], 6)
-        return self.head(torch.tanh(tokens + self.positions(self.table).mean(0)).mean(1))
+    return Net(forward, tokens=nn.Linear(4, 6), positions=nn.Linear(2, 6), head=nn.Linear(6, 3))
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 8])
 @pytest.mark.parametrize("length", [1, 2, 4, 7])
 def test_layers_that_are_given_other_numbers_of_rows(n, length):
     torch.manual_seed(0)
-    model, x = Rows(), torch.randn(n, length, 4)
+    model, x = token_rows(), torch.randn(n, length, 4)
     check(model, x, **SINGLE)
     if length > 1:
         assert verified(model, x) == {"head.weight", "head.bias"}
@@ -224,41 +194,40 @@ class OldFunction(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0] * g
 
 
-class Awkward(nn.Module):
+def awkward(what):
     """What torch.func cannot do, between two layers and a free scalar parameter."""
 
-    def __init__(self, what):
-        super().__init__()
-        self.first, self.last, self.gain = nn.Linear(5, 6), nn.Linear(6, 3), nn.Parameter(torch.tensor(0.7))
-        self.unused, self.what, self.kept = nn.Parameter(torch.ones(2)), what, None
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        h = torch.tanh(self.first(x)) * self.gain
-        if self.what == "function":
+    def forward(m, x):
+        h = torch.tanh(m.first(x)) * m.gain
+        if what == "function":
             h = OldFunction.apply(h)
-        elif self.what == "checkpoint":
+        elif what == "checkpoint":
             h = checkpoint(torch.sin, h, use_reentrant=False)
-        elif self.what == "count":
-            self.calls += 1
-        elif self.what == "reassign":
-            self.calls = self.calls + h.detach().mean()
-            self.kept = h
-        elif self.what == "numpy":
+        elif what == "count":
+            m.calls += 1
+        elif what == "reassign":
+            m.calls = m.calls + h.detach().mean()
+            m.kept = h
+        elif what == "numpy":
             h = h * float(x.numpy().shape[1])
-        elif self.what == "energy":
+        elif what == "energy":
             inner = h.detach().requires_grad_()
             h = h * torch.autograd.grad((inner**3).sum(), inner)[0]
-        elif self.what == "force":
+        elif what == "force":
             (h,) = torch.autograd.grad((h**3).sum(), h, create_graph=True)
-        return self.last(h)
+        return m.last(h)
+
+    free = {"gain": torch.tensor(0.7), "unused": torch.ones(2)}
+    model = Net(forward, first=nn.Linear(5, 6), last=nn.Linear(6, 3), kept=None, **free)
+    model.register_buffer("calls", torch.zeros(()))
+    return model
 
 
 @pytest.mark.parametrize("what", ["plain", "function", "checkpoint", "count", "reassign", "numpy", "energy", "force"])
 def test_models_that_torch_func_cannot_take(what):
     """The kernel equals that of autograd, and the model is restored."""
     torch.manual_seed(0)
-    model, x = Awkward(what).double().eval(), torch.randn(9, 5).double()
+    model, x = awkward(what).double().eval(), torch.randn(9, 5).double()
     exact = by_autograd(model, x)
     model.calls = torch.zeros(()).double()
     model.kept, calls = None, model.calls
@@ -302,24 +271,18 @@ def test_models_that_do_not_take_samples_with_gradients():
         return x
 
     x = torch.randn(5, 6)
-    torch.testing.assert_close(empirical_ntk(nn.Sequential(Apply(picky), nn.Linear(6, 3)), x), x @ x.T + 1)
+    torch.testing.assert_close(empirical_ntk(nn.Sequential(apply(picky), nn.Linear(6, 3)), x), x @ x.T + 1)
 
 
 def test_a_model_minus_itself_is_not_random():
     """Its outputs are rounding and nothing else."""
     torch.manual_seed(0)
-    now = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), Pool())
+    now = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), pool())
 
-    class Less(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.now, self.then = now, deepcopy(now).requires_grad_(False)
-
-        def forward(self, x):
-            return self.now(x) - self.then(x)
-
+    then = deepcopy(now).requires_grad_(False)
+    model = Net(lambda m, x: m.now(x) - m.then(x), now=now, then=then)
     x = torch.randn(70, 3, 9, 9)
-    torch.testing.assert_close(empirical_ntk(Less(), x), empirical_ntk(now, x), **SINGLE)
+    torch.testing.assert_close(empirical_ntk(model, x), empirical_ntk(now, x), **SINGLE)
 
 
 class Strict(torch.autograd.Function):
@@ -355,8 +318,8 @@ def test_outputs_that_are_not_finite_are_named_first(function, sample, anomalies
     torch.manual_seed(0)
     x = torch.rand(max(20, sample + 1), 6)
     x[sample] = torch.nan
-    for layer in (nn.Linear(6, 20), Scale(6), reused()):
-        model = nn.Sequential(layer, Apply(function))
+    for layer in (nn.Linear(6, 20), scale(6), reused()):
+        model = nn.Sequential(layer, apply(function))
         with torch.autograd.set_detect_anomaly(anomalies), pytest.raises(InputError, match="output must be finite"):
             empirical_ntk(model, x)
 
@@ -389,27 +352,19 @@ def test_rules_are_tried_once_and_after_the_graph_is_gone(monkeypatch):
     assert "kept" not in seen
 
 
-class Wide(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        h = self.layer(x)[:, :, None, None] * torch.ones(4, 50, 50)
-        return h.tanh().exp().tanh().sum(dim=(2, 3))
+def wide():
+    big = torch.ones(4, 50, 50)
+    return Net(lambda m, x: (m.layer(x)[:, :, None, None] * big).tanh().exp().tanh().sum((2, 3)), layer=nn.Linear(4, 4))
 
 
-class Features(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 512), nn.utils.parametrizations.weight_norm(nn.Linear(512, 512))
-        self.register_buffer("R", torch.randn(512, 512))
-
-    def forward(self, x):
-        return self.last(torch.relu(self.first(x) @ self.R))
+def with_constants():
+    last = nn.utils.parametrizations.weight_norm(nn.Linear(512, 512))
+    model = Net(lambda m, x: m.last(torch.relu(m.first(x) @ m.R)), first=nn.Linear(4, 512), last=last)
+    model.register_buffer("R", torch.randn(512, 512))
+    return model
 
 
 def test_memory_per_sample():
     """Counts what is kept between layers, and no constants."""
-    assert Capture(Wide(), mean, torch.randn(5, 4)).sample_bytes >= 3 * 4 * 2500 * 4
-    assert Capture(Features(), mean, torch.randn(9, 4)).sample_bytes < 1e5
+    assert Capture(wide(), mean, torch.randn(5, 4)).sample_bytes >= 3 * 4 * 2500 * 4
+    assert Capture(with_constants(), mean, torch.randn(9, 4)).sample_bytes < 1e5

@@ -12,7 +12,7 @@ from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.ntk import fast
 from stairwise.ntk.capture import Capture
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
-from tests.ntk.zoo import ZOO, Apply, Pool, build, by_autograd, by_vmap, gradients, mean
+from tests.ntk.zoo import ZOO, Net, apply, build, by_autograd, by_vmap, gradients, mean, pool
 from tests.two_processes import run_two
 
 
@@ -46,7 +46,7 @@ def test_does_not_depend_on_tiles(name):
 
 def test_one_position_against_many():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), Apply(lambda z: z.sum(dim=1))).double()
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), apply(lambda z: z.sum(dim=1))).double()
     x, y = torch.randn(6, 1, 4).double(), torch.randn(7, 5, 4).double()
     K = empirical_ntk(model, x, y, precision="float64")
     torch.testing.assert_close(K, gradients(model, x) @ gradients(model, y).T)
@@ -62,7 +62,7 @@ def test_outputs():
     torch.manual_seed(0)
     encoder = build_encoder("mlp", {"inputs": 12, "widths": [40]})
     net = build_network(encoder, torch.zeros(2, 3, 2, 2), [], 5, False, True)
-    model, x = nn.Sequential(net, Apply(lambda out: out[1])), torch.randn(9, 3, 2, 2)
+    model, x = nn.Sequential(net, apply(lambda out: out[1])), torch.randn(9, 3, 2, 2)
     seen = []
     # an independent formula for the trace kernel of a network with one hidden layer
     exact = torch.tensor(tangent_kernel(net, x)).float()
@@ -90,7 +90,7 @@ def test_precision(precision, error, monkeypatch):
 def test_large_images_stay_in_the_range_of_float16(monkeypatch):
     monkeypatch.setattr("stairwise.ntk.factors.SMALL_LAYER", 0)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), Pool(), nn.Linear(2, 2))
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), pool(), nn.Linear(2, 2))
     x = 3 + torch.rand(3, 1, 320, 320)
     assert empirical_ntk(model, x, precision="float16") == pytest.approx(empirical_ntk(model, x), rel=5e-3)
 
@@ -118,38 +118,18 @@ def test_modes_of_the_caller_do_not_matter(mode, precision):
     torch.testing.assert_close(K, by_autograd(model, x.clone()).to(K), rtol=1e-5, atol=1e-5)
 
 
-class Odd(nn.Module):
-    """A parameter without elements, and a table from which one row is taken."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.table, self.none = nn.Linear(6, 3), nn.Embedding(4, 6), nn.Parameter(torch.zeros(0))
-
-    def forward(self, x):
-        return self.layer(x * self.table(torch.tensor(2)))
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_empty_parameters_and_single_rows_of_tables(precision):
     torch.manual_seed(0)
-    model, x = Odd(), torch.randn(9, 6)
+    parts = {"layer": nn.Linear(6, 3), "table": nn.Embedding(4, 6), "none": torch.zeros(0)}
+    model, x = Net(lambda m, x: m.layer(x * m.table(torch.tensor(2))), **parts), torch.randn(9, 6)
     K = empirical_ntk(model, x, precision=precision)
     torch.testing.assert_close(K.float(), by_autograd(model, x), rtol=1e-2, atol=1e-2)
 
 
-class Dropping(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)
-
-    def forward(self, x):
-        return self.attention(x[:, None], x[:, None], x[:, None])[0][:, 0]
-
-
-class Locked(nn.Linear):
-    def __init__(self):
-        super().__init__(6, 2)
-        self.lock = Lock()
+def dropping():
+    heads = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)
+    return Net(lambda m, x: m.heads(x[:, None], x[:, None], x[:, None])[0][:, 0], heads=heads)
 
 
 X, NET = torch.randn(4, 6), nn.Linear(6, 2)
@@ -160,7 +140,7 @@ X, NET = torch.randn(4, 6), nn.Linear(6, 2)
     [
         (nn.Sequential(NET, nn.BatchNorm1d(2)), X, {}, "evaluation mode: in training mode batch norm mixes"),
         (nn.Sequential(NET, nn.Dropout(0.1)), X, {}, "dropout"),
-        (Dropping(), X, {}, "dropout"),
+        (dropping(), X, {}, "dropout"),
         (nn.Sequential(NET, nn.BatchNorm1d(2, track_running_stats=False)).eval(), X, {}, "running statistics"),
         (nn.Unflatten(1, (2, 3)), X, {}, "trainable parameters"),
         (nn.Linear(6, 2).requires_grad_(False), X, {}, "trainable parameters"),
@@ -182,7 +162,7 @@ X, NET = torch.randn(4, 6), nn.Linear(6, 2)
         (NET, X, {"output": None}, "a function of the outputs"),
         (NET, X, {"output": lambda z: None}, "one number per sample"),
         (NET, X, {"output": lambda z: z[:, 0].detach()}, "can be differentiated"),
-        (Locked(), X, {"precision": "float64"}, "possible to copy"),
+        (Net(lambda m, x: m.net(x), net=NET, lock=Lock()), X, {"precision": "float64"}, "possible to copy"),
     ],
 )
 def test_bad_arguments(model, x, options, says):

@@ -10,10 +10,10 @@ from stairwise.checks import InputError
 from stairwise.ntk.empirical import empirical_ntk
 from stairwise.ntk.factors import Direct
 from stairwise.ntk.trial import agree, right_rules
-from tests.ntk.zoo import Apply, Scale
+from tests.ntk.zoo import apply, scale
 
 
-@pytest.mark.parametrize("layer", [lambda: nn.Linear(6, 20), lambda: Scale(6)])  # with rules and without
+@pytest.mark.parametrize("layer", [lambda: nn.Linear(6, 20), lambda: scale(6)])  # with rules and without
 @pytest.mark.parametrize(
     ("function", "says"),
     [
@@ -31,7 +31,7 @@ from tests.ntk.zoo import Apply, Scale
 def test_models_that_have_no_gradient_per_sample(layer, function, says):
     torch.manual_seed(0)
     with pytest.raises(InputError, match=says):
-        empirical_ntk(nn.Sequential(layer(), Apply(function)), torch.randn(30, 6))
+        empirical_ntk(nn.Sequential(layer(), apply(function)), torch.randn(30, 6))
 
 
 @pytest.mark.parametrize("integers", [False, True])
@@ -39,7 +39,7 @@ def test_statistics_of_the_batch_that_are_detached(integers):
     torch.manual_seed(0)
     x = torch.randint(0, 9, (60, 6)) if integers else torch.randn(60, 6)
     with pytest.raises(InputError, match="one by one"):
-        empirical_ntk(nn.Sequential(Apply(lambda x: x.float() - x.float().mean(0).detach()), nn.Linear(6, 3)), x)
+        empirical_ntk(nn.Sequential(apply(lambda x: x.float() - x.float().mean(0).detach()), nn.Linear(6, 3)), x)
 
 
 @pytest.mark.parametrize(

@@ -37,92 +37,64 @@ def by_vmap(model, x):
     return G @ G.T
 
 
-class Pool(nn.Module):
-    def forward(self, x):
-        return x.flatten(2).mean(dim=2)
+class Net(nn.Module):
+    """Modules and parameters by name, and a function of these and x."""
 
-
-class Apply(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
+    def __init__(self, function, **parts):
         super().__init__()
         self.function = function
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, torch.Tensor) else part)
 
     def forward(self, x):
-        return self.function(x)
+        return self.function(self, x)
 
 
-class Scale(nn.Module):
+def apply(function):
+    return Net(lambda _, x: function(x))
+
+
+def pool():
+    return apply(lambda x: x.flatten(2).mean(dim=2))
+
+
+def scale(features):
     """A user's own module with parameters of its own, for which there is no rule."""
-
-    def __init__(self, features):
-        super().__init__()
-        self.gain, self.shift = nn.Parameter(torch.rand(features)), nn.Parameter(torch.rand(1))
-
-    def forward(self, x):
-        return torch.tanh(x * self.gain) + self.shift
+    return Net(lambda m, x: torch.tanh(x * m.gain) + m.shift, gain=torch.rand(features), shift=torch.rand(1))
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
-
-    def forward(self, x):
-        out = self.norm(self.conv(x))
-        out += x
-        return self.relu(out)
+def residual():
+    block = {"conv": nn.Conv2d(4, 4, 3, padding=1), "norm": nn.BatchNorm2d(4), "relu": nn.ReLU(inplace=True)}
+    return Net(lambda m, x: m.relu(m.norm(m.conv(x)).add_(x)), **block)
 
 
-class Twice(nn.Module):
+def twice():
     """Calls a layer twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.out(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+    layers = {"layer": nn.Linear(6, 6), "out": nn.Linear(6, 3)}
+    return Net(lambda m, x: m.out(torch.tanh(m.layer(torch.tanh(m.layer(x))))), **layers)
 
 
-class Tied(nn.Module):
+def tied():
     """An embedding whose table is also the readout, used by a function."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.mix = nn.Embedding(11, 5), nn.Linear(5, 5)
-
-    def forward(self, x):
-        return nn.functional.linear(self.mix(self.table(x)).mean(dim=1), self.table.weight)
+    layers = {"table": nn.Embedding(11, 5), "mix": nn.Linear(5, 5)}
+    return Net(lambda m, x: nn.functional.linear(m.mix(m.table(x)).mean(dim=1), m.table.weight), **layers)
 
 
-class Shared(nn.Module):
+def shared():
     """Two modules with one parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-        self.b.weight = self.a.weight
-
-    def forward(self, x):
-        return self.out(torch.relu(self.b(torch.relu(self.a(x)))))
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    model[2].weight = model[0].weight
+    return model
 
 
-class Attention(nn.Module):
-    def __init__(self, batch_first=True):
-        super().__init__()
-        self.batch_first = batch_first
-        self.into, self.norm = nn.Linear(5, 8), nn.LayerNorm(8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
-        self.out = nn.Linear(8, 3)
+def attention(batch_first=True):
+    def forward(m, x):
+        x = m.norm(m.into(x))
+        x = x if batch_first else x.transpose(0, 1)
+        return m.out(x + m.attention(x, x, x, need_weights=False)[0]).mean(dim=1 if batch_first else 0)
 
-    def forward(self, x):
-        x = self.norm(self.into(x))
-        if not self.batch_first:
-            x = x.transpose(0, 1)
-        x = self.out(x + self.attention(x, x, x, need_weights=False)[0])
-        return x.mean(dim=1 if self.batch_first else 0)
+    heads = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+    return Net(forward, into=nn.Linear(5, 8), norm=nn.LayerNorm(8), attention=heads, out=nn.Linear(8, 3))
 
 
 def frozen():
@@ -132,7 +104,7 @@ def frozen():
 
 
 def conv(*args, **options):
-    return lambda: nn.Sequential(nn.Conv2d(*args, **options), nn.ReLU(), Pool(), nn.Linear(args[1], 3))
+    return lambda: nn.Sequential(nn.Conv2d(*args, **options), nn.ReLU(), pool(), nn.Linear(args[1], 3))
 
 
 IMAGES, VECTORS, TOKENS, SERIES = (4, 8, 8), (6,), "tokens", (7, 5)
@@ -152,26 +124,26 @@ ZOO = {
     "conv 1 x 1": (conv(4, 6, 1), IMAGES),
     "conv 1 x 1 strided": (conv(4, 6, 1, stride=2), IMAGES),
     "conv whole": (conv(4, 6, 8), IMAGES),
-    "conv 1-D": (lambda: nn.Sequential(nn.Conv1d(7, 6, 3, padding=1, stride=2), Pool(), nn.Linear(6, 2)), SERIES),
-    "conv 1-D circular": (lambda: nn.Sequential(nn.Conv1d(7, 6, 3, 1, 1, padding_mode="circular"), Pool()), SERIES),
-    "conv 3-D": (lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 3, 2), Pool()), IMAGES),
-    "conv transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 3, 3, stride=2), Pool()), IMAGES),
-    "batch norm": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True), Pool()), IMAGES),
+    "conv 1-D": (lambda: nn.Sequential(nn.Conv1d(7, 6, 3, padding=1, stride=2), pool(), nn.Linear(6, 2)), SERIES),
+    "conv 1-D circular": (lambda: nn.Sequential(nn.Conv1d(7, 6, 3, 1, 1, padding_mode="circular"), pool()), SERIES),
+    "conv 3-D": (lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 3, 2), pool()), IMAGES),
+    "conv transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 3, 3, stride=2), pool()), IMAGES),
+    "batch norm": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(inplace=True), pool()), IMAGES),
     "batch norm 1-D": (lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh()), VECTORS),
     "layer norm": (lambda: nn.Sequential(nn.LayerNorm([7, 5]), nn.Linear(5, 4), nn.LayerNorm(4), nn.Flatten()), SERIES),
-    "group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 3, 3), Pool()), IMAGES),
-    "instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 3, 3), Pool()), IMAGES),
+    "group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 3, 3), pool()), IMAGES),
+    "instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 3, 3), pool()), IMAGES),
     "prelu": (lambda: nn.Sequential(nn.Linear(6, 5), nn.PReLU(5)), VECTORS),
     "sequence": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2), nn.Flatten()), SERIES),
     "embedding": (lambda: nn.Sequential(nn.Embedding(11, 5, padding_idx=3), nn.Flatten(), nn.Linear(35, 2)), TOKENS),
     "embedding sparse": (lambda: nn.Sequential(nn.Embedding(11, 5, sparse=True), nn.Flatten()), TOKENS),
-    "residual": (lambda: nn.Sequential(Residual(), Residual(), Pool()), IMAGES),
-    "attention": (Attention, SERIES),
-    "attention, samples second": (lambda: Attention(batch_first=False), SERIES),
-    "user's": (lambda: nn.Sequential(nn.Linear(6, 5), Scale(5), nn.Linear(5, 2)), VECTORS),
-    "called twice": (Twice, VECTORS),
-    "tied": (Tied, TOKENS),
-    "shared": (Shared, VECTORS),
+    "residual": (lambda: nn.Sequential(residual(), residual(), pool()), IMAGES),
+    "attention": (attention, SERIES),
+    "attention, samples second": (lambda: attention(batch_first=False), SERIES),
+    "user's": (lambda: nn.Sequential(nn.Linear(6, 5), scale(5), nn.Linear(5, 2)), VECTORS),
+    "called twice": (twice, VECTORS),
+    "tied": (tied, TOKENS),
+    "shared": (shared, VECTORS),
     "frozen": (frozen, VECTORS),
     "resnet": (lambda: build_encoder("resnet18", {"stem": "small", "width": 4}), (3, 8, 8)),
     "resnet50": (lambda: build_encoder("resnet50", {"width": 2}), (3, 32, 32)),

@@ -16,7 +16,7 @@ from stairwise.ntk.empirical import empirical_ntk
 from stairwise.ntk.factors import Contraction, Outer
 from stairwise.ntk.fast.convolutions import ConvolutionsByProducts, copy_words
 from stairwise.ntk.fast.half import HalfProducts
-from tests.ntk.zoo import Apply, Pool, by_autograd, mean
+from tests.ntk.zoo import Net, apply, by_autograd, mean, pool
 
 
 @pytest.fixture
@@ -78,17 +78,17 @@ def test_weights_that_are_computed_pass_gradients_on():
 
 def viewing():
     """Cannot take channels-last images."""
-    return nn.Sequential(nn.Conv2d(3, 4, 3), Apply(lambda z: z.view(len(z), 2, -1).sum(dim=2)))
+    return nn.Sequential(nn.Conv2d(3, 4, 3), apply(lambda z: z.view(len(z), 2, -1).sum(dim=2)))
 
 
 @pytest.mark.parametrize("size", [9, 16])  # few positions, and so many that cuDNN is better
 @pytest.mark.parametrize(
     ("make", "taken"),
     [
-        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(True), nn.Conv2d(4, 5, 1), nn.ReLU(True), Pool()), True),
+        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(True), nn.Conv2d(4, 5, 1), nn.ReLU(True), pool()), True),
         (lambda: build_encoder("resnet18", {"stem": "small", "width": 8}), True),
         (lambda: build_encoder("resnet50", {"width": 8}), True),
-        (lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.GroupNorm(2, 6), nn.Conv2d(6, 4, 3, 2), Pool()), True),
+        (lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.GroupNorm(2, 6), nn.Conv2d(6, 4, 3, 2), pool()), True),
         (viewing, False),
     ],
 )
@@ -141,7 +141,7 @@ class Border(torch.autograd.Function):
 @pytest.mark.usefixtures("on_a_cpu")
 def test_gradients_that_are_a_little_wrong_in_the_other_layout_are_noticed():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), Apply(Border.apply), nn.Conv2d(8, 4, 1), Pool()).eval()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), apply(Border.apply), nn.Conv2d(8, 4, 1), pool()).eval()
     x = torch.randn(5, 3, 20, 20)
     with pytest.warns(RuntimeWarning, match="left to torch, which is slower: as products they give other gradients"):
         K = empirical_ntk(model, x)
@@ -158,25 +158,19 @@ class ViewsBackward(torch.autograd.Function):
         return g.view(len(g), -1).view(g.shape)
 
 
-class Recomputed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.convs = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 1))
-
-    def forward(self, x):
-        return checkpoint(self.convs, x, use_reentrant=False).mean(dim=(2, 3))
+def recomputed():
+    convs = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    return Net(lambda m, x: checkpoint(m.convs, x, use_reentrant=False).mean(dim=(2, 3)), convs=convs)
 
 
-class Tokens(nn.Module):
-    """Layers that get other numbers of rows than samples."""
+def token_rows():
+    """A layer that gets other numbers of rows than samples."""
 
-    def __init__(self):
-        super().__init__()
-        self.stem, self.tokens, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 6), nn.Linear(6, 3)
+    def forward(m, x):
+        z = m.stem(x).flatten(2).transpose(1, 2)
+        return m.head(torch.tanh(m.tokens(z.reshape(-1, 4))).view(*z.shape[:2], 6).mean(1))
 
-    def forward(self, x):
-        z = self.stem(x).flatten(2).transpose(1, 2)
-        return self.head(torch.tanh(self.tokens(z.reshape(-1, 4))).view(*z.shape[:2], 6).mean(1))
+    return Net(forward, stem=nn.Conv2d(3, 4, 3), tokens=nn.Linear(4, 6), head=nn.Linear(6, 3))
 
 
 @pytest.mark.usefixtures("on_a_cpu")
@@ -184,13 +178,13 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: nn.Sequential(Apply(lambda x: x.as_strided((len(x), 16), (x.stride(0), 1))), nn.Linear(16, 3)),
-        Recomputed,
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), Apply(ViewsBackward.apply), nn.Conv2d(4, 3, 1), Pool()),
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=(1,)), Pool()),
-        lambda: nn.Sequential(nn.Conv2d(3, 1, 3), nn.ReLU(inplace=True), Pool()),
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 9, 3), Pool()).to(memory_format=torch.channels_last),
-        Tokens,
+        lambda: nn.Sequential(apply(lambda x: x.as_strided((len(x), 16), (x.stride(0), 1))), nn.Linear(16, 3)),
+        recomputed,
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), apply(ViewsBackward.apply), nn.Conv2d(4, 3, 1), pool()),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=(1,)), pool()),
+        lambda: nn.Sequential(nn.Conv2d(3, 1, 3), nn.ReLU(inplace=True), pool()),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 9, 3), pool()).to(memory_format=torch.channels_last),
+        token_rows,
     ],
 )
 @pytest.mark.parametrize("size", [6, 12])
