@@ -106,10 +106,10 @@ class Direct(AbstractFactor):
 
     def gram(self, other: AbstractFactor | None, how: Contraction) -> Tensor:
         assert other is None or isinstance(other, Direct)
-        them = self if other is None else other
         if how.half is None or self.values.shape[1] <= SMALL_LAYER:
-            return self.values @ them.values.T
-        (mine, scale), (theirs, their_scale) = how.half.scaled(self.values), how.half.scaled(them.values)
+            return self.values @ (self if other is None else other).values.T
+        mine, scale = how.half.scaled(self.values)
+        theirs, their_scale = (mine, scale) if other is None else how.half.scaled(other.values)
         return unscaled(how.product(*how.half.aligned(mine, theirs)), scale, their_scale)
 
     def gradients(self) -> Tensor:
