@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 from stairwise.nets.encoder import build_encoder
 
@@ -24,16 +23,6 @@ def gradients(model, x, scalar=mean):
 
 def by_autograd(model, x, scalar=mean):
     G = gradients(model, x, scalar)
-    return G @ G.T
-
-
-def by_vmap(model, x):
-    chosen = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-
-    def one(parameters, sample):
-        return mean(functional_call(model, parameters, (sample.unsqueeze(0),)))[0]
-
-    G = torch.cat([g.flatten(1) for g in vmap(grad(one), in_dims=(None, 0))(chosen, x).values()], dim=1)
     return G @ G.T
 
 

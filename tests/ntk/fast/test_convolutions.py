@@ -36,11 +36,11 @@ def test_convolutions_by_products(size, out):
         x = torch.randn(4, 3, *size, requires_grad=True)
         weight, bias = torch.randn(out, 3, *kernel, requires_grad=True), torch.randn(out)
         with ConvolutionsByProducts():
-            found = F.conv2d(x, weight, bias, stride, padding, (1, 1), 1)
+            by_products = F.conv2d(x, weight, bias, stride, padding, (1, 1), 1)
         wanted = F.conv2d(x, weight, bias, stride, padding)
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(by_products, wanted, rtol=1e-4, atol=1e-4)
         b = torch.randn_like(wanted)
-        gradients = [torch.autograd.grad(y, x, b)[0] for y in (found, wanted)]
+        gradients = [torch.autograd.grad(y, x, b)[0] for y in (by_products, wanted)]
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
@@ -56,8 +56,8 @@ def test_copies_by_words(kind, channels):
 def test_other_convolutions_are_left_alone(options):
     layer, x = nn.Conv2d(3, 6, 3, **{"padding": 1, **options}), torch.randn(2, 3, 6, 6)
     with ConvolutionsByProducts():
-        found = layer(x)
-    torch.testing.assert_close(found, layer(x))
+        by_products = layer(x)
+    torch.testing.assert_close(by_products, layer(x))
 
 
 def steered(x):
@@ -72,8 +72,8 @@ def test_weights_that_are_computed_pass_gradients_on():
     torch.manual_seed(0)
     x = torch.randn(5, 3, 4, 4, requires_grad=True)
     with ConvolutionsByProducts():
-        found = torch.autograd.grad(steered(x), x)
-    torch.testing.assert_close(found, torch.autograd.grad(steered(x), x))
+        by_products = torch.autograd.grad(steered(x), x)
+    torch.testing.assert_close(by_products, torch.autograd.grad(steered(x), x))
 
 
 def viewing():
