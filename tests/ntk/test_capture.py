@@ -54,7 +54,7 @@ def deeper():
 
     def forward(m, x):
         h = torch.tanh(m.layer(x))
-        if not torch._C._functorch.is_batchedtensor(x) and bool((x[:, 0] > 5).any()):
+        if bool((x[:, 0] > 5).any()):
             h = torch.where(x[:, :1] > 5, torch.tanh(m.layer(h)), h)
         return m.out(h)
 
@@ -102,8 +102,8 @@ def blank_first(x):
     return torch.cat([torch.zeros_like(x[:1]), x[1:]])
 
 
-def with_large(x):
-    x[6, 0] = 9.0
+def with_large(x, row):
+    x[row, 0] = 9.0
     return x
 
 
@@ -126,7 +126,9 @@ def with_large(x):
         ),
         (lambda: nn.Linear(6, 2), torch.randn(1, 6)),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 2)), torch.randn(5, 6)),
-        (lambda: one_at_a_time(deeper()), with_large(torch.randn(8, 6))),
+        (deeper, with_large(torch.randn(70, 6), 6)),  # not in the trial
+        (deeper, with_large(torch.randn(70, 6), 65)),  # not in the first piece either
+        (deeper, with_large(torch.randn(70, 6), 66)),  # in the trial of the second piece
         (lambda: one_at_a_time(nn.Sequential(scale(6), apply(branching), nn.Linear(6, 2))), torch.randn(5, 6)),
     ],
 )

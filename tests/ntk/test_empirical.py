@@ -22,6 +22,7 @@ from tests.two_processes import run_two
 def test_equals_per_sample_gradients(name, enabled, monkeypatch):
     """With the fast paths and without."""
     monkeypatch.setattr(fast, "ENABLED", enabled)
+    assert bool(fast.choose(torch.device("cpu"), "float64").contraction.more_ways) is enabled
     model, x = build(name)
     exact = by_autograd(model, x)
     K = empirical_ntk(model, x, precision="float64")
