@@ -1,19 +1,20 @@
-"""How fast is the empirical tangent kernel? Against vmap(grad) and torch.func's tutorial way, in one run.
+"""How fast is the empirical tangent kernel? Against vmap(grad) and torch.func's tutorial, in one run.
 
     python benchmarks/bench_ntk.py [--device cuda] [--n 512] [--large 12000] [--draws 12] [--quick]
 
-CPU: ResNet-18 of half the width (2.8M parameters: vmap(grad) has to keep all gradients, 6 GB), 32 px, N = 512.
-GPU: ResNet-50, 96 px, d = 50, N = 2000 in every precision, with the error against float64 among 64 samples, as
-initialized; what the float16 products add to it, for the same network with batch-norm statistics of noise, whose
-gradients are chaotic (there float32 itself is off by 4 to 7e-3); errors in several draws of weights and images, with
-those of vmap(grad) in float32; then ResNet-18, 32 px, for as many images as asked for, and the time that 60,000 would
-take (it grows with the square).
+CPU and GPU: ResNet-18 of half the width (2.8M parameters), 32 px, N = 512. vmap(grad) keeps all gradients, 6 GB.
+GPU only:
+- ResNet-50, 96 px, d = 50, N = 2000, as initialized, in every precision, with errors against float64 (64 samples);
+- the error that float16 products add, with batch-norm statistics of noise, which make gradients chaotic (float32 itself
+  is off by 4 to 7e-3 there);
+- errors over several draws of weights and images, with those of vmap(grad) in float32;
+- ResNet-18, 32 px, N = `--large`, and the time that 60,000 images would take (it grows with the square).
 
-  ours      `empirical_ntk`: factors of every layer, explicit or ghost products by cost
-  vmap      vmap(grad) once, all gradients kept, one product
+  ours      `empirical_ntk`: factors of every layer, the cheapest way for each
+  vmap      vmap(grad) once, all gradients kept, one product per parameter
   tutorial  jacobians of chunks by vmap(jacrev), contracted chunk by chunk, as in torch.func's tutorial
 
-The better of two rounds, but one of the tutorial's. Last line: JSON.
+Times are the better of two rounds, of the tutorial one round. The last line is JSON.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from stairwise.nets.encoder import build_encoder
 from stairwise.ntk.empirical import empirical_ntk
-from stairwise.ntk.guards import products_in
+from stairwise.ntk.state import float32_products
 
 AIM = 1e-4  # largest |ΔK_ij| / √(K_ii K_jj)
 
@@ -53,13 +54,13 @@ def parts(model):
 
 
 def by_vmap(model, x, chunk):
-    """All gradients, then one product a parameter."""
+    """All gradients, then one product per parameter."""
     parameters, scalar = parts(model)
     one = vmap(grad(scalar), in_dims=(None, 0))
-    found = [one(parameters, some) for some in x.split(chunk)]
+    chunks = [one(parameters, some) for some in x.split(chunk)]
     K = x.new_zeros(len(x), len(x))
     for name in parameters:
-        G = torch.cat([g[name].flatten(1) for g in found])
+        G = torch.cat([g[name].flatten(1) for g in chunks])
         K += G @ G.T
     return K
 
@@ -78,17 +79,17 @@ def by_tutorial(model, x, chunk):
 
 
 def timed(call, device, rounds=1):
-    """Result and shortest time."""
+    """Result, and shortest time."""
     best = float("inf")
     for _ in range(rounds):
         if device.type == "cuda":
             torch.cuda.synchronize()
         started = perf_counter()
-        found = call()
+        result = call()
         if device.type == "cuda":
             torch.cuda.synchronize()
         best = min(best, perf_counter() - started)
-    return found, best
+    return result, best
 
 
 def errors(model, x, K, samples=64):
@@ -103,9 +104,9 @@ def normalized(difference, exact):
     return (difference / torch.outer(size, size)).abs()
 
 
-def over_draws(device, draws, found):
-    """How far float32 passes are from float64, ResNet-50 as initialized, for draws of weights and images: the largest
-    error of 16 and of 64 samples, the median, and ‖ΔK‖/‖K‖."""
+def over_draws(device, draws, results):
+    """Errors of float32 passes, ResNet-50 as initialized, over draws of weights and images: the largest of 16 and of 64
+    samples, the median, and ‖ΔK‖/‖K‖."""
     ways = {
         "vmap_float32": lambda model, x: by_vmap(model, x[:64], 16),
         "float32": lambda model, x: empirical_ntk(model, x),
@@ -126,10 +127,10 @@ def over_draws(device, draws, found):
         print(f"  largest of 16 samples {few.min():.1e} … {few.max():.1e}, {int((few <= AIM).sum())} within {AIM:.0e};")
         print(f"  of 64 {many.min():.1e} … {many.max():.1e}, {int((many <= AIM).sum())} within;")
         print(f"  median {median.min():.1e} … {median.max():.1e}; ‖ΔK‖/‖K‖ {whole.min():.1e} … {whole.max():.1e}")
-        found[f"{name}_within_aim_of_16"] = float((few <= AIM).sum()) / draws
+        results[f"{name}_within_aim_of_16"] = float((few <= AIM).sum()) / draws
 
 
-def against_peers(device, n, quick, found):
+def against_peers(device, n, quick, results):
     width = 8 if quick else 32
     model = network("resnet18", 10, device, stem="small", width=width)
     x = torch.randn(n, 3, 32, 32, device=device)
@@ -140,12 +141,12 @@ def against_peers(device, n, quick, found):
         other, rows[name] = timed(call, device, 2 if name == "vmap" else 1)
         off = float(((other - K).abs() / K.diagonal().max()).max())
         print(f"{name:<9} differs by {off:.1e} of the largest entry", flush=True)
-        found[f"{name}_over_ours"] = rows[name] / ours
+        results[f"{name}_over_ours"] = rows[name] / ours
     for name, seconds in rows.items():
         print(f"ResNet-18, width {width}, N = {n:<6} {name:<9} {seconds:8.2f} s", flush=True)
 
 
-def on_gpu(device, large, draws, quick, found):
+def on_gpu(device, large, draws, quick, results):
     n = 64 if quick else 2000
     model = network("resnet50", 50, device, statistics=False)
     x = torch.randn(n, 3, 96, 96, device=device)
@@ -156,16 +157,16 @@ def on_gpu(device, large, draws, quick, found):
         (error, median), peak = errors(model, x, K), torch.cuda.max_memory_allocated() / 2**30
         print(f"ResNet-50, 96 px, N = {n}, {precision:<8} {seconds:7.3f} s, {peak:.0f} GiB", flush=True)
         print(f"  error: largest {error:.1e}, median {median:.1e}", flush=True)
-        found |= {f"resnet50_{precision}_s": seconds, f"resnet50_{precision}_error": error}
-        found[f"resnet50_{precision}_median_error"] = median
+        results |= {f"resnet50_{precision}_s": seconds, f"resnet50_{precision}_error": error}
+        results[f"resnet50_{precision}_median_error"] = median
     model = network("resnet50", 50, device)
     exact, half = (empirical_ntk(model, x, precision=p) for p in ("float32", "float16"))
-    found["float16_adds"] = float(normalized(half - exact, exact).max())
-    print(f"float16 products add {found['float16_adds']:.1e} to the error", flush=True)
+    results["float16_adds"] = float(normalized(half - exact, exact).max())
+    print(f"float16 products add {results['float16_adds']:.1e} to the error", flush=True)
     del exact, half
     if draws:
-        with products_in("float32"):  # of vmap(grad), too
-            over_draws(device, 1 if quick else draws, found)
+        with float32_products(tf32=False):  # applies to vmap(grad), too
+            over_draws(device, 1 if quick else draws, results)
     model = network("resnet18", 10, device, stem="small")
     x = torch.randn(large, 3, 32, 32, device=device)
     for precision in ("tf32", "float16"):
@@ -175,7 +176,7 @@ def on_gpu(device, large, draws, quick, found):
         print(f"ResNet-18, 32 px, N = {large}, {precision:<8} {seconds:7.2f} s", flush=True)
         print(f"  error: largest {error:.1e}, median {median:.1e}", flush=True)
         print(f"  60,000 images at this rate: {whole / 60:.1f} min", flush=True)
-        found |= {f"resnet18_{precision}_s": seconds, f"resnet18_{precision}_60000_min": whole / 60}
+        results |= {f"resnet18_{precision}_s": seconds, f"resnet18_{precision}_60000_min": whole / 60}
 
 
 def main():
@@ -186,11 +187,11 @@ def main():
     parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="narrow networks, to try the script")
     options = parser.parse_args()
-    device, found = torch.device(options.device), {}
-    against_peers(device, options.n, options.quick, found)
+    device, results = torch.device(options.device), {}
+    against_peers(device, options.n, options.quick, results)
     if device.type == "cuda":
-        on_gpu(device, options.large, options.draws, options.quick, found)
-    print(json.dumps({name: float(f"{value:.4g}") for name, value in found.items()}))
+        on_gpu(device, options.large, options.draws, options.quick, results)
+    print(json.dumps({name: float(f"{value:.4g}") for name, value in results.items()}))
 
 
 if __name__ == "__main__":

@@ -211,15 +211,18 @@ def test_tangent_kernels_on_the_gpu(name, monkeypatch):
     """Smooth networks: rounding may turn a ReLU on or off, or choose another maximum."""
     from stairwise.ntk.capture import Capture
     from stairwise.ntk.empirical import empirical_ntk, ntk_error
+    from stairwise.ntk.fast.convolutions import ConvolutionsByProducts
+    from stairwise.ntk.fast.second_stream import SecondStream
 
     model, x = small_encoder(name)
     monkeypatch.setattr(torch, "relu", torch.nn.functional.silu)
     model.maxpool = torch.nn.Identity()
-    for by_products in (False, True):
-        capture = Capture(model, lambda z: z[:, 0], x, by_products)
-        capture.factors(x)
-        assert capture.by_rule == {name for name, _ in model.named_parameters()}
-        assert capture.by_products == by_products
+    for convolutions in (None, ConvolutionsByProducts):
+        for stream in (None, SecondStream):
+            capture = Capture(model, lambda z: z[:, 0], x, convolutions, stream)
+            capture.factors(x)
+            assert capture.by_rule == {name for name, _ in model.named_parameters()}
+            assert capture.convolutions is convolutions
     for precision, error in (("float64", 1e-10), ("float32", 1e-5), ("tf32", 1e-2), ("float16", 1e-3)):
         K = empirical_ntk(model, x, precision=precision)
         assert ntk_error(model, x, K, 40) < error, precision
@@ -244,14 +247,15 @@ def test_gradients_that_torch_gets_wrong_in_channels_last_layout_are_noticed(str
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize(("n", "parts", "rest"), [(64, 30, 8), (3000, 9, 8), (64, 2, 0), (64, 0, 40)])
 def test_long_sums_of_float16_are_not_cut_off(n, parts, rest, mixed, monkeypatch):
-    from stairwise.ntk import factors
+    from stairwise.ntk.fast import half
 
-    monkeypatch.setattr(factors, "MIXED", mixed)
+    monkeypatch.setattr(half, "MIXED", mixed)
     torch.manual_seed(0)
-    x = torch.rand(n, parts * factors.LONG + rest, device="cuda").half()
+    x = torch.rand(n, parts * half.TERMS + rest, device="cuda").half()
     exact = x[:64].double() @ x.double().T
-    for how in (factors.Contraction(True, 1e10), factors.Contraction(True, 16 * 2 * n * n)):
-        assert float(((factors._product(x, x, how)[:64] - exact) / exact).abs().max()) < 3e-5
+    for slice_bytes in (1e10, 16 * 2 * n * n):
+        products = half.HalfProducts().product(x, x, slice_bytes)
+        assert float(((products[:64] - exact) / exact).abs().max()) < 3e-5
 
 
 TWO = """

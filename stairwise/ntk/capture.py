@@ -1,18 +1,16 @@
-"""One forward and one backward pass to the outputs of layers: what all per-sample gradients are made of.
+"""One forward pass, and one backward pass to the outputs of layers: all per-sample gradients are made from these.
 
-Layers with a rule (`rules.RULES`) give factored gradients. A trial on a few samples compares them with autograd;
-parameters for which they are not the whole story (used twice, tied, used by functions, samples not first) and
-parameters of all other modules get their per-sample gradients from vmap(grad), so the result is always complete. On a
-GPU convolutions may be computed as products; the trial compares that, too.
+Layers with a rule (`rules.RULES`) give factored gradients. A trial on two samples compares them with autograd.
+Parameters whose rule is wrong (used twice, tied, used by functions, samples not first) and those of all other modules
+get their gradients from vmap(grad), so the result is always complete.
 """
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,47 +18,37 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
-from stairwise.ntk.compare import SAME, apart, at_least_single, differences, errors
-from stairwise.ntk.factors import AbstractFactor, Direct, patches_bytes
-from stairwise.ntk.guards import products_in, unchanged, watched
-from stairwise.ntk.products import ConvolutionsByProducts
+from stairwise.ntk import trial
+from stairwise.ntk.factors import AbstractFactor, Direct
+from stairwise.ntk.patches import patches_bytes
 from stairwise.ntk.rules import RULES, factors
+from stairwise.ntk.state import float32_products, restored
+from stairwise.ntk.trial import Call, Gradients, Pass
 
-__all__ = ["Capture", "RulesChanged", "Scalar"]
+if TYPE_CHECKING:
+    from stairwise.ntk.fast.second_stream import SecondStream
 
-Call = tuple[str, Tensor]  # name of the module, its input
+__all__ = ["Capture", "RulesChanged", "Scalar", "check_output"]
+
 Scalar = Callable[[Tensor], Tensor]  # outputs (N, d) → (N,)
-TRIAL = 4  # samples of a first pass, and one of them again: few sizes of weights are multiples of five
-PIECE = 64  # samples a pass on a CPU, whose caches are small, and of vmap, which keeps much
-AGREE, AGREE_DOUBLE = 1e-3, 1e-9  # of the largest gradient, in single and double precision
-# of the size of a layer's gradients: rounding that turns a unit on or off makes those of one sample jump; wrong ones
-# are wrong in all samples
-JUMP = 0.5
-MIXES = "must treat samples one by one: its output for one depends on the others"
-RANDOM = 0.1  # of the outputs, by which a second call may differ
+PROBE = 4  # the first pass has 5 rows, one twice, so that the batch size rarely equals a weight dimension
+PIECE = 64  # samples per pass on a CPU, whose caches are small (1.15 ×), and of vmap, which keeps much
 
 
 class RulesChanged(Exception):
-    """Fewer parameters are covered by rules than was thought: begin again."""
+    """Fewer parameters are covered by rules than was assumed. The caller must start again."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Pass:
-    """Outputs (N, d) and calls of modules with rules, without a graph; whether the scalars are finite; and on a GPU
-    an event: all of that is there."""
-
-    outputs: Tensor
-    calls: list[Call]
-    finite: Tensor
-    done: torch.cuda.Event | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Forward(_Pass):
-    """And the graph: scalars (N,), and where the outputs of the calls are."""
+class _Recorded(Pass):
+    """A forward pass with its graph: scalars (N,), and where the outputs of the calls are in it."""
 
     scalars: Tensor
     edges: list[GradientEdge]
+
+    def without_graph(self) -> Pass:
+        """While the graph lives, torch makes gradients of a second one wait for the stream of the first."""
+        return Pass(self.outputs, self.calls, self.finite, self.done)
 
 
 class Capture:
@@ -68,65 +56,38 @@ class Capture:
 
     Arguments:
         model, scalar: the gradients are those of scalar(model(x)), (N,).
-        trial: samples, of which a few are passed through.
-        by_products: compute convolutions as matrix products, images in channels-last layout, if the model can take it.
+        samples: a few of them are passed through the model, to see which layers are called.
+        convolutions: makes a context for passes with channels-last images; dropped if the model cannot take it.
+        second_stream: makes the stream on which trials run.
 
     Attributes:
-        by_rule: names of parameters whose gradients come from rules; the others' come from vmap(grad). A supposition
-            until the first samples have been passed through.
-        sample_bytes: memory for the factors of one sample, about.
+        by_rule: names of parameters whose gradients come from rules. An assumption until the first trial.
+        sample_bytes: estimated memory for the factors of one sample.
     """
 
-    def __init__(self, model: nn.Module, scalar: Scalar, trial: Tensor, by_products: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        scalar: Scalar,
+        samples: Tensor,
+        convolutions: Callable[[], AbstractContextManager] | None = None,
+        second_stream: "type[SecondStream] | None" = None,
+    ) -> None:
         self.model, self.scalar = model, scalar
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise InputError("model", "must have trainable parameters", 0, "set requires_grad on some")
-        _check_mode(model)
+        trial.check_mode(model)
         self.aliases = _aliases(model)
         self.modules = {
             name: module
             for name, module in model.named_modules()
             if type(module) in RULES and any(p.requires_grad for p in module.parameters(recurse=False))
         }
-        self.verified, self.one_by_one, self.sample_bytes = False, False, 0.0
-        self.changed = watched(model) if trial.is_cuda else lambda: False
-        self.by_products = by_products and trial.ndim == 4
-        self.by_rule = self._called(torch.cat([trial[:TRIAL], trial[:1]]))
-        self.by_products = self.by_products and bool(self.by_rule)
-
-    def _verify(self, x: Tensor, forward: _Pass) -> None:
-        """Try two samples of x alone, whose pass within the batch is given: whether layers, and the model, make the
-        same of them. With the first batch also: rules against autograd, and passes by products against plain ones. Best
-        done while a GPU is busy: this is mostly Python's time, and in a stream of its own it does not wait for that,
-        unless the model keeps something in its forward pass for the next."""
-        rows = slice((len(x) - 1) // 2, None, max(1, len(x) // 2))  # one in the middle, and the last
-        try:
-            with _beside(forward if self.changed() else None, x.device):
-                alone, right, by_products = self._alone(x[rows].clone())
-        except Exception:
-            with _beside(forward, x.device):
-                _check_finite(forward.finite)  # rather that than what came of it
-            raise
-        with _beside(forward, x.device):
-            _check_finite(forward.finite)
-            if by_products == self.by_products:  # else the batch was passed through wrongly
-                right -= self._displaced(forward, alone, rows)
-        changed = not self.by_rule <= right or by_products != self.by_products
-        if by_products != self.by_products:
-            self._leave_to_torch("as products they give other gradients")
-        self.verified = True
-        if changed:
-            self.by_rule &= right
-            raise RulesChanged
-
-    def _alone(self, trial: Tensor) -> tuple[_Pass, set[str], bool]:
-        """A plain pass, parameters whose rules are right, and whether passes by products are."""
-        with products_in("float32"):  # faster ones would look like rules that fail
-            if self.verified:
-                return self._forward(trial), set(self.by_rule), self.by_products
-            alone, b, right = self._tried(trial)
-            return alone, right, self.by_products and self._products_agree(trial, alone.calls, b)
+        self.verified, self.one_by_one = False, False
+        self.stream = second_stream(samples.device) if second_stream else None
+        self.by_rule, self.sample_bytes = self._probe(torch.cat([samples[:PROBE], samples[:1]]))
+        self.convolutions = convolutions if samples.ndim == 4 and self.by_rule else None
 
     def factors(self, x: Tensor) -> dict[str, AbstractFactor]:
         """Gradients of all samples, by name of parameter."""
@@ -136,42 +97,48 @@ class Capture:
         return {name: factor.joined([part[name] for part in parts]) for name, factor in parts[0].items()}
 
     def _factors(self, x: Tensor) -> dict[str, AbstractFactor]:
-        found: dict[str, AbstractFactor] = {}
+        by_rule: dict[str, AbstractFactor] = {}
         if self.by_rule:
-            forward, b = self._passes(x)
-            self._verify(x, forward)
-            found = {name: f for name, f in self._by_rules(forward.calls, b, len(x)).items() if name in self.by_rule}
-            if found.keys() != self.by_rule:  # these samples are treated in another way than those of the trial
-                self.by_rule &= found.keys()
+            batch, b = self._passes(x)
+            self._verify(x, batch)
+            every = self._by_rules(batch.calls, b, len(x))
+            by_rule = {name: factor for name, factor in every.items() if name in self.by_rule}
+            if by_rule.keys() != self.by_rule:  # the model treats these samples differently from those of the trial
+                self.by_rule &= by_rule.keys()
                 raise RulesChanged
         else:
             for piece in x.split(PIECE):
                 outputs = self.model(piece)
                 finite = torch.isfinite(self._scalars(outputs, len(piece))).all()
-                self._verify(piece, _Pass(outputs.detach(), [], finite, _now(piece.device)))
+                self._verify(piece, Pass(outputs.detach(), [], finite, self._mark()))
         others = [name for name in self.parameters if name not in self.by_rule]
-        return found | (self._by_vmap(x, others) if others else {})
+        return by_rule | (self._by_vmap(x, others) if others else {})
 
-    def _by_rules(self, calls: list[Call], b: Sequence[Tensor | None], n: int) -> dict[str, AbstractFactor]:
-        """Factors of modules that were called once, with one row a sample; b are the gradients at their outputs."""
-        times = Counter(name for name, _ in calls)
-        found: dict[str, AbstractFactor] = {}
-        for (name, given), g in zip(calls, b, strict=True):
-            if times[name] > 1 or g is None or len(given) != n or len(g) != n:
-                continue
-            if given.is_floating_point() and given.dtype != g.dtype:  # mixed precision within
-                continue
+    # --- passes
+
+    def _passes(self, x: Tensor) -> tuple[Pass, Gradients]:
+        """Forward pass, and gradients at the outputs of its calls."""
+        if self.convolutions is not None:
             try:
-                own = factors(self.modules[name], at_least_single(given), at_least_single(g.detach()))
-            except (RuntimeError, ValueError):  # an unusual module: no rule
-                continue
-            for key, factor in own.items():
-                full = f"{name}.{key}" if name else key
-                if full in self.parameters:  # a second name of a shared parameter is not
-                    found[full] = factor
-        return found
+                return self._by_products(x)
+            except InputError:
+                raise
+            except Exception as error:  # the model may `view` images, or compute a part again, or anything else
+                self._leave_to_torch(next(iter(str(error).splitlines()), type(error).__name__))
+        return self._backward(self._forward(x))
 
-    def _forward(self, x: Tensor) -> _Forward:
+    def _by_products(self, x: Tensor) -> tuple[Pass, Gradients]:
+        assert self.convolutions is not None
+        with self.convolutions():
+            recorded = self._forward(x.contiguous(memory_format=torch.channels_last))
+        return self._backward(recorded)
+
+    def _leave_to_torch(self, why: str) -> None:
+        words = f"this model's convolutions are left to torch, which is slower: {why}"
+        warnings.warn(words, RuntimeWarning, stacklevel=3)
+        self.convolutions = None
+
+    def _forward(self, x: Tensor) -> _Recorded:
         calls: list[Call] = []
         edges: list[GradientEdge] = []
 
@@ -179,7 +146,7 @@ class Capture:
             def record(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
                 if output.requires_grad and inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim:
                     calls.append((name, inputs[0].detach()))
-                    # the edge stays right when an in-place activation overwrites the output
+                    # unlike the output, the edge stays right when an in-place activation overwrites it
                     edges.append(get_gradient_edge(output))
 
             return record
@@ -192,211 +159,194 @@ class Capture:
             for one in hooks:
                 one.remove()
         finite = torch.isfinite(scalars.detach()).all()
-        return _Forward(outputs.detach(), calls, finite, _now(x.device), scalars, edges)
+        return _Recorded(outputs.detach(), calls, finite, self._mark(), scalars, edges)
 
-    def _passes(self, x: Tensor) -> tuple[_Pass, Sequence[Tensor | None]]:
-        """Forward pass and gradients at the outputs of its calls; by products, if the model can take it."""
-        if self.by_products:
-            try:
-                return self._by_products(x)
-            except InputError:
-                raise
-            except Exception as error:  # it may `view` images in another way, or compute some of it again, or anything
-                self._leave_to_torch(next(iter(str(error).splitlines()), type(error).__name__))
-        return self._backward(self._forward(x))
-
-    def _leave_to_torch(self, why: str) -> None:
-        words = f"this model's convolutions are left to torch, which is slower: {why}"
-        warnings.warn(words, RuntimeWarning, stacklevel=3)
-        self.by_products = False
-
-    def _by_products(self, x: Tensor) -> tuple[_Pass, Sequence[Tensor | None]]:
-        with ConvolutionsByProducts():
-            forward = self._forward(x.contiguous(memory_format=torch.channels_last))
-        return self._backward(forward)
-
-    def _backward(self, forward: _Forward) -> tuple[_Pass, Sequence[Tensor | None]]:
-        """Without the graph, which ends here: while it lives, torch would make gradients of a second one wait for the
-        stream of the first."""
+    def _backward(self, recorded: _Recorded) -> tuple[Pass, Gradients]:
         try:
-            b = torch.autograd.grad(forward.scalars.sum(), forward.edges, allow_unused=True)
+            b = torch.autograd.grad(recorded.scalars.sum(), recorded.edges, allow_unused=True)
         except Exception:
-            _check_finite(forward.finite)  # a model may look at that on the way back
+            trial.check_finite(recorded.finite)  # name that first, because the model may have raised because of it
             raise
-        return _Pass(forward.outputs, forward.calls, forward.finite, forward.done), b
-
-    def _displaced(self, batch: _Pass, alone: _Pass, rows: slice) -> set[str]:
-        """Parameters of modules to which these rows of the samples did not come as when they were alone: in another
-        order, or their number matters."""
-        by_name = dict(alone.calls)
-        pairs = {name: (given[rows], by_name[name]) for name, given in batch.calls if name in by_name}
-        names = [name for name, (one, other) in pairs.items() if one.shape == other.shape]
-        ones, others = zip((batch.outputs[rows], alone.outputs), *(pairs[name] for name in names), strict=True)
-        if ones[0].shape != others[0].shape or not bool(alone.finite):
-            raise InputError("model", MIXES, None, "its output must not depend on their number")
-        least = torch.zeros(len(ones), 1, device=batch.outputs.device)
-        if alone.calls and alone.calls[-1][1].is_floating_point():
-            # outputs that cancel are rounding, in units of what they come from
-            least[0] = 1e-4 * at_least_single(alone.calls[-1][1]).norm()
-        of_outputs, *shares = apart(ones, others, least).tolist()
-        if of_outputs > 1:
-            raise InputError("model", MIXES, None, "take out what is summed or normalized over the batch")
-        same = {name for name, share in zip(names, shares, strict=True) if share <= 1}
-        return {name for name in self.parameters if name.rpartition(".")[0] not in same}
-
-    def _products_agree(self, trial: Tensor, plain: list[Call], plain_b: Sequence[Tensor | None]) -> bool:
-        """Whether inputs and gradients of the trial by products are those of plain passes, but for rounding."""
-        try:
-            found, b = self._by_products(trial)
-        except Exception:  # with so few samples it cannot do what it could with more
-            return False
-        calls = found.calls
-        if [(name, given.shape) for name, given in calls] != [(name, given.shape) for name, given in plain]:
-            return False
-        if [g is None for g in b] != [g is None for g in plain_b]:
-            return False
-        pairs = [(one[1], other[1]) for one, other in zip(calls, plain, strict=True)]
-        pairs += [(g, h) for g, h in zip(b, plain_b, strict=True) if g is not None and h is not None]
-        shares = differences(*zip(*pairs, strict=True)).tolist() if pairs else []
-        same = all(most <= SAME for _, most in shares[: len(calls)])
-        return same and all(least <= SAME and most <= JUMP for least, most in shares[len(calls) :])
+        return recorded.without_graph(), b
 
     def _scalars(self, output: Any, n: int) -> Tensor:
-        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
-            found = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            raise InputError("the model's output", "must be 2-D, (samples, d)", found, "wrap the model")
-        scalars = self.scalar(output)
+        scalars = self.scalar(check_output(output, n))
         if not isinstance(scalars, Tensor) or scalars.shape != (n,):
-            found = f"shape {tuple(scalars.shape)}" if isinstance(scalars, Tensor) else type(scalars).__name__
-            raise InputError("output", f"must give one number a sample, shape ({n},) here", found)
+            raise InputError("output", f"must give one number per sample, shape ({n},) here", _described(scalars))
         if torch.is_grad_enabled() and not scalars.requires_grad:
             raise InputError("output", "must give numbers that can be differentiated", None, "do not detach them")
         return scalars
 
-    def _tried(self, trial: Tensor) -> tuple[_Pass, list[Tensor | None], set[str]]:
-        """A plain pass, gradients at the outputs of its calls, and the parameters whose gradients the rules give
-        rightly: each sample has all of its own of autograd's, the others nothing; and it has some."""
-        x, forward = self._from_samples(trial)
-        calls, edges, used = forward.calls, forward.edges, list(self.parameters.values())
-        again = self.model(x.clone()).detach()  # of x: it may matter what gets gradients
-        b: list[Tensor | None] = [None] * len(edges)
-        wholes: dict[str, list[Tensor]] = {name: [] for name in self.parameters}
-        right, names, elsewhere, tables = set(self.parameters), list[str](), [], []
-        for i, scalar in enumerate(forward.scalars):
-            given = [*edges, *used, *([x] if x.requires_grad else [])]
-            out = torch.autograd.grad(scalar, given, allow_unused=True, retain_graph=True)
-            if x.requires_grad and (g := out[-1]) is not None:
-                elsewhere.append(errors([g.reshape(len(g), -1)], [g[i].flatten()], i))
-            b = [_sum(one, other) for one, other in zip(b, out[: len(edges)], strict=True)]
-            found = self._by_rules(calls, out[: len(edges)], len(trial))
-            pairs = []
-            for name, whole in zip(self.parameters, out[len(edges) : len(edges) + len(used)], strict=True):
-                gradients = _gradients(found[name]) if name in found and whole is not None else None
-                if gradients is None or gradients.shape[1:] != (whole.numel(),) or not whole.numel():
-                    right.discard(name)
-                else:
-                    names.append(name)
-                    pairs.append((gradients, whole.to_dense().flatten()))
-                wholes[name].append(torch.zeros_like(self.parameters[name]) if whole is None else whole.to_dense())
-            if pairs:
-                tables.append(errors([one for one, _ in pairs], [other for _, other in pairs], i))
-        # the device is asked once
-        (_, most), *measured = torch.cat([differences([again], [forward.outputs]), *elsewhere, *tables]).tolist()
-        _check_alone(most, measured[: len(elsewhere)])
-        moved = set[str]()
-        for name, (off, size) in zip(names, measured[len(elsewhere) :], strict=True):
-            tolerance = AGREE_DOUBLE if self.parameters[name].dtype == torch.float64 else AGREE
-            if not off <= tolerance * (size + 1e-30):  # not a number, perhaps
-                right.discard(name)
-            if size > 0:
-                moved.add(name)
-        right &= moved
-        rest = [name for name in self.parameters if name not in right or name not in self.by_rule]
-        self.one_by_one = not self._functional(trial, {name: torch.stack(wholes[name]) for name in rest})
-        return _Pass(forward.outputs, calls, forward.finite, forward.done), b, right
-
-    def _functional(self, trial: Tensor, wholes: dict[str, Tensor]) -> bool:
-        """Whether vmap(grad) gives what autograd does: not of weights that the model has stored elsewhere, too."""
-        wholes = {name: whole for name, whole in wholes.items() if whole.numel()}
-        if not wholes:
-            return True
-        found = self._by_vmap(trial, list(wholes))
-        flat = [found[name].gradients().reshape(1, -1) for name in wholes]
-        sizes = errors(flat, [whole.flatten() for whole in wholes.values()], 0)
-        return all(off <= SAME * size for off, size in sizes.tolist())
-
-    def _from_samples(self, trial: Tensor) -> tuple[Tensor, _Forward]:
-        """A forward pass, and the samples it began with, which get gradients, if the model can take that."""
-        if trial.is_floating_point():
-            x = trial.clone().requires_grad_()
-            try:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True")
-                    return x, self._forward(x.clone())  # a model may write to what it is given
-            except Exception:  # it may look at numbers in numpy, say; if it is something else, that comes again
-                pass
-        return trial, self._forward(trial.clone())
-
-    def _called(self, x: Tensor) -> set[str]:
-        """Parameters of modules that are given one row a sample at another number of samples too: rows that are
-        something else may be as many by chance."""
+    def _probe(self, x: Tensor) -> tuple[set[str], float]:
+        """Parameters of modules that are given one row per sample, and the memory that one sample takes."""
         tensors = (*self.model.parameters(), *self.model.buffers())
         constant = {p.data_ptr() for p in tensors if not nn.parameter.is_lazy(p)}
         saved: dict[int, int] = {}
 
         def count(tensor: Tensor) -> Tensor:
-            # what has other rows is the same for any number of samples
+            # a tensor whose length is no multiple of the batch size does not grow with it
             if tensor.ndim and len(tensor) % len(x) == 0 and tensor.data_ptr() not in constant:
                 saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
             return tensor.detach()  # the tensor itself would keep the graph alive for good
 
         try:
             with saved_tensors_hooks(count, lambda tensor: tensor):
-                forward = self._forward(x)
-        except Exception:  # the model may differentiate something itself
+                recorded = self._forward(x)
+        except Exception:  # the model may differentiate something itself, which these hooks do not allow
             saved.clear()
-            forward = self._forward(x)
-        _check_finite(forward.finite)  # and so what the caller has launched is done, which the trial does not wait for
-        self.sample_bytes = max(_memory(self.modules, forward.calls), float(sum(saved.values()))) / len(x)
-        known = {name for name, given in forward.calls if len(given) == len(x)}
-        return {name for name in self.parameters if name.rpartition(".")[0] in known}
+            recorded = self._forward(x)
+        trial.check_finite(recorded.finite)
+        kept = sum(2.0 * given.numel() * given.element_size() for _, given in recorded.calls)  # inputs and gradients
+        largest = max((patches_bytes(self.modules[name], given) for name, given in recorded.calls), default=0.0)
+        per_sample = max(kept + 2 * largest, float(sum(saved.values()))) / len(x)
+        called = {name for name, given in recorded.calls if len(given) == len(x)}
+        return {name for name in self.parameters if name.rpartition(".")[0] in called}, per_sample
+
+    # --- gradients
+
+    def _by_rules(self, calls: list[Call], b: Gradients, n: int) -> dict[str, AbstractFactor]:
+        """Factors of modules that were called once, with one row per sample; b are the gradients at their outputs."""
+        times = Counter(name for name, _ in calls)
+        by_name: dict[str, AbstractFactor] = {}
+        for (name, given), g in zip(calls, b, strict=True):
+            if times[name] > 1 or g is None or len(given) != n or len(g) != n:
+                continue
+            if given.is_floating_point() and given.dtype != g.dtype:  # the model changes precision within
+                continue
+            try:
+                own = factors(self.modules[name], trial.at_least_single(given), trial.at_least_single(g.detach()))
+            except (RuntimeError, ValueError):  # an unusual module: no rule
+                continue
+            for key, factor in own.items():
+                full = f"{name}.{key}" if name else key
+                if full in self.parameters:  # the second name of a shared parameter is not
+                    by_name[full] = factor
+        return by_name
 
     def _by_vmap(self, x: Tensor, names: list[str]) -> dict[str, AbstractFactor]:
-        chosen = {name: self.parameters[name].detach() for name in names}
-
-        def one(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
-            everywhere = {alias: values for name, values in parameters.items() for alias in self.aliases[name]}
-            # torch would put the weights of a module that has two names back wrongly
-            out = functional_call(self.model, everywhere, (sample.unsqueeze(0),), tie_weights=False)
-            return self.scalar(out)[0]
-
-        def plain(sample: Tensor) -> dict[str, Tensor]:
-            used = [self.parameters[name] for name in names]
-            scalars = self.scalar(self.model(sample.unsqueeze(0)))
-            # weights may be computed once and kept
-            found = torch.autograd.grad(scalars[0], used, allow_unused=True, retain_graph=True)
-            pairs = zip(names, used, found, strict=True)
-            return {name: torch.zeros_like(p) if g is None else g.to_dense() for name, p, g in pairs}
-
-        def some(samples: Tensor) -> dict[str, Tensor]:
-            try:
-                with unchanged(self.model):  # tensors of vmap's that it keeps would be of no use
-                    found = {} if self.one_by_one else vmap(grad(one), in_dims=(None, 0))(chosen, samples)
-            except RuntimeError:  # something in the model cannot be batched
-                found = {}
-            if not found:
-                each = [plain(sample) for sample in samples]
-                found = {name: torch.stack([g[name] for g in each]) for name in names}
-            return {name: g.detach().reshape(len(samples), -1) for name, g in found.items()}
-
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # some functions are batched by a loop
-            parts = [some(piece) for piece in x.split(PIECE)]
+            warnings.filterwarnings("ignore", "There is a performance drop")  # vmap batches some functions by a loop
+            parts = [self._gradients(piece, names) for piece in x.split(PIECE)]
         return {name: Direct(torch.cat([part[name] for part in parts])) for name in names}
+
+    def _gradients(self, x: Tensor, names: list[str]) -> dict[str, Tensor]:
+        """Gradients (n, size) by vmap(grad), or one by one if something in the model cannot be batched."""
+        chosen = {name: self.parameters[name].detach() for name in names}
+        gradients: dict[str, Tensor] = {}
+        try:
+            with restored(self.model):  # the model must not keep tensors of vmap's
+                if not self.one_by_one:
+                    gradients = vmap(grad(self._functional), in_dims=(None, 0))(chosen, x)
+        except RuntimeError:
+            pass
+        if not gradients:
+            each = [self._one_gradient(sample, names) for sample in x]
+            gradients = {name: torch.stack([one[name] for one in each]) for name in names}
+        return {name: g.detach().reshape(len(x), -1) for name, g in gradients.items()}
+
+    def _functional(self, parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
+        everywhere = {alias: values for name, values in parameters.items() for alias in self.aliases[name]}
+        # tie_weights=True would restore the weights of a module that has two names as plain tensors
+        out = functional_call(self.model, everywhere, (sample.unsqueeze(0),), tie_weights=False)
+        return self.scalar(out)[0]
+
+    def _one_gradient(self, sample: Tensor, names: list[str]) -> dict[str, Tensor]:
+        used = [self.parameters[name] for name in names]
+        scalars = self.scalar(self.model(sample.unsqueeze(0)))
+        # retain_graph: the model may compute weights once and keep them
+        out = torch.autograd.grad(scalars[0], used, allow_unused=True, retain_graph=True)
+        return {name: _dense(g, p) for name, p, g in zip(names, used, out, strict=True)}
+
+    # --- the trial
+
+    def _mark(self) -> Any:
+        return None if self.stream is None else self.stream.mark()
+
+    def _verify(self, x: Tensor, batch: Pass) -> None:
+        """Pass two samples of x alone and compare with their pass within the batch. With the first batch, also compare
+        rules with autograd, and passes with other convolutions with plain ones."""
+        rows = slice((len(x) - 1) // 2, None, max(1, len(x) // 2))  # one in the middle, and the last
+        with nullcontext() if self.stream is None else self.stream.entered(after=batch.done):
+            try:
+                with float32_products(tf32=False):  # rounding must not look like rules that fail
+                    alone, right, same = self._alone(x[rows].clone())
+            except Exception:
+                trial.check_finite(batch.finite)  # name that first, because the failure may come from it
+                raise
+            trial.check_finite(batch.finite)
+            if same:
+                in_place = trial.check_rows(batch, alone, rows)
+                right &= {name for name in self.parameters if name.rpartition(".")[0] in in_place}
+        if not same:
+            self._leave_to_torch("as products they give other gradients")
+        self.verified = True
+        if not (same and self.by_rule <= right):
+            self.by_rule &= right
+            raise RulesChanged
+
+    def _alone(self, samples: Tensor) -> tuple[Pass, set[str], bool]:
+        """A plain pass, parameters whose rules are right, and whether passes with other convolutions agree with it."""
+        if self.verified:
+            return self._forward(samples), set(self.by_rule), True
+        alone, b, right = self._try_rules(samples)
+        if self.convolutions is None:
+            return alone, right, True
+        try:
+            other, other_b = self._by_products(samples)
+        except Exception:  # it works with many samples and not with two
+            return alone, right, False
+        return alone, right, trial.agree(other.calls, other_b, alone.calls, b)
+
+    def _try_rules(self, samples: Tensor) -> tuple[Pass, Gradients, set[str]]:
+        """A plain pass, gradients at the outputs of its calls, and parameters whose rules agree with autograd."""
+        x, recorded = self._forward_with_gradients_of(samples)
+        again = self.model(x.clone()).detach()
+        into: list[Any] = [*recorded.edges, *self.parameters.values(), *([x] if x.requires_grad else [])]
+        each = [torch.autograd.grad(s, into, allow_unused=True, retain_graph=True) for s in recorded.scalars]
+        calls, last = len(recorded.edges), len(recorded.edges) + len(self.parameters)
+        b = [_sum([out[k] for out in each]) for k in range(calls)]
+        exact = {
+            name: torch.stack([_dense(out[k], p).flatten() for out in each])
+            for k, (name, p) in enumerate(self.parameters.items(), calls)
+        }
+        at_samples = [_dense(out[last], x) for out in each] if x.requires_grad else []
+        by_rule = self._by_rules(recorded.calls, b, len(samples))
+        right = trial.right_rules(by_rule, exact, recorded.outputs, again, at_samples)
+        rest = [name for name, g in exact.items() if name not in right & self.by_rule and g.numel()]
+        by_vmap = self._by_vmap(samples, rest) if rest else {}
+        # they do not agree if the model has stored weights elsewhere, too
+        self.one_by_one = any(
+            float((by_vmap[name].gradients() - exact[name]).norm()) > trial.SAME * float(exact[name].norm())
+            for name in rest
+        )
+        return recorded.without_graph(), b, right
+
+    def _forward_with_gradients_of(self, samples: Tensor) -> tuple[Tensor, _Recorded]:
+        """A forward pass, and its samples, which get gradients if the model allows it."""
+        if samples.is_floating_point():
+            x = samples.clone().requires_grad_()
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True")
+                    return x, self._forward(x.clone())  # a clone, because the model may write to it
+            except Exception:  # it may use numpy; if it fails for another reason, it fails again below
+                pass
+        return samples, self._forward(samples.clone())
+
+
+def check_output(output: Any, n: int) -> Tensor:
+    """The model's output, if it is (n, d)."""
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != n:
+        raise InputError("the model's output", "must be 2-D, (samples, d)", _described(output), "wrap the model")
+    return output
+
+
+def _described(value: object) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:
-    """All names of parameters that several modules share, by the first."""
+    """All names of each parameter, by the first: several modules may share one."""
     names: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():
         for key, p in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -404,83 +354,10 @@ def _aliases(model: nn.Module) -> dict[str, list[str]]:
     return {name: names[id(p)] for name, p in model.named_parameters()}
 
 
-def _gradients(factor: AbstractFactor) -> Tensor | None:
-    try:
-        return factor.gradients()
-    except RuntimeError:  # shapes that no rule expects
-        return None
+def _dense(g: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if g is None else g.to_dense()
 
 
-@cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: each keeps memory of its own. Its small kernels go first, or each would wait for large ones."""
-    return torch.cuda.Stream(device, priority=-1)
-
-
-def _now(device: torch.device) -> torch.cuda.Event | None:
-    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-
-
-@contextmanager
-def _beside(forward: _Pass | None, device: torch.device) -> Iterator[None]:
-    """In a stream of its own, which waits for this forward pass and for nothing else."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = _second_stream(device)
-    if forward is not None and forward.done is not None:
-        stream.wait_event(forward.done)
-    with torch.cuda.stream(stream), warnings.catch_warnings():
-        # a graph of the user's that is still alive belongs to another stream: torch waits for it
-        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
-        yield
-
-
-def _check_finite(finite: Tensor) -> None:
-    """Waits for the device."""
-    if not bool(finite):
-        raise InputError("the model's output", "must be finite", None, "check the weights and the inputs")
-
-
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return one if other is None else other if one is None else one + other
-
-
-def _check_alone(differs: float, others: list[list[float]]) -> None:
-    """Refuse a model whose outputs differ between two calls, or depend on other samples: the gradients of a sample's
-    output there, and at itself."""
-    if differs > RANDOM:
-        rule = "must give the same outputs twice: it draws random numbers, or counts its calls"
-        raise InputError("model", rule, f"outputs that differ by {differs:.0%}", "model.eval(), if it was not")
-    if any(elsewhere > AGREE * own for elsewhere, own in others):
-        raise InputError("model", MIXES, None, "take out what is summed or normalized over the batch")
-
-
-def _memory(modules: dict[str, nn.Module], calls: list[Call]) -> float:
-    """Bytes for inputs and gradients of all calls, and for the patches of the largest, twice."""
-    kept = sum(2.0 * given.numel() * given.element_size() for _, given in calls)
-    return kept + 2 * max((patches_bytes(modules[name], given) for name, given in calls), default=0.0)
-
-
-def _check_mode(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if not module.training:
-            continue
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise InputError(
-                "model",
-                "must be in evaluation mode: in training mode batch norm mixes samples, which then have no gradient "
-                "of their own",
-                name,
-                "model.eval()",
-            )
-        share = getattr(module, "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout", 0.0)
-        if isinstance(share, float) and share > 0:
-            raise InputError(
-                "model", "must be in evaluation mode: dropout draws other weights each time", name, "model.eval()"
-            )
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-            raise InputError(
-                "model", "must not have batch norm without running statistics", name, "track_running_stats=True"
-            )
+def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    present = [g for g in gradients if g is not None]
+    return torch.stack(present).sum(0) if present else None

@@ -1,13 +1,13 @@
-r"""The empirical neural tangent kernel K(x, x') = ∇θ s(x) · ∇θ s(x') of a network, s a scalar of its outputs.
+r"""The empirical neural tangent kernel K(x, x') = ∇θ s(x) · ∇θ s(x') of a network, where s is a scalar of its outputs.
 
 Its modes say what the network can learn next and how fast; `ntk.predict` turns it into the embeddings that
 self-supervised training is predicted to end with.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,16 +15,17 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
 from stairwise.distributed import rank, world
-from stairwise.ntk.capture import Capture, RulesChanged, Scalar
-from stairwise.ntk.factors import AbstractFactor, Contraction, Direct
-from stairwise.ntk.guards import products_in, unchanged
+from stairwise.ntk import fast
+from stairwise.ntk.capture import Capture, RulesChanged, Scalar, check_output
+from stairwise.ntk.factors import AbstractFactor, Contraction
+from stairwise.ntk.state import float32_products, restored
 
 __all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
 
 PRECISIONS = ("float32", "tf32", "float16", "float64")
 SLICE = 2.5e8  # bytes of explicit gradients at a time on a CPU
-SMALL = 4096  # elements of a parameter whose inner products are a matter of launches
-PEAK = 1.5  # memory at the height of the two passes, in units of the factors: most activations are factors
+PEAK = 1.5  # peak memory of the two passes, relative to the factors: most activations are factors
+Progress = Callable[[int, int], None]
 
 
 def empirical_ntk(
@@ -35,24 +36,22 @@ def empirical_ntk(
     output: str | Scalar = "mean",
     precision: str = "float32",
     memory: float | None = None,
-    progress: Callable[[int, int], None] = lambda *_: None,
+    progress: Progress = lambda *_: None,
 ) -> Tensor:
-    r"""K (N, M) between samples x and y, or (N, N) among x.
+    r"""Tangent kernel (N, M) between samples x and y, or (N, N) among x.
 
     Arguments:
         model: (N, …) → (N, d), in evaluation mode; gradients are with respect to its trainable parameters.
         x, y: samples along the first axis, on the model's device.
-        output: "mean": s = √d · mean of the outputs, one backward pass, which in the limit of infinite width equals
-            "trace": (1/d) Σ_k ∇f_k·∇f_k', d passes; or a function (N, d) → (N,).
-        precision: "float32"; "float16": passes in float32, inner products of gradients in float16, each sample's scaled
-            to its range; "tf32": the passes, too, with the 11 bits that TF32 and float16 have, on a GPU; "float64".
+        output: "mean": s = √d · mean of the outputs, one backward pass. "trace": (1/d) Σ_k ∇f_k·∇f_k', d passes; both
+            agree in the limit of infinite width. Or a function (N, d) → (N,).
+        precision: "float32"; "float16": passes in float32, inner products of gradients in float16, each sample scaled
+            to its range; "tf32": as float16, and passes in TF32, on a GPU; "float64".
         memory: bytes to work in; default: nine tenths of what is free on the GPU, three tenths on a CPU.
-        progress: called with tiles done and in all; for "trace", with outputs.
+        progress: called with the number of tiles done and of all tiles; for "trace", of outputs.
 
     The kernel is float64 for "float64" and for a model in double precision, else float32. Buffers and attributes of the
-    model are as before afterwards, whatever its forward pass writes there.
-
-    Under torchrun the tiles are shared among the processes, and each gets the whole kernel.
+    model are restored afterwards. Under torchrun the processes share the tiles, and each gets the whole kernel.
 
     Example:
         >>> net = nn.Linear(3, 2, bias=False)
@@ -60,41 +59,26 @@ def empirical_ntk(
         >>> torch.allclose(empirical_ntk(net, x), x @ x.T, atol=1e-6)  # whatever its weights
         True
     """
-    one_of(precision, "precision", PRECISIONS)
-    if not isinstance(model, nn.Module):
-        raise InputError("model", "must be a torch module", type(model).__name__, "wrap the function in one")
-    for name, samples in (("x", x), ("y", y)):
-        if samples is None and name == "y":
-            continue
-        if not isinstance(samples, Tensor):
-            raise InputError(name, "must be a tensor", type(samples).__name__, "torch.as_tensor, or torch.stack")
-        if samples.ndim < 1 or len(samples) == 0:
-            raise InputError(name, "must hold samples", tuple(samples.shape))
-    if y is not None and (y.dtype, y.device) != (x.dtype, x.device):
-        raise InputError("y", f"must be like x, {x.dtype} on {x.device}", f"{y.dtype} on {y.device}")
-    if isinstance(output, str):
-        one_of(output, "output", ("mean", "trace"))
-    elif not callable(output):
-        raise InputError("output", "must be 'mean', 'trace' or a function of the outputs", repr(output))
+    _check_arguments(model, x, y, output, precision)
     if memory is not None:
         memory = number(memory, "memory", above=0)
-    # whatever the caller has switched off or on
+    # the caller's modes must not matter
     modes = torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False)
-    with modes[0], modes[1], modes[2], products_in(precision), unchanged(model):
-        x, y = (None if samples is None else _prepared(samples, precision) for samples in (x, y))
+    with modes[0], modes[1], modes[2], float32_products(tf32=precision == "tf32"), restored(model):
+        rows, columns = _prepared(x, precision), None if y is None else _prepared(y, precision)
         if precision == "float64":
-            model = _doubled(model)
-        if output == "trace":
-            d = _dimension(model, x)
-            K: Tensor | None = None
-            for k in range(d):
-                part = _ntk(model, x, y, _coordinate(k), precision, memory)
-                K = part if K is None else K.add_(part)
-                progress(k + 1, d)
-            assert K is not None
-            return K / d
-        scalar = _mean if isinstance(output, str) else output
-        return _ntk(model, x, y, scalar, precision, memory, progress)
+            model = _in_double(model)
+        if output != "trace":
+            scalar = _mean if isinstance(output, str) else output
+            return _kernel(model, rows, columns, scalar, precision, memory, progress)
+        d = check_output(model(rows[:1]), 1).shape[1]
+        total: Tensor | None = None
+        for k in range(d):
+            part = _kernel(model, rows, columns, _coordinate(k), precision, memory)
+            total = part if total is None else total.add_(part)
+            progress(k + 1, d)
+        assert total is not None
+        return total / d
 
 
 def ntk_error(model: nn.Module, x: Tensor, kernel: Tensor, samples: int = 16, output: str | Scalar = "mean") -> float:
@@ -106,32 +90,50 @@ def ntk_error(model: nn.Module, x: Tensor, kernel: Tensor, samples: int = 16, ou
     return float(((part - exact) / torch.outer(size, size)).abs().max())
 
 
-def _ntk(
+def _check_arguments(model: object, x: Tensor, y: Tensor | None, output: object, precision: str) -> None:
+    one_of(precision, "precision", PRECISIONS)
+    if not isinstance(model, nn.Module):
+        raise InputError("model", "must be a torch module", type(model).__name__, "wrap the function in one")
+    for name, samples in (("x", x), ("y", x if y is None else y)):
+        if not isinstance(samples, Tensor):
+            raise InputError(name, "must be a tensor", type(samples).__name__, "torch.as_tensor, or torch.stack")
+        if samples.ndim < 1 or len(samples) == 0:
+            raise InputError(name, "must hold samples", tuple(samples.shape))
+        if (samples.dtype, samples.device) != (x.dtype, x.device):
+            raise InputError(name, f"must be like x, {x.dtype} on {x.device}", f"{samples.dtype} on {samples.device}")
+    if isinstance(output, str):
+        one_of(output, "output", ("mean", "trace"))
+    elif not callable(output):
+        raise InputError("output", "must be 'mean', 'trace' or a function of the outputs", repr(output))
+
+
+def _kernel(
     model: nn.Module,
     x: Tensor,
     y: Tensor | None,
     scalar: Scalar,
     precision: str,
     memory: float | None,
-    progress: Callable[[int, int], None] = lambda *_: None,
+    progress: Progress = lambda *_: None,
 ) -> Tensor:
-    # TF32's tensor cores make cuDNN's convolutions the faster ones
-    capture = Capture(model, scalar, x, by_products=x.is_cuda and precision in ("float32", "float16"))
+    paths = fast.choose(x.device, precision)
+    capture = Capture(model, scalar, x, paths.convolutions, paths.second_stream)
     budget = memory or _least(_free(x.device), x.device)
-    while True:
+    how = replace(paths.contraction, slice_bytes=min(max(budget / 8, 1e6), 1e12 if x.is_cuda else SLICE))
+    K: Tensor | None = None
+    while K is None:
         failure: InputError | None = None
         try:
-            K, changed = _by_tiles(capture, x, y, precision, budget, progress), False
+            K = _by_tiles(capture, x, y, how, budget, progress)
         except RulesChanged:
-            K, changed = None, True
+            pass
         except InputError as error:
-            K, changed, failure = None, True, error
+            failure = error
         if world() > 1:
-            changed, failure = _agree(capture, changed, failure, x.device)
+            again, failure = _agree(capture, K is None, failure, x.device)
+            K = None if again else K
         if failure is not None:
             raise failure
-        if K is not None and not changed:
-            break
     if world() > 1:
         dist.all_reduce(K)
     if not bool(torch.isfinite(K).all()):
@@ -140,119 +142,53 @@ def _ntk(
 
 
 def _by_tiles(
-    capture: Capture,
-    x: Tensor,
-    y: Tensor | None,
-    precision: str,
-    budget: float,
-    progress: Callable[[int, int], None],
+    capture: Capture, x: Tensor, y: Tensor | None, how: Contraction, budget: float, progress: Progress
 ) -> Tensor:
+    """This process's tiles of the kernel; all others are zero."""
     chunk = _chunk(capture, budget, max(len(x), 0 if y is None else len(y)))
-    how = Contraction(
-        precision == "float16" or (precision == "tf32" and x.is_cuda),
-        min(max(budget / 8, 1e6), 1e12 if x.is_cuda else SLICE),
-    )
     rows = x.split(chunk)
     columns = rows if y is None else y.split(chunk)
     double = any(p.dtype == torch.float64 for p in capture.parameters.values())
-    kind = torch.float64 if double else torch.float32
-    K = torch.zeros(len(x), len(x if y is None else y), dtype=kind, device=x.device)
+    K = torch.zeros(len(x), len(x if y is None else y), dtype=torch.float64 if double else torch.float32).to(x.device)
     tiles = _tiles(len(rows), None if y is None else len(columns))
-    kept: tuple[int, dict[str, AbstractFactor]] = (-1, {})
-    theirs: dict[str, AbstractFactor] | None = None
-    last = -1
+    kept: dict[int, dict[str, AbstractFactor]] = {}  # factors of chunks of x
     for done, (i, j) in enumerate(tiles):
         if done % world() != rank():
             continue
-        if kept[0] != i:
-            # the last column of a row is the next row
-            kept = (i, theirs if y is None and theirs is not None and last == i else capture.factors(rows[i]))
-        itself = y is None and i == j
-        theirs, last = None if itself else capture.factors(columns[j]), j
-        block = _total(kept[1], theirs, how)
+        mine = kept[i] if i in kept else capture.factors(rows[i])
+        kept = {i: mine}
+        theirs = None if y is None and i == j else capture.factors(columns[j])
+        block = _total(mine, theirs, how)
         here, there = slice(i * chunk, i * chunk + len(rows[i])), slice(j * chunk, j * chunk + len(columns[j]))
-        if itself:
-            K[here, here] = (block + block.T) / 2  # rounding
-        else:
-            K[here, there] = block
-            if y is None:
-                K[there, here] = block.T
+        K[here, there] = block if theirs is not None else (block + block.T) / 2  # rounding is not symmetric
+        if y is None and theirs is not None:
+            K[there, here] = block.T
+            kept[j] = theirs  # the last column of a row is the next row
+        theirs = None  # else these factors would stay while the next are made
         progress(done + 1, len(tiles))
     return K
 
 
-def _least(value: float, device: torch.device) -> float:
-    """The least of all processes, whose tiles must be the same."""
-    if world() == 1:
-        return value
-    shared = torch.tensor(value, dtype=torch.float64, device=device)
-    dist.all_reduce(shared, dist.ReduceOp.MIN)
-    return float(shared)
-
-
-def _agree(
-    capture: Capture, changed: bool, failure: InputError | None, device: torch.device
-) -> tuple[bool, InputError | None]:
-    """Whether the rules have changed in any process, and what is wrong with the input; afterwards all have the same
-    rules, and none waits for one that has given up."""
-    names = list(capture.parameters)
-    flags = [failure is None, not changed, *(name in capture.by_rule for name in names)]
-    shared = torch.tensor(flags, dtype=torch.int32, device=device)
-    dist.all_reduce(shared, dist.ReduceOp.MIN)
-    fine, unchanged, *kept = shared.tolist()
-    capture.by_rule = {name for name, keep in zip(names, kept, strict=True) if keep}
-    if not fine and failure is None:
-        failure = InputError("the input of another process", "cannot be used", None, "see its message")
-    return not unchanged, failure
-
-
-def _free(device: torch.device) -> float:
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's, to be used again
-        return 0.9 * (torch.cuda.mem_get_info(device)[0] + unused)
-    try:
-        return 0.3 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not told everywhere
-        return 2e9
-
-
 def _tiles(rows: int, columns: int | None) -> list[tuple[int, int]]:
-    """Pairs of chunks, row by row; of a symmetric kernel the upper half, with the column that follows the row last."""
+    """Pairs of chunks, row by row. Of a symmetric kernel the upper half; each row ends with the column that is next."""
     if columns is not None:
         return [(i, j) for i in range(rows) for j in range(columns)]
     return [(i, j) for i in range(rows) for j in (i, *range(rows - 1, i, -1))]
 
 
 def _total(mine: dict[str, AbstractFactor], theirs: dict[str, AbstractFactor] | None, how: Contraction) -> Tensor:
-    """Sum over parameters; a parameter that no sample uses on one side adds nothing."""
-    names = [name for name in mine if theirs is None or name in theirs]
-    pairs = [(mine[name], None if theirs is None else theirs[name]) for name in names]
-    grams = (one.gram(other, how) for one, other in _together(pairs))
+    """Sum of the inner products over all parameters."""
+    grams = (factor.gram(None if theirs is None else theirs[name], how) for name, factor in mine.items())
     total = next(grams)
     for gram in grams:
         total += gram
     return total
 
 
-def _together(pairs: list[tuple[AbstractFactor, Any]]) -> Iterator[tuple[AbstractFactor, Any]]:
-    """Pairs of factors; of all small parameters, biases and those of norms, one."""
-    small = []
-    for mine, theirs in pairs:
-        if isinstance(mine, Direct) and mine.values.shape[1] <= SMALL:
-            small.append((mine.values, None if theirs is None else theirs.values))
-        else:
-            yield mine, theirs
-    if small:
-        values, others = zip(*small, strict=True)
-        yield Direct(torch.cat(values, dim=1)), None if others[0] is None else Direct(torch.cat(others, dim=1))
-
-
 def _chunk(capture: Capture, budget: float, n: int) -> int:
-    """Samples a tile, in nine tenths of the budget: all, or two sets of factors of which one is being made."""
-    others = sum(
-        float(p.element_size()) * p.numel() for name, p in capture.parameters.items() if name not in capture.by_rule
-    )
-    sample = capture.sample_bytes + 2 * others
+    """Samples per tile: all if they fit into nine tenths of the budget, else as many as fit twice, once in passes."""
+    explicit = [p for name, p in capture.parameters.items() if name not in capture.by_rule]
+    sample = capture.sample_bytes + 2 * sum(float(p.element_size()) * p.numel() for p in explicit)
     room = 0.9 * budget / max(sample, 1.0)
     if n * PEAK <= room:
         return n
@@ -264,6 +200,41 @@ def _chunk(capture: Capture, budget: float, n: int) -> int:
     return -(-n // pieces)
 
 
+def _free(device: torch.device) -> float:
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch will use it again
+        return 0.9 * (torch.cuda.mem_get_info(device)[0] + unused)
+    try:
+        return 0.3 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every system says
+        return 2e9
+
+
+def _least(value: float, device: torch.device) -> float:
+    """The least value of all processes, so that their tiles are the same."""
+    if world() == 1:
+        return value
+    shared = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(shared, dist.ReduceOp.MIN)
+    return float(shared)
+
+
+def _agree(
+    capture: Capture, again: bool, failure: InputError | None, device: torch.device
+) -> tuple[bool, InputError | None]:
+    """Whether any process must start again, and the failure of any. Afterwards all processes have the same rules, and
+    none waits for one that has given up."""
+    names = list(capture.parameters)
+    flags = [failure is None, not again, *(name in capture.by_rule for name in names)]
+    shared = torch.tensor(flags, dtype=torch.int32, device=device)
+    dist.all_reduce(shared, dist.ReduceOp.MIN)
+    fine, complete, *kept = shared.tolist()
+    capture.by_rule = {name for name, keep in zip(names, kept, strict=True) if keep}
+    if not fine and failure is None:
+        failure = InputError("the input of another process", "cannot be used", None, "see its message")
+    return not complete, failure
+
+
 def _mean(outputs: Tensor) -> Tensor:
     return outputs.sum(dim=1) / outputs.shape[1] ** 0.5
 
@@ -272,25 +243,17 @@ def _coordinate(k: int) -> Scalar:
     return lambda outputs: outputs[:, k]
 
 
-def _dimension(model: nn.Module, x: Tensor) -> int:
-    out = model(x[:1])
-    if not isinstance(out, Tensor) or out.ndim != 2:
-        found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise InputError("the model's output", "must be 2-D, (samples, d)", found, "wrap the model")
-    return out.shape[1]
-
-
-def _doubled(model: nn.Module) -> nn.Module:
+def _in_double(model: nn.Module) -> nn.Module:
     try:
         return deepcopy(model).double()
-    except (RuntimeError, TypeError) as error:  # it keeps a lock, say, or a tensor that belongs to a graph
+    except (RuntimeError, TypeError) as error:  # it holds a lock, say, or a tensor that belongs to a graph
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         rule, remedy = "must be possible to copy, for float64", "pass model.double() and x.double() with float32"
         raise InputError("model", rule, reason, remedy) from error
 
 
 def _prepared(x: Tensor, precision: str) -> Tensor:
-    if x.is_inference():  # may not take part in gradients
+    if x.is_inference():  # such tensors cannot take part in gradients
         x = x.clone()
     if not x.is_cuda:  # torch 2.13 crashes on a CPU in the backward pass of batch norm on channels-last images
         x = x.contiguous()

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from stairwise.checks import InputError, positive_int
 from stairwise.kernel.arrays import as_numpy
-from stairwise.kernel.estimator import KernelSSL
 from stairwise.kernel.operators import DensePairs
 from stairwise.kernel.solvers import solve
 
 __all__ = ["kernel_pca", "predict_embeddings"]
 
 Floats = NDArray[np.float64]
+ASYMMETRY = 1e-4  # relative to the largest entry; rounding in low precision may cause it
 
 
 def predict_embeddings(K: Any, d: int) -> Floats:
-    r"""f_th = S̃ bᵀ K̃^{1/2} (Eq. 15), transposed and up to a rotation: (2n, d), of which C = I.
+    r"""f_th = S̃ bᵀ K̃^{1/2} (Eq. 15), transposed and up to a rotation: (2n, d), with C = I.
 
     Arguments:
         K: symmetric positive semidefinite, (2n, 2n), numpy or torch.
@@ -35,41 +35,56 @@ def predict_embeddings(K: Any, d: int) -> Floats:
         >>> np.allclose(C, np.eye(3))
         True
     """
-    K = _pairs_kernel(K)
+    K, eps = _symmetric(K)
     d = positive_int(d, "d", len(K), f"there are {len(K)} points: take more pairs, or fewer dimensions")
+    _check_semidefinite(K, eps)
+    pairs = DensePairs(K, precision=eps)
     try:
-        found = KernelSSL(n_components=d, kernel="precomputed").fit(K)
-    except InputError:
-        known = len(solve(DensePairs(K), d, at_most=True).eigenvalues)
-        if known in (0, d):
-            raise
+        modes = solve(pairs, d, at_most=True)
+    except InputError as error:
+        rule = "must have modes above its rounding error that both views share"
+        raise InputError("K", rule, None, "check which rows are pairs, or compute K in float64") from error
+    known = len(modes.eigenvalues)
+    if known < d:
         rule = f"must be at most {known}: the other modes of K are below its rounding error"
-        remedy = f"lower d to {known}" + (", or compute K in float64" if K.dtype != np.float64 else "")
-        raise InputError("d", rule, d, remedy) from None
-    return np.asarray(as_numpy(found.embedding_), dtype=np.float64)
+        remedy = f"lower d to {known}" + (", or compute K in float64" if eps > 1e-12 else "")
+        raise InputError("d", rule, d, remedy)
+    return np.asarray(pairs.swap(modes.coefficients) * len(K) * np.sqrt(modes.eigenvalues), dtype=np.float64)
 
 
 def kernel_pca(K: Any, d: int) -> Floats:
-    """The d leading eigenvectors of K̃, (2n, d): what one would take without knowing which points are pairs (P_NTK)."""
-    K = _pairs_kernel(K)
+    """The d leading eigenvectors of K̃, (2n, d): the prediction without knowing which points are pairs (P_NTK)."""
+    K, _ = _symmetric(K)
     if not 0 < d <= len(K):
         raise InputError("d", f"must lie between 1 and {len(K)}", d)
-    vectors = scipy.linalg.eigh((K + K.T).astype(np.float64) / 2, subset_by_index=(len(K) - d, len(K) - 1))[1]
+    vectors = scipy.linalg.eigh(K, subset_by_index=(len(K) - d, len(K) - 1))[1]
     return np.asarray(vectors[:, ::-1], dtype=np.float64)
 
 
-def _pairs_kernel(K: Any) -> NDArray[Any]:
-    K = np.asarray(as_numpy(K))  # in its own precision: rounding of float32 is to be expected then
+def _symmetric(K: Any) -> tuple[Floats, float]:
+    """(K + Kᵀ) / 2 in float64, and its relative precision: that of its type, or its asymmetry."""
+    K = np.asarray(as_numpy(K))
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
         raise InputError("K", "must be square and not empty", f"shape {K.shape}")
     if len(K) % 2:
-        raise InputError(
-            "K", "must have two rows a pair, first views first", len(K), "leave no view without its partner"
-        )
+        rule = "must have two rows per pair, first views first"
+        raise InputError("K", rule, len(K), "leave no view without its partner")
     if not np.isfinite(K).all():
         raise InputError("K", "must be finite")
-    if not np.allclose(K, K.T, rtol=0, atol=1e-4 * np.abs(K).max()):
-        raise InputError("K", "must be symmetric", None, "use (K + K.T) / 2 if it should be")
     if not K.any():
         raise InputError("K", "must not be zero everywhere")
-    return K
+    single = np.issubdtype(K.dtype, np.floating) and K.dtype.itemsize < 8
+    K = K.astype(np.float64)
+    asymmetry = float(np.abs(K - K.T).max() / np.abs(K).max())
+    if asymmetry > ASYMMETRY:
+        raise InputError("K", "must be symmetric", None, "use (K + K.T) / 2 if it should be")
+    return (K + K.T) / 2, max(asymmetry, float(np.finfo(np.float32).eps) if single else 0.0)
+
+
+def _check_semidefinite(K: Floats, eps: float) -> None:
+    shift = max(eps, 1e-12) * len(K) * np.abs(np.diag(K)).max()
+    try:
+        np.linalg.cholesky(K + shift * np.eye(len(K)))
+    except np.linalg.LinAlgError:
+        low = f"an eigenvalue of {np.linalg.eigvalsh(K)[0]:.3g}"
+        raise InputError("K", "must be positive semidefinite", low, "clip it, or shift K") from None

@@ -1,4 +1,4 @@
-"""Which factors the parameters of a module have: from its input, and the gradient at its output, of one call."""
+"""Rules: the factors of a module's parameters, from its input and the gradient at its output in one call."""
 
 from collections.abc import Iterator
 
@@ -7,19 +7,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stairwise.ntk.factors import AbstractFactor, Direct, Lookup, Outer
-from stairwise.ntk.windows import channels_last
+from stairwise.ntk.patches import channels_last
 
 __all__ = ["RULES", "factors"]
 
-FEW = 64  # positions, below which torch's sums a channel are slow
+FEW = 64  # positions below which torch's sums per channel are slow
 
 
 def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
-    groups = getattr(module, "groups", 1)
+    assert isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
     if isinstance(module, nn.Linear):
         b = b.reshape(len(b), -1, b.shape[-1]).transpose(1, 2)
-    b = b.flatten(2)
-    yield "weight", Outer(module, x, b.view(len(b), groups, -1, b.shape[-1]))
+    b, groups = b.flatten(2), 1 if isinstance(module, nn.Linear) else module.groups
+    yield "weight", Outer(module, ((x, b.view(len(b), groups, -1, b.shape[-1])),))
     if module.bias is not None:
         yield "bias", Direct(b.sum(dim=2))
 
@@ -35,10 +35,10 @@ def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, 
         yield "weight", Direct(normed.sum(dim=(2, 3)) / (module.running_var + module.eps).sqrt())
         yield "bias", Direct(b.sum(dim=(2, 3)))
         return
-    # every channel of every sample is a channel of its own to torch's fused sums
+    # torch's fused sums are per channel: make one of every channel of every sample
     as_channels = [v.reshape(1, n * channels, -1) for v in (b, x)]
     statistics = [v.to(x.dtype).repeat(n) for v in (module.running_mean, module.running_var)]
-    ones, none = x.new_ones(n * channels), x.new_empty(0)  # CUDA's version wants tensors even where it uses nothing
+    ones, none = x.new_ones(n * channels), x.new_empty(0)  # CUDA's version needs a tensor for unused arguments
     backward = torch.ops.aten.native_batch_norm_backward
     _, weight, bias = backward(*as_channels, ones, *statistics, none, none, False, module.eps, [False, True, True])
     yield "weight", Direct(weight.view(n, channels))
@@ -86,6 +86,6 @@ RULES = {
 
 
 def factors(module: nn.Module, x: Tensor, b: Tensor) -> dict[str, AbstractFactor]:
-    """Factors of a module's own trainable parameters from one call: its input and the gradient at its output."""
+    """Factors of a module's own trainable parameters, from its input x and the gradient b at its output."""
     own = {name for name, p in module.named_parameters(recurse=False) if p.requires_grad}
     return {name: factor for name, factor in RULES[type(module)](module, x, b) if name in own}
