@@ -4,7 +4,7 @@ from threading import Lock
 
 import pytest
 import torch
-from stairwise.experiments.fig2ab import tangent_kernel
+from stairwise.paper.fig2ab import tangent_kernel
 from torch import nn
 
 from stairwise.checks import InputError
