@@ -23,6 +23,7 @@ import torch
 
 import stairwise as sw
 from stairwise.nets.encoder import build_encoder, build_network
+from stairwise.runs.record import Record
 from stairwise.training.graph import Recorded
 from stairwise.training.loop import Trainer
 from stairwise.training.recipe import Recipe
@@ -98,7 +99,7 @@ def recorded(device, folder, measure, size):
         take(x_a, x_b, measure=measure)
         done[0] += 1
         if measure and done[0] % EVERY == 0:
-            trainer.recorder.record({"step": done[0], "t": 0.0}, True)
+            trainer.recorder.write(Record(step=done[0], t=0.0), spectrum=True)
 
     return step
 

@@ -29,8 +29,8 @@ def test_plain_torch(tmp_path):
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
     assert_every_fifth_step(records, 600)
-    assert records[0]["covariance"][0] < 1e-4
-    assert records[-1]["covariance"][0] > 1
+    assert records[0].covariance[0] < 1e-4
+    assert records[-1].covariance[0] > 1
     assert run_page(tmp_path).lead.startswith("1 of 8 dimensions learned.")
 
 
@@ -42,6 +42,6 @@ def test_lightning(tmp_path):
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
     assert_every_fifth_step(records, 700)
-    assert records[0]["eigenvalues"][0] < 0.05
-    assert records[-1]["eigenvalues"][0] > 0.8
-    assert len(records[0]["hidden"]) == 256
+    assert records[0].eigenvalues[0] < 0.05
+    assert records[-1].eigenvalues[0] > 0.8
+    assert len(records[0].hidden) == 256

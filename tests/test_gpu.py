@@ -55,7 +55,7 @@ def test_recorded_steps_equal_steps_taken_one_by_one(changes, tmp_path):
 
 def test_recorded_passes_equal_passes_in_order(tmp_path, monkeypatch):
     """A recording runs the two views' passes at once. With deterministic convolutions it ends at the same bits as
-    passes in order, running averages included. Without, equal trainings differ (by up to 2 % of the loss after 30
+    passes in order; running averages, which it puts in order afterwards, may round. Without, equal trainings differ (by up to 2 % of the loss after 30
     steps), recorded or not, because cuDNN sums in another order each time."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     monkeypatch.setattr(loop, "_fastest_convolutions", lambda _: nullcontext())  # it chooses by time
@@ -65,7 +65,10 @@ def test_recorded_passes_equal_passes_in_order(tmp_path, monkeypatch):
     assert np.array_equal(graph.series("loss"), eager.series("loss"))
     theirs = load_network(eager).state_dict()
     for name, value in load_network(graph).state_dict().items():
-        assert torch.equal(value, theirs[name]), name
+        if "running" in name:
+            assert torch.allclose(value, theirs[name], rtol=1e-5, atol=1e-6), name
+        else:
+            assert torch.equal(value, theirs[name]), name
         assert "num_batches" not in name or value == 2 * recipe.steps
 
 

@@ -146,7 +146,7 @@ def test_descent_tends_to_flow():
 def test_records():
     W0 = gaussian_init(2, 24, 1e-3, 0)
     seen = []
-    run = gradient_descent(W0, STIFF, 1e-5, 10, record_every=4, progress=seen.append)
+    run = gradient_descent(W0, STIFF, 1e-5, 10, record_every=4, progress=lambda step, *_: seen.append(step))
     np.testing.assert_allclose(run.times, 1e-5 * np.array([0, 4, 8, 10]))
     assert seen == [0, 4, 8, 10]
     chosen = gradient_descent(W0, STIFF, 1e-5, 10, record_every=np.array([8, 4, 4]))

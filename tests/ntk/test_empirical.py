@@ -4,7 +4,6 @@ from threading import Lock
 
 import pytest
 import torch
-from stairwise.paper.fig2ab import tangent_kernel
 from torch import nn
 
 from stairwise.checks import InputError
@@ -12,6 +11,7 @@ from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.ntk import fast
 from stairwise.ntk.capture import Capture
 from stairwise.ntk.empirical import PRECISIONS, empirical_ntk, ntk_error
+from stairwise.paper.fig2ab import tangent_kernel
 from tests.ntk.zoo import ZOO, Net, apply, build, by_autograd, gradients, mean, pool
 from tests.two_processes import run_two
 

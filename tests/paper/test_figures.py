@@ -26,26 +26,37 @@ from stairwise.training.studies import stored_study
 TRAINED = [name for name in CATALOG if "smoke" in smoke_settings(name)]  # of networks that train for minutes on a GPU
 
 
+# workers of pytest-xdist share no results: all tests of a figure, and all figures of the same runs, go to one of them
+EVERY = [pytest.param(name, marks=pytest.mark.xdist_group("trained" if name in TRAINED else name)) for name in CATALOG]
+
+
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
-    """For every experiment, so that it takes seconds."""
+    """For every figure, so that it takes seconds."""
     runs = str(tmp_path_factory.mktemp("runs"))
     return {name: smoke_settings(name) | ({"runs": runs} if name in TRAINED else {}) for name in CATALOG}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, settings):
-    return {name: run(name, tmp_path_factory.mktemp("results"), settings[name]) for name in CATALOG}
+    class Results(dict):
+        """Made when they are first asked for."""
+
+        def __missing__(self, name):
+            self[name] = run(name, tmp_path_factory.mktemp("results"), settings[name])
+            return self[name]
+
+    return Results()
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", EVERY)
 def test_claims_hold(results, name):
     assert results[name].claims
     if name not in TRAINED:
         assert [claim for claim in results[name].claims if not claim.holds] == []
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", EVERY)
 def test_files(results, name):
     folder = results[name].folder
     assert sorted(p.name for p in folder.iterdir()) == ["arrays.npz", "check.json", "figure.pdf", "figure.png"]
@@ -55,21 +66,21 @@ def test_files(results, name):
     assert (folder / "figure.png").stat().st_size > 20_000
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", EVERY)
 def test_label_and_page(results, name, tmp_path):
     assert f"stairwise reproduce {name}" in label(name)
     page(results[name]).write(tmp_path / "page.html")
     assert html.escape(results[name].claims[0].text) in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", EVERY)
 def test_read_back(results, settings, name):
     again = run(name, results[name].folder.parent, settings[name])
     assert again.cached
     assert repr(again.claims) == repr(results[name].claims)  # nan is not equal to itself
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", EVERY)
 def test_stored_results_are_drawn_again(results, name, tmp_path):
     files = store(results[name], tmp_path / "stored")
     assert [path.name for path in files] == [f"{name}.npz", f"{name}.json", f"{name}.png"]
@@ -80,6 +91,7 @@ def test_stored_results_are_drawn_again(results, name, tmp_path):
     page(again).write(tmp_path / "page.html")
 
 
+@pytest.mark.xdist_group("fig8")
 def test_large_arrays_are_not_stored(results, tmp_path, monkeypatch):
     monkeypatch.setattr("stairwise.paper.harness.LARGEST", 10.0)
     with pytest.raises(InputError, match="to be stored"):
@@ -196,6 +208,7 @@ def test_long_runs_need_a_gpu(tmp_path):
         run("fig3", tmp_path, {"runs": str(tmp_path), "methods": "byol"})
 
 
+@pytest.mark.xdist_group("fig1ab")
 def test_checks_can_fail(results):
     arrays = dict(results["fig1ab"].arrays)
     arrays["law"] = arrays["law"] + 0.1
