@@ -55,8 +55,8 @@ def test_recorded_steps_equal_steps_taken_one_by_one(changes, tmp_path):
 
 def test_recorded_passes_equal_passes_in_order(tmp_path, monkeypatch):
     """A recording runs the two views' passes at once. With deterministic convolutions it ends at the same bits as
-    passes in order; running averages, which it puts in order afterwards, may round. Without, equal trainings differ (by up to 2 % of the loss after 30
-    steps), recorded or not, because cuDNN sums in another order each time."""
+    passes in order; running averages, which it puts in order afterwards, may round. Without, equal trainings differ
+    (by up to 2 % of the loss after 30 steps), recorded or not, because cuDNN sums in another order each time."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     monkeypatch.setattr(loop, "_fastest_convolutions", lambda _: nullcontext())  # it chooses by time
     recipe = replace(TINY, encoder="resnet18", encoder_options={"stem": "small", "width": 16}, optimizer="lars")
