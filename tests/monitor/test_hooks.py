@@ -391,7 +391,7 @@ def test_dimensions_that_change_do_not_stop_training():
             criterion(z, z)
         watch.close()
 
-    with pytest.warns(RunWarning, match="must keep its 3 dimensions"):
+    with pytest.warns(RunWarning, match="must have 3 dimensions"):
         loop()
     assert watch.records[0].samples == 64
 
