@@ -1,4 +1,4 @@
-"""`stairwise ntk`: tangent kernels of trained runs, and how much of their embeddings the theory predicts from them."""
+"""`stairwise ntk`: tangent kernels of trained runs, and the embeddings that the theory predicts from them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,18 +12,23 @@ __all__ = ["ntk"]
 
 def ntk(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are also compared.")],
-    n: Annotated[int | None, typer.Option(help="Pairs; 1000 unless there are fewer images.")] = None,
-    seed: Annotated[int, typer.Option(help="Fixes images and views.")] = 0,
+    n: Annotated[
+        int | None, typer.Option(help="Number of pairs; default 1000, or all images if there are fewer.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of images and views.")] = 0,
     precision: Annotated[str, typer.Option(help="float32, tf32, float16 or float64.")] = "float32",
     initial: Annotated[bool, typer.Option(help="Also predict from the kernel at initialization.")] = True,
-    keep_kernel: Annotated[bool, typer.Option("--keep-kernel", help="Keep the kernel itself, too.")] = False,
+    keep_kernel: Annotated[bool, typer.Option("--keep-kernel", help="Also store the kernel itself.")] = False,
     over_time: Annotated[
-        bool, typer.Option("--over-time", help="How it moved, for runs trained with --set keep=10, say.")
+        bool,
+        typer.Option(
+            "--over-time", help="Also measure its change during training; needs a run trained with --set keep=10."
+        ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json_: Json = False,
 ) -> None:
-    """The tangent kernel of trained networks, and how much of their embeddings the theory predicts from it.
+    """Compute the tangent kernel of trained networks, and how much of their embeddings the theory predicts from it.
 
     Writes RUN/ntk/tangent.json, tangent.npz and figure.png; with --over-time drift.npz and drift.png.
 

@@ -207,7 +207,7 @@ def test_bad_input(place):
                 place / "out",
                 "cpu",
             )
-    with pytest.warns(RunWarning, match="must carry its step"), pytest.raises(InputError, match="must fit the model"):
+    with pytest.warns(RunWarning, match="must contain its step"), pytest.raises(InputError, match="must fit the model"):
         measure_checkpoints(source(str(place / "kept" / "nameless.pt")), place / "out", "cpu")
     for i, state in states(2):
         torch.save({"model": state, "epoch": 3}, place / f"same-{i}.pt")

@@ -140,7 +140,7 @@ def test_command_line(tmp_path):
         time.sleep(0.2)
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)
-    assert "the run goes on" in out
+    assert "the run continues" in out
     assert err == ""
     assert process.returncode == 0
 
