@@ -16,16 +16,7 @@ from torch import Tensor
 
 from stairwise.checks import InputError
 
-__all__ = [
-    "agreed",
-    "choose_device",
-    "gather",
-    "launched_rank",
-    "process_group",
-    "rank",
-    "total",
-    "world",
-]
+__all__ = ["agreed", "choose_device", "gather", "launched_rank", "process_group", "rank", "total", "world"]
 
 
 def world() -> int:

@@ -21,7 +21,6 @@ from stairwise.paper.trained import runs_table, steps_of
 from stairwise.progress import Progress, part
 from stairwise.report.page import Page
 
-SMOKE = {"smoke": True}
 LINEAR = ("times", "descent", "law_descent")
 NETWORK = ("about", "C.t", "C.lam", "C.loss", "C.steps")
 ALT = "Loss and eigenvalues of C over time: linear model (A, B) and ResNet (C, D)."

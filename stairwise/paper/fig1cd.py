@@ -19,33 +19,19 @@ from matplotlib.figure import Figure
 
 from stairwise.checks import InputError
 from stairwise.figures.training import Course, draw_courses
+from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
-from stairwise.paper.trained import (
-    FAST,
-    SMALL,
-    RunsConfig,
-    about,
-    curves,
-    obtain,
-    runs_table,
-    spectrum_panels,
-    steps_of,
-    steps_table,
-    unseen,
-    unseen_claims,
-)
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 
-SMOKE = {"smoke": True}
 ALT = "Loss, and eigenvalues of C on linear and logarithmic axes, over training time."
 
 
 @dataclass(frozen=True)
-class Config(RunsConfig):
+class Config(trained.RunsConfig):
     """E4 of the paper; fast: also at twice its learning rate, so that more modes grow."""
 
-    kinds = (SMALL, FAST)
+    kinds = (trained.SMALL, trained.FAST)
     methods: str = "bt"
     fast: bool = False
 
@@ -54,15 +40,17 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Loss, eigenvalues of C and of the covariance."""
     if config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt", config.methods, "fig2cf shows the others")
-    kinds = {"": SMALL, "fast ": FAST} if config.fast else {"": SMALL}
+    kinds = {"": trained.SMALL, "fast ": trained.FAST} if config.fast else {"": trained.SMALL}
     runs = {
-        name: obtain(config, kind, progress, (i / len(kinds), (i + 1) / len(kinds)))["bt"]
+        name: trained.obtain(config, kind, progress, (i / len(kinds), (i + 1) / len(kinds)))["bt"]
         for i, (name, kind) in enumerate(kinds.items())
     }
-    arrays = about({f"{name}bt": run for name, run in runs.items()})
+    arrays = trained.about({f"{name}bt": run for name, run in runs.items()})
     for name, run in runs.items():
-        arrays |= curves(f"{name}C", run, "eigenvalues") | curves(f"{name}covariance", run, "covariance")
-        arrays |= unseen(name, run)
+        arrays |= trained.curves(f"{name}C", run, "eigenvalues") | trained.curves(
+            f"{name}covariance", run, "covariance"
+        )
+        arrays |= trained.unseen(name, run)
     return arrays
 
 
@@ -75,7 +63,7 @@ def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
     """Median ratio of rise times, first over second, and the number of pairs of steps that it is taken over.
 
     Two steps are a pair if each is the other's nearest in time and neither rises faster than the records are spaced."""
-    ours, theirs = steps_of(arrays, first), steps_of(arrays, second)
+    ours, theirs = trained.steps_of(arrays, first), trained.steps_of(arrays, second)
     if not (len(ours) and len(theirs)):
         return float("nan"), 0
     t = arrays[f"{first}.every"][:, 0].astype(float)
@@ -95,7 +83,7 @@ def check(arrays: Arrays) -> list[Claim]:
         lam, loss, d = (arrays[f"{name}C.{x}"] for x in ("lam", "loss", "d"))
         ratio, both = sharper(arrays, f"{name}C", f"{name}covariance")
         for what, text in (("C", "the eigenvalues of C"), ("covariance", "those of the covariance")):
-            steps = len(steps_of(arrays, f"{name}{what}"))
+            steps = len(trained.steps_of(arrays, f"{name}{what}"))
             claims.append(Claim(f"{words}steps in {text}", steps, "≥ 10", steps >= 10))
         claims += [
             Claim.close(f"{words}loss at the first record, over d", float(loss[0] / d), 1.0, 0.05),
@@ -104,7 +92,7 @@ def check(arrays: Arrays) -> list[Claim]:
         if both:
             text = f"{words}rise time in C over that in the covariance, median of {both} that are resolved"
             claims.append(Claim(text, ratio, "reported", True))
-        claims += unseen_claims(arrays, name, words)
+        claims += trained.unseen_claims(arrays, name, words)
     return claims
 
 
@@ -127,6 +115,6 @@ def page(arrays: Arrays) -> Page:
     return Page(
         "A network's staircase: Barlow Twins from small initialization",
         "The dimensions of the embedding are learned one after another.",
-        spectrum_panels(arrays, [(key, f"Eigenvalues of {what}") for key, what in spectra.items()]),
-        [steps_table(arrays, spectra), runs_table(arrays)],
+        trained.spectrum_panels(arrays, [(key, f"Eigenvalues of {what}") for key, what in spectra.items()]),
+        [trained.steps_table(arrays, spectra), trained.runs_table(arrays)],
     )

@@ -14,46 +14,34 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from stairwise.figures.training import Course, draw_courses
+from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
-from stairwise.paper.trained import (
-    METHODS,
-    SMALL,
-    RunsConfig,
-    about,
-    curves,
-    methods_in,
-    obtain,
-    runs_table,
-    spectrum_panels,
-    steps_of,
-)
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 
-SMOKE = {"smoke": True}
 ALT = "Loss and eigenvalues of SimCLR and VICReg over training time."
 
 
 @dataclass(frozen=True)
-class Config(RunsConfig):
+class Config(trained.RunsConfig):
     """E6 and E8 of the paper."""
 
-    kinds = (SMALL,)
+    kinds = (trained.SMALL,)
     methods: str = "simclr,vicreg"
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Loss and eigenvalues of the covariance."""
-    runs = obtain(config, SMALL, progress)
-    arrays = about(runs)
+    runs = trained.obtain(config, trained.SMALL, progress)
+    arrays = trained.about(runs)
     for method, run in runs.items():
-        arrays |= curves(method, run, "covariance")
+        arrays |= trained.curves(method, run, "covariance")
     return arrays
 
 
 def check(arrays: Arrays) -> list[Claim]:
     """Number of steps of each method."""
-    counts = {METHODS[m]: len(steps_of(arrays, m)) for m in methods_in(arrays)}
+    counts = {trained.METHODS[m]: len(trained.steps_of(arrays, m)) for m in trained.methods_in(arrays)}
     return [Claim(f"steps of {name}", steps, "≥ 4", steps >= 4) for name, steps in counts.items()]
 
 
@@ -61,10 +49,10 @@ def draw(arrays: Arrays) -> Figure:
     """One row per method."""
     return draw_courses(
         [
-            Course(METHODS[m], arrays[f"{m}.t"], arrays[f"{m}.loss"], arrays[f"{m}.lam"], "Cov z")
-            for m in methods_in(arrays)
+            Course(trained.METHODS[m], arrays[f"{m}.t"], arrays[f"{m}.loss"], arrays[f"{m}.lam"], "Cov z")
+            for m in trained.methods_in(arrays)
         ],
-        shown=max(arrays[f"{m}.lam"].shape[1] for m in methods_in(arrays)),
+        shown=max(arrays[f"{m}.lam"].shape[1] for m in trained.methods_in(arrays)),
     )
 
 
@@ -73,6 +61,6 @@ def page(arrays: Arrays) -> Page:
     return Page(
         "Other losses, the same steps",
         "SimCLR and VICReg from small initialization: eigenvalues of the embedding's covariance.",
-        spectrum_panels(arrays, [(m, METHODS[m]) for m in methods_in(arrays)]),
-        [runs_table(arrays)],
+        trained.spectrum_panels(arrays, [(m, trained.METHODS[m]) for m in trained.methods_in(arrays)]),
+        [trained.runs_table(arrays)],
     )

@@ -17,26 +17,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from stairwise.figures.training import draw_bands
+from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
-from stairwise.paper.trained import (
-    METHODS,
-    STANDARD,
-    RunsConfig,
-    about,
-    curves,
-    methods_in,
-    obtain,
-    runs_table,
-    spectrum_panels,
-    unseen,
-    unseen_claims,
-)
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 from stairwise.table import Table
 from stairwise.theory.spectra import bimodality
 
-SMOKE = {"smoke": True}
 DEEP = 0.5
 SPECTRA = {
     "bt": (("normalized", "C, batch-normalized"), ("eigenvalues", "C")),
@@ -47,21 +34,21 @@ ALT = "Eigenvalues over training time with the threshold between grown and waiti
 
 
 @dataclass(frozen=True)
-class Config(RunsConfig):
+class Config(trained.RunsConfig):
     """E3, E5 and E7 of the paper."""
 
-    kinds = (STANDARD,)
+    kinds = (trained.STANDARD,)
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Spectra over time, and the separation of the bands at the end."""
-    runs = obtain(config, STANDARD, progress)
-    arrays = about(runs)
+    runs = trained.obtain(config, trained.STANDARD, progress)
+    arrays = trained.about(runs)
     for method, run in runs.items():
-        arrays |= unseen(f"{method}-", run)
+        arrays |= trained.unseen(f"{method}-", run)
         for series, _ in SPECTRA[method]:
             key = f"{method}-{series}"
-            arrays |= curves(key, run, series)
+            arrays |= trained.curves(key, run, series)
             arrays[f"{key}.bimodality"] = bimodality(run.series(series)[-1])
             arrays[f"{key}.last"] = run.series(series)[-1].astype(np.float32)
     return arrays
@@ -70,7 +57,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 def _shown(arrays: Arrays) -> list[tuple[str, str]]:
     """Keys of the spectra in the arrays, and their titles."""
     return [
-        (f"{method}-{series}", f"{METHODS[method]}: {title}")
+        (f"{method}-{series}", f"{trained.METHODS[method]}: {title}")
         for method, spectra in SPECTRA.items()
         for series, title in spectra
         if f"{method}-{series}.t" in arrays
@@ -86,8 +73,8 @@ def check(arrays: Arrays) -> list[Claim]:
         claims.append(Claim(f"{title}: depth of the valley at the threshold", two, "≥ 0.5", two >= DEEP))
         d = int(arrays[f"{key}.d"])
         claims.append(Claim(f"{title}: grown of {d}", float(count), f"1 … {d - 1}", 0 < count < d))
-    for method in methods_in(arrays):
-        claims += unseen_claims(arrays, f"{method}-", f"{METHODS[method]}: ")
+    for method in trained.methods_in(arrays):
+        claims += trained.unseen_claims(arrays, f"{method}-", f"{trained.METHODS[method]}: ")
     return claims
 
 
@@ -126,6 +113,6 @@ def page(arrays: Arrays) -> Page:
         "Standard initialization: grown and waiting modes",
         "From ordinary initial weights the steps blur, but the spectrum still has two bands: modes that have grown and "
         "modes that have not.",
-        spectrum_panels(arrays, _shown(arrays)),
-        [table(arrays), runs_table(arrays)],
+        trained.spectrum_panels(arrays, _shown(arrays)),
+        [table(arrays), trained.runs_table(arrays)],
     )

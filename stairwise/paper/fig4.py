@@ -24,7 +24,6 @@ from stairwise.report.page import Page
 from stairwise.table import Table
 from stairwise.theory.spectra import bimodality, grown
 
-SMOKE = {"smoke": True}
 TIMES = 4
 ALT = "Histograms of log eigenvalues at four times of training, with thresholds."
 

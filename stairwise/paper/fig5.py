@@ -19,35 +19,23 @@ from matplotlib.figure import Figure
 
 from stairwise.checks import InputError
 from stairwise.figures.training import draw_layers
+from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
-from stairwise.paper.trained import (
-    FAST,
-    METHODS,
-    SMALL,
-    RunsConfig,
-    about,
-    curves,
-    methods_in,
-    obtain,
-    runs_table,
-    spectrum_panels,
-)
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 from stairwise.staircase.steps import coupling
 from stairwise.table import Table
 
-SMOKE = {"smoke": True}
-TITLES = {**METHODS, "bt-fast": "Barlow Twins, twice the rate"}
+TITLES = {**trained.METHODS, "bt-fast": "Barlow Twins, twice the rate"}
 OPENING = 0.06  # share of the time that one comparison leaves out, because everything grows at first
 ALT = "Eigenvalues of embeddings and of hidden representations over training time."
 
 
 @dataclass(frozen=True)
-class Config(RunsConfig):
+class Config(trained.RunsConfig):
     """E4, E6 and E8 of the paper; fast: also Barlow Twins at twice the learning rate."""
 
-    kinds = (SMALL, FAST)
+    kinds = (trained.SMALL, trained.FAST)
     fast: bool = False
 
 
@@ -55,13 +43,13 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Both spectra over time, and their total variances."""
     if config.fast and config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt where fast is true", config.methods, "leave one of them out")
-    runs = obtain(config, SMALL, progress, (0.0, 0.5 if config.fast else 1.0))
+    runs = trained.obtain(config, trained.SMALL, progress, (0.0, 0.5 if config.fast else 1.0))
     if config.fast:
-        runs["bt-fast"] = obtain(config, FAST, progress, (0.5, 1.0))["bt"]
-    arrays = about(runs)
+        runs["bt-fast"] = trained.obtain(config, trained.FAST, progress, (0.5, 1.0))["bt"]
+    arrays = trained.about(runs)
     for method, run in runs.items():
         series = "eigenvalues" if method.startswith("bt") else "covariance"
-        both = curves(f"{method}.z", run, series) | curves(f"{method}.h", run, "hidden")
+        both = trained.curves(f"{method}.z", run, series) | trained.curves(f"{method}.h", run, "hidden")
         arrays |= {name: array for name, array in both.items() if not name.endswith(".every")}
         total = [np.maximum(run.series(name), 0.0).sum(axis=1) for name in (series, "hidden")]
         arrays[f"{method}.total"] = np.stack([run.times, *total]).astype(np.float32)
@@ -82,7 +70,7 @@ def together(arrays: Arrays, method: str) -> dict[str, tuple[float, ...]]:
 def check(arrays: Arrays) -> list[Claim]:
     """Check that they rise at the same times."""
     claims = []
-    for m in methods_in(arrays):
+    for m in trained.methods_in(arrays):
         for when, (unshifted, chance, _, lag) in together(arrays, m).items():
             text = f"{TITLES[m]}: correlation of the changes{when}"
             claims.append(Claim(text, unshifted, "≥ 0.5", unshifted >= 0.5))
@@ -96,7 +84,7 @@ def check(arrays: Arrays) -> list[Claim]:
 def table(arrays: Arrays) -> Table:
     """One row per method and part of the time."""
     rows = []
-    for m in methods_in(arrays):
+    for m in trained.methods_in(arrays):
         for when, (unshifted, chance, correlation, lag) in together(arrays, m).items():
             rows.append(
                 [TITLES[m] + when, f"{unshifted:.3f}", f"{chance:.3f}", f"{correlation:.3f}", f"{100 * lag:+.2f} %"]
@@ -116,7 +104,7 @@ def draw(arrays: Arrays) -> Figure:
                 arrays[f"{m}.h.lam"],
                 "C" if m.startswith("bt") else "Cov z",
             )
-            for m in methods_in(arrays)
+            for m in trained.methods_in(arrays)
         ]
     )
 
@@ -125,12 +113,12 @@ def page(arrays: Arrays) -> Page:
     """Interactive charts and tables."""
     layers = [
         (f"{m}.{x}", f"{TITLES[m]}, {name}")
-        for m in methods_in(arrays)
+        for m in trained.methods_in(arrays)
         for x, name in (("z", "embeddings"), ("h", "representations"))
     ]
     return Page(
         "Hidden representations step with the embeddings",
         "Eigenvalues of the embeddings and of the representations before the head, over training time.",
-        spectrum_panels(arrays, layers),
-        [table(arrays), runs_table(arrays)],
+        trained.spectrum_panels(arrays, layers),
+        [table(arrays), trained.runs_table(arrays)],
     )

@@ -26,7 +26,6 @@ from stairwise.report.page import Line, Page, Panel
 from stairwise.runs.reader import Run
 from stairwise.theory.spectra import grown
 
-SMOKE = {"smoke": True}
 PROBES = ("logistic", "ridge", "knn")  # the first one that was measured is shown
 CURVES = ("progress", "grown", "accuracy")
 KINDS = {"standard": "standard", "small": "small", "fast": "small, twice the rate"}

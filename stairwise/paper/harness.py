@@ -122,7 +122,8 @@ def stored_results() -> Path:
 
 def smoke_settings(name: str) -> dict[str, Any]:
     """Settings with which the figure takes seconds; its claims need not hold then."""
-    return dict(getattr(_module(name), "SMOKE", {}))
+    module = _module(name)
+    return ({"smoke": True} if hasattr(module.Config, "smoke") else {}) | getattr(module, "SMOKE", {})
 
 
 def label(name: str) -> str:
@@ -131,11 +132,7 @@ def label(name: str) -> str:
 
 
 def run(
-    name: str,
-    out: Path,
-    settings: dict[str, Any] | None = None,
-    force: bool = False,
-    progress: Progress = silent,
+    name: str, out: Path, settings: dict[str, Any] | None = None, force: bool = False, progress: Progress = silent
 ) -> Result:
     """Run an experiment, or read its result if `out` contains one of the same configuration.
 

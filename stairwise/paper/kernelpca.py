@@ -65,12 +65,11 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     ssl = KernelSSL(config.d, kernel=config.kernel).fit(x_a, X_b=x_b)
     steps = step_time_quantiles(ssl.eigenvalues_, config.alpha, 0.5)[0]
     times = np.append(np.geomspace(0.5 * steps[0], 1.2 * steps[-1], 40), np.inf)
-    parts: dict[str, Any] = {"X_test": x[:held], "y_test": y[:held]}
     progress(0.4, 1, "probing every d and t")
-    curve = probe_curve(ssl, x[held:], y[held:], **parts, t=times, alpha=config.alpha)
+    curve = probe_curve(ssl, x[held:], y[held:], X_test=x[:held], y_test=y[:held], t=times, alpha=config.alpha)
     progress(0.6, 1, "X = X′")
     alone = KernelSSL(config.d, kernel=ssl.kernel_).fit(same)
-    single = probe_curve(alone, x[held:], y[held:], **parts)
+    single = probe_curve(alone, x[held:], y[held:], X_test=x[:held], y_test=y[:held])
     progress(0.8, 1, "scikit-learn's KernelPCA")
     pca = KernelPCA(config.d, kernel="precomputed").fit(ssl.kernel_(same, same))
     scale = np.sqrt(pca.eigenvalues_ / len(same))  # unit variance, like the modes of SSL

@@ -26,7 +26,7 @@ from stairwise.runs.reader import Run
 from stairwise.table import Table
 from stairwise.training.studies import stored_drift, stored_study
 
-SMOKE = {"smoke": True, "n": 40}
+SMOKE = {"n": 40}
 PAIRS = 250  # pairs for the kernel during training
 MOVED = ("steps", "with_first", "with_last", "theory")
 SCORES = ("theory", "kernel PCA", "theory, initial kernel", "kernel PCA, initial kernel", "chance")
@@ -71,7 +71,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     return arrays
 
 
-def scores(arrays: Arrays) -> dict[str, dict[str, float]]:
+def _scores(arrays: Arrays) -> dict[str, dict[str, float]]:
     """Alignments by method and name."""
     return {m: json.loads(str(arrays[f"{m}.scores"])) for m in methods_in(arrays)}
 
@@ -79,7 +79,7 @@ def scores(arrays: Arrays) -> dict[str, dict[str, float]]:
 def check(arrays: Arrays) -> list[Claim]:
     """Check that theory is above kernel PCA, and kernel PCA above chance."""
     claims = []
-    for m, found in scores(arrays).items():
+    for m, found in _scores(arrays).items():
         theory, pca, chance = (found[name] for name in ("theory", "kernel PCA", "chance"))
         claims.append(Claim(f"{METHODS[m]}: theory", theory, f"> {pca:.3f}, kernel PCA", theory > pca))
         claims.append(Claim(f"{METHODS[m]}: kernel PCA", pca, f"> {3 * chance:.3f}, 3 × chance", pca > 3 * chance))
@@ -90,7 +90,7 @@ def table(arrays: Arrays) -> Table:
     """One row per method."""
     rows = [
         [METHODS[m], *(f"{found[name]:.3f}" if name in found else "–" for name in SCORES)]
-        for m, found in scores(arrays).items()
+        for m, found in _scores(arrays).items()
     ]
     return Table("Share of the trained span", ["method", *SCORES], rows)
 
@@ -128,7 +128,7 @@ def draw(arrays: Arrays) -> Figure:
     return draw_alignments(
         [
             (METHODS[m], arrays[f"{m}.by_dimension"], arrays[f"{m}.by_pairs"], found["chance"])
-            for m, found in scores(arrays).items()
+            for m, found in _scores(arrays).items()
         ]
     )
 

@@ -57,10 +57,7 @@ def check(arrays: Arrays) -> list[Claim]:
     methods = methods_in(arrays)
     kept = [arrays[f"{m}.z"].astype(np.float64) for m in methods]
     d = kept[0].shape[1]
-    cases = (
-        ("", arrays["alignments"], int(arrays["points"])),
-        (", kept pairs", _alignments(kept), len(kept[0])),
-    )
+    cases = (("", arrays["alignments"], int(arrays["points"])), (", kept pairs", _alignments(kept), len(kept[0])))
     return [
         Claim(
             f"{METHODS[a]} and {METHODS[b]}{which}",

@@ -19,7 +19,6 @@ __all__ = [
     "AbstractObjective",
     "Bootstrap",
     "Embedded",
-    "Joint",
     "build_objective",
     "can_pass_at_once",
     "capturable",
@@ -126,7 +125,7 @@ def _has_buffers(module: nn.Module) -> bool:
     return module.training and any(value is not None for value in module._buffers.values())
 
 
-class Joint(AbstractObjective):
+class _Joint(AbstractObjective):
     """loss(z_a, z_b), with a preconditioned gradient if `stretch` (arguments of `precondition`) is not empty."""
 
     def __init__(self, network: Network, loss: nn.Module, stretch: dict[str, Any], together: bool = False) -> None:
@@ -183,7 +182,7 @@ def build_objective(
         precondition(*TRIAL, **stretch)
     except TypeError as error:
         raise InputError("precondition", "must be arguments of sw.precondition", stretch, str(error)) from error
-    return Joint(network, module, stretch, together)
+    return _Joint(network, module, stretch, together)
 
 
 def capturable(loss: str) -> bool:

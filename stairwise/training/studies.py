@@ -66,12 +66,7 @@ def _holds(folder: Any, wanted: dict[str, Any]) -> bool:
 
 
 def drift_of(
-    run: Run,
-    n: int = 250,
-    seed: int = 0,
-    device: str = "auto",
-    precision: str = "float32",
-    progress: Progress = silent,
+    run: Run, n: int = 250, seed: int = 0, device: str = "auto", precision: str = "float32", progress: Progress = silent
 ) -> Drift:
     """Change of the tangent kernel during training, from the weights that the run has kept (`keep`)."""
     where = choose_device(device)
