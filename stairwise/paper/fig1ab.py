@@ -61,9 +61,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     W0 = gaussian_init(config.d, corr.features, config.alpha, config.seed)
     start = check_conditions(W0, corr).start
     if not start < 1:
-        raise InputError(
-            "alpha", "must be so small that all eigenvalues of C start below 1", f"{start:.3g}", "lower alpha"
-        )
+        raise InputError("alpha", "must start with all eigenvalues of C below 1", f"{start:.3g}", "lower alpha")
     steps = int(np.ceil(1.2 * _last_step(W0, corr, config) / config.lr))
     # evenly spaced, plus logarithmically spaced for the fast modes
     records = np.unique(np.concatenate([np.linspace(0, steps, RECORDS), np.geomspace(1, steps, RECORDS)]).astype(int))

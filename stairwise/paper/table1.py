@@ -79,8 +79,8 @@ def _scores(arrays: Arrays) -> dict[str, dict[str, float]]:
 def check(arrays: Arrays) -> list[Claim]:
     """Check that theory is above kernel PCA, and kernel PCA above chance."""
     claims = []
-    for m, found in _scores(arrays).items():
-        theory, pca, chance = (found[name] for name in ("theory", "kernel PCA", "chance"))
+    for m, scores in _scores(arrays).items():
+        theory, pca, chance = (scores[name] for name in ("theory", "kernel PCA", "chance"))
         claims.append(Claim(f"{METHODS[m]}: theory", theory, f"> {pca:.3f}, kernel PCA", theory > pca))
         claims.append(Claim(f"{METHODS[m]}: kernel PCA", pca, f"> {3 * chance:.3f}, 3 × chance", pca > 3 * chance))
     return claims
@@ -89,8 +89,8 @@ def check(arrays: Arrays) -> list[Claim]:
 def table(arrays: Arrays) -> Table:
     """One row per method."""
     rows = [
-        [METHODS[m], *(f"{found[name]:.3f}" if name in found else "–" for name in SCORES)]
-        for m, found in _scores(arrays).items()
+        [METHODS[m], *(f"{scores[name]:.3f}" if name in scores else "–" for name in SCORES)]
+        for m, scores in _scores(arrays).items()
     ]
     return Table("Share of the trained span", ["method", *SCORES], rows)
 
@@ -127,8 +127,8 @@ def draw(arrays: Arrays) -> Figure:
     """Alignment over the number of modes and of pairs."""
     return draw_alignments(
         [
-            (METHODS[m], arrays[f"{m}.by_dimension"], arrays[f"{m}.by_pairs"], found["chance"])
-            for m, found in _scores(arrays).items()
+            (METHODS[m], arrays[f"{m}.by_dimension"], arrays[f"{m}.by_pairs"], scores["chance"])
+            for m, scores in _scores(arrays).items()
         ]
     )
 

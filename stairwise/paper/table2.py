@@ -61,11 +61,11 @@ def check(arrays: Arrays) -> list[Claim]:
     return [
         Claim(
             f"{METHODS[a]} and {METHODS[b]}{which}",
-            found[i, j],
+            alignments[i, j],
             f"> {2 * d / points:.3f}, twice chance",
-            found[i, j] > 2 * d / points,
+            alignments[i, j] > 2 * d / points,
         )
-        for which, found, points in cases
+        for which, alignments, points in cases
         for (i, a), (j, b) in combinations(enumerate(methods), 2)
     ]
 
