@@ -44,7 +44,7 @@ def run_app(app: typer.Typer) -> None:
         sys.stderr.close()
         sys.exit(0)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        from stairwise.checks import InputError  # imported here because it loads numpy, which --help does not need
+        from stairwise.checks import InputError  # here because it loads numpy, which --help does not need
 
         if debug or (isinstance(error, ValueError) and not isinstance(error, InputError)):
             raise
@@ -57,9 +57,7 @@ def _interrupt(*_: object) -> None:
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
-        return (
-            f"{error.filename}: {error.strerror.lower()}: free space or choose another folder (--out, $STAIRWISE_DATA)"
-        )
+        return f"{error.filename}: {error.strerror.lower()}: free it or choose another place (--out, $STAIRWISE_DATA)"
     if isinstance(error, MemoryError):
         return f"not enough memory: {error}: use fewer pairs or features"
     return " ".join(str(error).split()) or type(error).__name__

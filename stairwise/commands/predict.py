@@ -23,9 +23,7 @@ def predict(
     size: Size = 64,
     draws: Annotated[int, typer.Option(help="Number of random initializations for the intervals.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of crops and draws.")] = 0,
-    figure: Annotated[
-        Path | None, typer.Option("--out", help="Also draw the staircase to this file (.png, .pdf or .svg).")
-    ] = None,
+    figure: Annotated[Path | None, typer.Option("--out", help="Also draw it to this .png, .pdf or .svg file.")] = None,
     json_: Json = False,
 ) -> None:
     """Predict when a linear model will learn each dimension, from pairs alone, before any training.

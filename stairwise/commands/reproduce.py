@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table as RichTable
@@ -74,12 +74,15 @@ def _results(
     missing: list[str],
 ) -> Iterator["Result"]:
     """Run figures, or draw them from the stored results in `where`; those left out are added to `missing`."""
+    from stairwise.checks import InputError
     from stairwise.paper.harness import from_stored, smoke_settings, stored_names
     from stairwise.paper.trained import NeedsGPU
 
     available = names if where is None else stored_names(where)
     if where is not None and not set(names) & set(available):
-        _fail_without_results(names, where)
+        wanted = f"{names[0]}.npz and {names[0]}.json" if len(names) == 1 else "results"
+        remedy = "run it without --from-stored, or name a folder with --stored"
+        raise InputError("--from-stored", f"must find {wanted}", where, remedy)
     for name in names:
         if name not in available:
             missing.append(f"{name} (not stored)")
@@ -131,14 +134,6 @@ def _checked_names(
     if smoke and store_in:
         raise InputError("--store", "cannot be combined with --smoke", store_in, "its numbers mean nothing")
     return list(CATALOG) if name == "all" else [one_of(name, "figure", [*CATALOG, "all"])]
-
-
-def _fail_without_results(names: list[str], where: Path) -> NoReturn:
-    from stairwise.checks import InputError
-
-    wanted = f"{names[0]}.npz and {names[0]}.json" if len(names) == 1 else "results"
-    remedy = "run it without --from-stored, or name a folder with --stored"
-    raise InputError("--from-stored", f"must find {wanted}", where, remedy)
 
 
 def run_with_bar(name: str, folder: Path, settings: dict[str, Any], force: bool) -> "Result":

@@ -29,8 +29,7 @@ class Spectrum:
         eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); they can be negative.
         covariance: of the centred covariance of both views together (divided by 2N − 1), (d,). Variances smaller than
             about 1e-10 times the squared mean lose digits.
-        normalized: of C after each dimension of each view is standardized (Barlow Twins' batch norm), (d,); None unless
-            requested.
+        normalized: of C after standardizing each dimension of each view (Barlow Twins' batch norm), (d,), if requested.
         hidden: of the centred covariance of the representations, (features,); None if not given.
         mean_square: ‖mean of z‖²; much larger than the covariance if all embeddings are nearly the same point.
         leading: both views of some pairs of the last batch, projected onto their two leading modes, (2, pairs, 2).

@@ -39,11 +39,8 @@ def _scalars(record: Record) -> dict[str, float]:
 
 
 def destinations(log: Any) -> tuple[Path | None, list[Logger]]:
-    """Split `log` into a run folder and loggers.
-
-    `log` is a folder, an object with `.log(dict)` (wandb) or `.add_scalar(name, value, step)` (TensorBoard), or a list
-    of these.
-    """
+    """Split `log` into a run folder and loggers: it is a folder, an object with `.log(dict)` (wandb) or
+    `.add_scalar(name, value, step)` (TensorBoard), or a list of these."""
     folder, loggers = None, []
     for one in log if isinstance(log, list | tuple) else [] if log is None else [log]:
         if isinstance(one, str | Path):

@@ -64,9 +64,7 @@ class LivePage(ThreadingHTTPServer):
         except OverflowError:
             raise InputError("--port", "must lie between 0 and 65535", port) from None
         except PermissionError:
-            raise InputError(
-                "--port", "needs a port that you are allowed to use", port, "--port 0 chooses a free one"
-            ) from None
+            raise InputError("--port", "must be a port you may use", port, "--port 0 chooses a free one") from None
         except OSError as error:
             if error.errno != EADDRINUSE:
                 raise
@@ -116,9 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         # prevents DNS rebinding: a foreign page whose host name resolves to this machine sends its own name
         if self.headers.get("Host") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
-            return self._send(
-                HTTPStatus.FORBIDDEN, b"this page can be viewed on this machine only\n", "text/plain", body
-            )
+            return self._send(HTTPStatus.FORBIDDEN, b"this page is for this machine only\n", "text/plain", body)
         path = urlsplit(self.path).path
         if path == "/plotly.js":
             return self._send(

@@ -51,9 +51,7 @@ def run_page(folder: Path, spectrum: str = "") -> Page:
             facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
             planned = run.planned()
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(
-                str(folder / RECIPE), "must be a file written by `stairwise train`", repr(error)
-            ) from error
+            raise InputError(str(folder / RECIPE), "must be written by `stairwise train`", repr(error)) from error
     name = folder.resolve().name
     return _staircase_page(name, records, spectrum or "covariance", facts, planned, read_picture(folder))
 

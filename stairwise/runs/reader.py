@@ -48,7 +48,7 @@ class Run:
         except ValueError as error:
             raise InputError(str(path), "must be valid JSON", error) from error
         if not isinstance(facts, dict):
-            raise InputError(str(path), "must be a file written by `stairwise train`", type(facts).__name__)
+            raise InputError(str(path), "must be written by `stairwise train`", type(facts).__name__)
         return facts
 
     @cached_property

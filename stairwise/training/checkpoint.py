@@ -71,9 +71,7 @@ def load(path: Path) -> Checkpoint:
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise InputError(str(path), "must be a complete checkpoint of stairwise", error, "use an older one") from error
     if facts.get("format") != FORMAT:
-        raise InputError(
-            str(path), f"must have format {FORMAT}", facts.get("format"), "read it with the version that wrote it"
-        )
+        raise InputError(str(path), f"must have format {FORMAT}", facts.get("format"), "use the version that wrote it")
     if facts.get("digest") != _digest(tensors):
         raise InputError(str(path), "must be undamaged", "its contents do not match their digest", "use an older one")
     return Checkpoint(path, facts, tensors)

@@ -330,9 +330,7 @@ class Trainer:
         if rank() == 0 and self.step_number < self.calendar.total:
             log = self.recorder.writer.folder = RunFolder(self.folder, stored.facts["log_size"])
             if log.size < stored.facts["log_size"]:
-                warnings.warn(
-                    f"{self.folder / METRICS} has lost earlier records; training continues", RunWarning, stacklevel=3
-                )
+                warnings.warn(f"{self.folder / METRICS} has lost earlier records; continuing", RunWarning, stacklevel=3)
 
     def _begin(self) -> None:
         facts = {"recipe": self.recipe.plain(), "alpha": self.alpha, "steps": self.calendar.total}
