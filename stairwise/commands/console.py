@@ -57,7 +57,7 @@ def _interrupt(*_: object) -> None:
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror.lower()}: free it or choose another place (--out, $STAIRWISE_DATA)"
+        return f"{error.filename}: {error.strerror.lower()}: free space or change the folder (--out, $STAIRWISE_DATA)"
     if isinstance(error, MemoryError):
         return f"not enough memory: {error}: use fewer pairs or features"
     return " ".join(str(error).split()) or type(error).__name__

@@ -42,7 +42,7 @@ class Config(trained.RunsConfig):
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Both spectra over time, and their total variances."""
     if config.fast and config.chosen() != ["bt"]:
-        raise InputError("methods", "must be bt where fast is true", config.methods, "leave one of them out")
+        raise InputError("methods", "must be bt if fast is true", config.methods, "set only one of them")
     runs = trained.obtain(config, trained.SMALL, progress, (0.0, 0.5 if config.fast else 1.0))
     if config.fast:
         runs["bt-fast"] = trained.obtain(config, trained.FAST, progress, (0.5, 1.0))["bt"]

@@ -44,7 +44,7 @@ class Config(RunsConfig):
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Accuracies and numbers of grown modes over steps."""
     if config.fast and config.chosen() != ["bt"]:
-        raise InputError("methods", "must be bt where fast is true", config.methods, "leave one of them out")
+        raise InputError("methods", "must be bt if fast is true", config.methods, "set only one of them")
     kinds = {"standard": STANDARD, "small": SMALL, **({"fast": FAST} if config.fast else {})}
     by_kind = {
         name: obtain(config, kind, progress, (i / len(kinds), (i + 1) / len(kinds)))
