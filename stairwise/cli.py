@@ -1,4 +1,4 @@
-"""The command line: registers the commands, nothing else."""
+"""The command line: registers the commands and does nothing else."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from stairwise.commands.spectrum import spectrum
 from stairwise.commands.train import train
 from stairwise.commands.watch import watch
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 for command in (demo, predict, embed, train, watch, report, spectrum, ntk, reproduce):
@@ -32,7 +32,7 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def root(
+def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -42,5 +42,5 @@ def root(
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point of the `stairwise` command."""
     run_app(app)

@@ -1,8 +1,8 @@
-"""Devices and processes: which device to use, how many processes there are, and sums over them.
+"""Devices and processes: choose a device, count processes, and compute sums over them.
 
 Every process computes the loss of the joint batch from the gathered rows. The gradient with respect to its own rows is
-its slice of the joint gradient; parameter gradients are then averaged over the W processes, so that slice is multiplied
-by W. (A plain all-reduce in a loss leaves gradients W times too small.)
+its slice of the joint gradient. Parameter gradients are later averaged over the W processes, so this slice is
+multiplied by W. (With a plain all-reduce in the loss, gradients would be W times too small.)
 """
 
 import os
@@ -16,16 +16,7 @@ from torch import Tensor
 
 from stairwise.checks import InputError
 
-__all__ = [
-    "agreed",
-    "choose_device",
-    "gather",
-    "launched_rank",
-    "process_group",
-    "rank",
-    "total",
-    "world",
-]
+__all__ = ["agreed", "choose_device", "gather", "launched_rank", "process_group", "rank", "total", "world"]
 
 
 def world() -> int:
@@ -34,13 +25,15 @@ def world() -> int:
 
 
 def rank() -> int:
-    """Number of this process."""
+    """Number of this process, from 0."""
     return dist.get_rank() if world() > 1 else 0
 
 
 def gather(z: Tensor) -> Tensor:
-    """Rows of all processes, in order of rank; differentiable. Every process must bring equally many (drop a last,
-    smaller batch): checking would cost a synchronization a step."""
+    """Rows of all processes in order of rank; differentiable.
+
+    All processes must have equally many rows, so drop a smaller last batch; a check would cost one synchronization per
+    step."""
     if world() == 1:
         return z
     joint: Tensor = _Gather.apply(z)
@@ -48,7 +41,7 @@ def gather(z: Tensor) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """Sum over processes, not differentiable."""
+    """Sum over all processes; not differentiable."""
     x = x.detach()
     if world() > 1:
         x = x.clone()
@@ -66,7 +59,7 @@ def agreed(flag: int, device: torch.device) -> int:
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """A device by name; "auto" takes a GPU where there is one, each local process its own."""
+    """Choose a device by name; "auto" takes a GPU if there is one, and each local process takes its own."""
     local = int(os.environ.get("LOCAL_RANK", 0))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,7 +71,7 @@ def choose_device(name: str = "auto") -> torch.device:
         raise InputError("device", "must be cpu, cuda or cuda:N", repr(name))
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise InputError("device", "must be present", name, "use --device cpu, or install a CUDA build of torch")
+            raise InputError("device", "must be available", name, "use --device cpu, or install a CUDA build of torch")
         device = torch.device("cuda", local if device.index is None else device.index)
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise InputError("device", f"must be one of {torch.cuda.device_count()} GPUs", device)
@@ -87,13 +80,13 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def launched_rank() -> int:
-    """Number of this process among those that torchrun has started, before, in and after their process group."""
+    """Number of this process among those started by torchrun; it needs no process group."""
     return int(os.environ.get("RANK", 0))
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Join the processes that torchrun has started, if it has."""
+    """Join the processes started by torchrun, if any."""
     mine = "RANK" in os.environ and dist.is_available() and not dist.is_initialized()
     if mine:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

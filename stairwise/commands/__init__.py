@@ -1,1 +1,1 @@
-"""One file per command: its options, its call, what it prints."""
+"""One file per command: its options, its call and its output."""

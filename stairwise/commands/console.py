@@ -1,4 +1,4 @@
-"""What all commands share: consoles, bars, tables, JSON, and how errors end."""
+"""Shared by all commands: consoles, progress bars, tables, JSON and error messages."""
 
 import json
 import signal
@@ -27,11 +27,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 class Interrupted(BaseException):
-    """Ctrl-C; not KeyboardInterrupt, which the command parser would turn into its own exit."""
+    """Ctrl-C; not a KeyboardInterrupt, because typer would handle that itself."""
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run the command line: one clear line and exit code 2 for what the user can fix, a traceback with --debug."""
+    """Run the command line. Errors that the user can fix print one line and exit with 2; --debug shows tracebacks."""
     debug = "--debug" in sys.argv
     sys.argv = [a for a in sys.argv if a != "--debug"]
     warnings.showwarning = _show_warning
@@ -39,12 +39,12 @@ def run_app(app: typer.Typer) -> None:
     try:
         app(prog_name="stairwise")
     except Interrupted:
-        _fail("interrupted: nothing half-written was kept; run the same command again to continue")
+        _fail("interrupted: no partial files remain; run the same command again to continue")
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        from stairwise.checks import InputError  # here: it loads numpy, which --help does not need
+        from stairwise.checks import InputError  # here because it loads numpy, which --help does not need
 
         if debug or (isinstance(error, ValueError) and not isinstance(error, InputError)):
             raise
@@ -57,9 +57,9 @@ def _interrupt(*_: object) -> None:
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror.lower()}: free or choose another place (--out, $STAIRWISE_DATA)"
+        return f"{error.filename}: {error.strerror.lower()}: free space or change the folder (--out, $STAIRWISE_DATA)"
     if isinstance(error, MemoryError):
-        return f"not enough memory: {error}: give fewer pairs or features"
+        return f"not enough memory: {error}: use fewer pairs or features"
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -77,7 +77,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
 
 @contextmanager
 def bar(name: str, *columns: ProgressColumn) -> Iterator["Progress"]:
-    """A progress bar with an ETA while the block runs; `columns` replace the percentage."""
+    """Show a progress bar with the remaining time while the block runs; `columns` replace the percentage."""
     shown = (TextColumn("{task.description}"), BarColumn(), *(columns or (TaskProgressColumn(),)))
     with Bar(*shown, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(name, total=None)
@@ -91,7 +91,7 @@ def bar(name: str, *columns: ProgressColumn) -> Iterator["Progress"]:
 
 
 def print_table(table: "Table") -> None:
-    """For people."""
+    """Print a table to the terminal."""
     shown = RichTable(*table.header, title=escape(table.title))
     for column in shown.columns[1:]:
         column.justify = "right"
@@ -101,14 +101,14 @@ def print_table(table: "Table") -> None:
 
 
 def print_json(value: Any) -> None:
-    """For scripts: one line."""
+    """Print one line of JSON, for scripts."""
     from stairwise.files import plain
 
     print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
 
 
 def setting(text: str, name: str = "--set") -> tuple[str, str]:
-    """KEY=VALUE, split."""
+    """Split KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals:
         from stairwise.checks import InputError

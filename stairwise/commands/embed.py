@@ -1,4 +1,4 @@
-"""`stairwise embed`: embeddings without training, written to files."""
+"""`stairwise embed`: compute embeddings without training and write them to files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +31,7 @@ def embed(
     folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("embedding"),
     json_: Json = False,
 ) -> None:
-    """The embeddings that an infinitely wide network would learn from pairs, without training it.
+    """Compute the embeddings that an infinitely wide network would learn from pairs, without training it.
 
     Writes z_a.npy, z_b.npy, spectrum.json, figure.png and model.npz (for `KernelSSL.load`).
 
@@ -44,7 +44,7 @@ def embed(
     from stairwise.kernel.estimator import KernelSSL
     from stairwise.kernel.kernels import KERNELS
 
-    with err.status("finding the modes of the kernel"):
+    with err.status("computing the modes of the kernel"):
         pairs = read_pairs(source, source_b, n=n, crop=crop, pixels=pixels, size=size, seed=seed)
         names = [one_of(name.strip(), "kernel", KERNELS) for name in kernel.split(",")]
         est = KernelSSL(positive_int(d, "d"), kernel=names[0] if len(names) == 1 else tuple(names))
@@ -59,7 +59,7 @@ def embed(
 
 
 def _table(name: str, est: "KernelSSL", alpha: float) -> "Table":
-    """γ and expected step times."""
+    """γ and predicted step times."""
     from stairwise.table import Table
 
     low, middle, high = est.step_times(alpha)
@@ -72,7 +72,7 @@ def _table(name: str, est: "KernelSSL", alpha: float) -> "Table":
 
 
 def _summary(name: str, est: "KernelSSL", alpha: float) -> dict[str, Any]:
-    """Everything but the embeddings, for scripts."""
+    """All results except the embeddings, for scripts."""
     low, middle, high = est.step_times(alpha)
     solution = est.solution_
     return {

@@ -1,4 +1,4 @@
-"""`stairwise predict`: the staircase before training."""
+"""`stairwise predict`: predict the staircase before training."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,17 +16,17 @@ def predict(
     source_b: SourceB = None,
     d: Dimension = 10,
     alpha: Annotated[float, typer.Option(help="Scale of the Gaussian initial weights.")] = 1e-7,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of descent; none: gradient flow.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of gradient descent; default: gradient flow.")] = None,
     n: Number = 500,
     crop: Crop = 20,
     pixels: Pixels = "standardize",
     size: Size = 64,
-    draws: Annotated[int, typer.Option(help="Random initializations behind the intervals.")] = 100,
+    draws: Annotated[int, typer.Option(help="Number of random initializations for the intervals.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of crops and draws.")] = 0,
-    figure: Annotated[Path | None, typer.Option("--out", help="Also draw the staircase here (.png or .pdf).")] = None,
+    figure: Annotated[Path | None, typer.Option("--out", help="Also draw it to this .png, .pdf or .svg file.")] = None,
     json_: Json = False,
 ) -> None:
-    """When will a linear model learn each dimension? From pairs alone, before any training.
+    """Predict when a linear model will learn each dimension, from pairs alone, before any training.
 
     Prints the eigenvalues γ of Γ, the time of every step with a 90 % interval over initializations, the largest stable
     learning rate 1/(4γ₁), and the staircase of the loss.
@@ -39,7 +39,7 @@ def predict(
 
     if figure is not None and figure.suffix not in {".png", ".pdf", ".svg"}:
         raise InputError("--out", "must end in .png, .pdf or .svg", figure)
-    with err.status("reading pairs and finding the leading modes of Γ"):
+    with err.status("reading pairs and computing the leading modes of Γ"):
         pairs = read_pairs(source, source_b, n=n, crop=crop, pixels=pixels, size=size, seed=seed)
         outlook = predict_pairs(pairs.x_a, pairs.x_b, d, alpha, lr, draws=draws, seed=seed, name=pairs.name)
     if figure is not None:

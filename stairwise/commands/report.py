@@ -1,4 +1,4 @@
-"""`stairwise report`: the page of a run as one HTML file."""
+"""`stairwise report`: write the page of a run to one HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +9,9 @@ from stairwise.commands.console import Json, print_json
 
 __all__ = ["Followed", "RunArgument", "report"]
 
-RunArgument = Annotated[
-    Path, typer.Argument(help="Folder of a run: of `stairwise train`, or one that a monitor writes to.")
-]
+RunArgument = Annotated[Path, typer.Argument(help="Folder of a run, written by `stairwise train` or by a monitor.")]
 Followed = Annotated[
-    str, typer.Option("--spectrum", help="eigenvalues (of C) or covariance; default: what the loss follows.")
+    str, typer.Option("--spectrum", help="eigenvalues (of C) or covariance; default: the one for the run's loss.")
 ]
 
 
@@ -23,7 +21,7 @@ def report(
     spectrum: Followed = "",
     json_: Json = False,
 ) -> None:
-    """The staircase of a run in one HTML file: steps taken, steps to come, ranks, and what they mean.
+    """Write the staircase of a run to one HTML file: steps taken, steps expected, ranks, and advice.
 
     Example: `stairwise report runs/photos-bt`
     """

@@ -1,5 +1,6 @@
-"""`stairwise reproduce`: figures and tables of the paper, run or drawn from stored results."""
+"""`stairwise reproduce`: figures and tables of the paper, computed or drawn from stored results."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,55 +15,42 @@ if TYPE_CHECKING:
 __all__ = ["print_claims", "reproduce", "run_with_bar"]
 
 
+Smoke = Annotated[bool, typer.Option("--smoke", help="Test the code in seconds; claims are not judged.")]
+Stored = Annotated[bool, typer.Option("--from-stored", help="Draw stored measurements instead of running.")]
+StoredIn = Annotated[
+    Path | None, typer.Option("--stored", help="Folder of stored results; default: those of this package.")
+]
+StoreIn = Annotated[Path | None, typer.Option("--store", help="Also store arrays and figure in this folder.")]
+
+
 def reproduce(
     name: Annotated[str, typer.Argument(help="Figure, or `all`; see --list.")] = "",
-    data: Annotated[str | None, typer.Option(help="Dataset, where the figure uses one.")] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset, if the figure uses one.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, repeatable.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("results"),
-    force: Annotated[bool, typer.Option("--force", help="Run again even if it has been run.")] = False,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Try the machinery in seconds; claims are not judged.")
-    ] = False,
-    stored: Annotated[
-        bool, typer.Option("--from-stored", help="Draw what was measured and stored, run nothing.")
-    ] = False,
-    stored_in: Annotated[
-        Path | None, typer.Option("--stored", help="Folder of stored results; default: those of this package.")
-    ] = None,
-    store_in: Annotated[Path | None, typer.Option("--store", help="Store arrays and figure in this folder.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Run again even if there is a result.")] = False,
+    smoke: Smoke = False,
+    stored: Stored = False,
+    stored_in: StoredIn = None,
+    store_in: StoreIn = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the figures and their labels.")] = False,
     json_: Json = False,
 ) -> None:
-    """Draw a figure of the paper, keep its arrays, check its claims; a second run reads the first.
+    """Compute a figure of the paper, store its arrays and check its claims; a second run reads the stored result.
 
     Examples: `stairwise reproduce fig1ab --data cifar10 --set pixels=unit`, `stairwise reproduce all --from-stored`
     """
-    from stairwise.paper.harness import from_stored, smoke_settings, store, stored_names, stored_results
-    from stairwise.paper.trained import NeedsGPU
+    from stairwise.paper.harness import store, stored_results
 
     if list_ or not name:
         _list(json_)
         return
     chosen = dict(setting(text) for text in settings or []) | ({"data": data} if data is not None else {})
     names = _checked_names(name, chosen, stored, stored_in, store_in, smoke, force)
+    where = (stored_in or stored_results()) if stored else None
     results: list[Result] = []
     missing: list[str] = []
-    where = (stored_in or stored_results()) if stored else Path()
-    available = stored_names(where) if stored else names
-    if stored:
-        _check_available(name, available, where)
-    for each in names:
-        if each not in available:
-            missing.append(f"{each} (not stored)")
-            continue
-        try:
-            made = {**smoke_settings(each), **chosen} if smoke else chosen
-            result = from_stored(each, folder, where) if stored else run_with_bar(each, folder, made, force)
-        except NeedsGPU:
-            if name != "all":
-                raise
-            missing.append(f"{each} (needs a GPU)")
-            continue
+    for result in _results(names, folder, chosen, where, force, smoke, missing):
         results.append(result)
         _show(result, json_, again=result.cached and not stored)
         if store_in is not None:
@@ -72,8 +60,44 @@ def reproduce(
     if missing:
         err.print(f"left out: {', '.join(missing)}", highlight=False)
     if smoke:
-        err.print("a trial on tiny networks: claims are not judged", highlight=False)
+        err.print("this was a test on tiny networks: claims are not judged", highlight=False)
     raise typer.Exit(0 if smoke or all(result.holds for result in results) else 1)
+
+
+def _results(
+    names: list[str],
+    folder: Path,
+    chosen: dict[str, str],
+    where: Path | None,
+    force: bool,
+    smoke: bool,
+    missing: list[str],
+) -> Iterator["Result"]:
+    """Run figures, or draw them from the stored results in `where`; those left out are added to `missing`."""
+    from stairwise.checks import InputError
+    from stairwise.paper.harness import from_stored, smoke_settings, stored_names
+    from stairwise.paper.trained import NeedsGPU
+
+    available = names if where is None else stored_names(where)
+    if where is not None and not set(names) & set(available):
+        wanted = f"{names[0]}.npz and {names[0]}.json" if len(names) == 1 else "results"
+        remedy = "run it without --from-stored, or name a folder with --stored"
+        raise InputError("--from-stored", f"must find {wanted}", where, remedy)
+    for name in names:
+        if name not in available:
+            missing.append(f"{name} (not stored)")
+            continue
+        if where is not None:
+            yield from_stored(name, folder, where)
+            continue
+        try:
+            result = run_with_bar(name, folder, (smoke_settings(name) if smoke else {}) | chosen, force)
+        except NeedsGPU:
+            if len(names) == 1:
+                raise
+            missing.append(f"{name} (needs a GPU)")
+            continue
+        yield result
 
 
 def _list(json_: bool) -> None:
@@ -96,33 +120,24 @@ def _checked_names(
     smoke: bool,
     force: bool,
 ) -> list[str]:
-    """The figures to draw; refuses options that contradict one another."""
+    """The figures to draw; raises an error if options contradict each other."""
     from stairwise.checks import InputError, one_of
     from stairwise.paper.harness import CATALOG
 
     if name == "all" and chosen:
-        raise InputError("--data and --set", "belong to one figure", name, "name the figure")
+        raise InputError("--data and --set", "belong to one figure", name, "name a single figure")
     if stored and (chosen or smoke or force or store_in):
-        rule = "cannot go with --data, --set, --smoke, --force or --store"
-        raise InputError("--from-stored", rule, None, "it draws what is there")
+        rule = "cannot be combined with --data, --set, --smoke, --force or --store"
+        raise InputError("--from-stored", rule, None, "it only draws stored results")
     if stored_in and not stored:
         raise InputError("--stored", "needs --from-stored", stored_in)
     if smoke and store_in:
-        raise InputError("--store", "cannot go with --smoke", store_in, "its numbers mean nothing")
+        raise InputError("--store", "cannot be combined with --smoke", store_in, "its numbers mean nothing")
     return list(CATALOG) if name == "all" else [one_of(name, "figure", [*CATALOG, "all"])]
 
 
-def _check_available(name: str, available: list[str], where: Path) -> None:
-    from stairwise.checks import InputError
-
-    if not available or (name != "all" and name not in available):
-        wanted = "results" if name == "all" else f"{name}.npz and {name}.json"
-        remedy = "run it without --from-stored, or name a folder with --stored"
-        raise InputError("--from-stored", f"must find {wanted}", where, remedy)
-
-
 def run_with_bar(name: str, folder: Path, settings: dict[str, Any], force: bool) -> "Result":
-    """Run a figure under a progress bar."""
+    """Run a figure with a progress bar."""
     from stairwise.paper.harness import run
 
     with bar(name) as progress:
@@ -136,11 +151,11 @@ def _show(result: "Result", quiet: bool, again: bool) -> None:
     page(result).write(result.folder / "report.html")
     if not quiet:
         print_claims(result)
-        print(f"{result.folder}{' (read back; --force runs it again)' if again else ''}\n")
+        print(f"{result.folder}{' (read back from an earlier run; --force runs it again)' if again else ''}\n")
 
 
 def print_claims(result: "Result") -> None:
-    """What was checked, with colours."""
+    """Print the claims in colour."""
     table = RichTable("claim", "measured", "predicted", "expected", "holds", title=f"{result.name}: what was checked")
     for column in table.columns[1:4]:
         column.justify = "right"

@@ -1,4 +1,4 @@
-"""Arguments that name pairs, the same in `predict` and `embed`."""
+"""Arguments that describe pairs, shared by `predict` and `embed`."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ Source = Annotated[
 ]
 SourceB = Annotated[str | None, typer.Argument(help="Features of the second view, x_b.npy.")]
 Dimension = Annotated[int, typer.Option("-d", "--dimension", help="Embedding dimension.")]
-Number = Annotated[int, typer.Option(help="Images to take (image sources).")]
+Number = Annotated[int, typer.Option(help="Number of images to use (image sources).")]
 Crop = Annotated[int, typer.Option(help="Side of the crops in pixels (image sources).")]
 Pixels = Annotated[str, typer.Option(help="standardize, center or unit (image sources).")]
-Size = Annotated[int, typer.Option(help="Side to which images of a folder are scaled.")]
+Size = Annotated[int, typer.Option(help="Side in pixels to which images of a folder are scaled.")]

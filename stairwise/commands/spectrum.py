@@ -1,4 +1,4 @@
-"""`stairwise spectrum`: the staircase of a training that is over, from its checkpoints."""
+"""`stairwise spectrum`: the staircase of a finished training, from its checkpoints."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,21 +18,21 @@ def spectrum(
     options: Annotated[
         list[str] | None, typer.Option("--options", help="KEY=VALUE for the factory, repeatable.")
     ] = None,
-    z: Annotated[str, typer.Option(help="Part whose output is z, if not the network's own.")] = "",
-    h: Annotated[str, typer.Option(help="Part whose output is h.")] = "",
-    views: Annotated[str, typer.Option(help="How pairs are drawn; see docs/training.md.")] = "simclr",
-    size: Annotated[int, typer.Option(help="Side of the views in pixels; 0: that of the images.")] = 0,
+    z: Annotated[str, typer.Option(help="Submodule whose output is z; default: the network's output.")] = "",
+    h: Annotated[str, typer.Option(help="Submodule whose output is h.")] = "",
+    views: Annotated[str, typer.Option(help="Augmentation pipeline; see docs/training.md.")] = "simclr",
+    size: Annotated[int, typer.Option(help="Side of the views in pixels; 0: side of the images.")] = 0,
     mean: Annotated[str, typer.Option(help="Channel means, as in your training: 0.485,0.456,0.406.")] = "",
     std: Annotated[str, typer.Option(help="Channel standard deviations: 0.229,0.224,0.225.")] = "",
-    n: Annotated[int, typer.Option(help="Pairs; 0: four times d, at least 1024.")] = 0,
-    lr: Annotated[float, typer.Option(help="Makes time t = lr × step.")] = 1.0,
+    n: Annotated[int, typer.Option(help="Number of pairs; 0: the larger of 4 d and 1024.")] = 0,
+    lr: Annotated[float, typer.Option(help="Learning rate, which defines the time t = lr × step.")] = 1.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("spectrum"),
     json_: Json = False,
 ) -> None:
-    """The staircase of a training that is over, from its checkpoints: spectra, steps, ranks, what came next.
+    """Measure the staircase of a finished training from its checkpoints: spectra, steps and ranks.
 
-    Writes metrics.jsonl and report.html. Nothing is trained, and no code in a checkpoint is run.
+    Writes metrics.jsonl and report.html. Nothing is trained, and no code from a checkpoint is run.
 
     Example: `stairwise spectrum --model mynet:build --checkpoints 'ckpt/*.pt' --data cifar10`
     """
@@ -62,4 +62,4 @@ def _numbers(text: str, name: str) -> tuple[float, ...]:
     except ValueError:
         from stairwise.checks import InputError
 
-        raise InputError(name, "must be numbers with commas between them", repr(text)) from None
+        raise InputError(name, "must be numbers separated by commas", repr(text)) from None

@@ -1,4 +1,4 @@
-"""`stairwise train`: train by a recipe, draw the staircase, say what was learned."""
+"""`stairwise train`: train a recipe, draw the staircase and print a summary."""
 
 import re
 from pathlib import Path
@@ -23,12 +23,12 @@ def train(
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/RECIPE.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     minutes: Annotated[float, typer.Option("--checkpoint-minutes", help="Time between checkpoints.")] = 5.0,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard what the run folder holds.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard the run in the folder.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Show the recipes and their labels.")] = False,
     json_: Json = False,
 ) -> None:
-    """Train a network by a recipe and measure its staircase; the same command continues an interrupted run.
+    """Train a network by a recipe and measure its staircase; run the same command again to continue an interrupted run.
 
     Writes metrics.jsonl (loss, spectra, probes), checkpoints and figure.png. On several GPUs:
     `torchrun --nproc-per-node 4 -m stairwise train stl10-bt`
@@ -54,17 +54,20 @@ def train(
             tensorboard=tensorboard,
             progress=progress,
         )
-    if launched_rank() != 0:  # one of several processes reports
-        return
-    _draw(run)
+    if launched_rank() == 0:  # only one process reports
+        _draw(run)
+        _print_summary(run, json_)
+
+
+def _print_summary(run: "Run", json_: bool) -> None:
+    from stairwise.table import Table
+
     rows = _summary(run)
     if json_:
         print_json({"run": run.folder, "alpha": run.facts["alpha"], **{name: value for name, _, value in rows}})
         return
-    from stairwise.table import Table
-
     shown = [[name, _text(value), unit] for name, unit, value in rows]
-    print_table(Table("What was learned", ["measured", "value", "unit"], shown))
+    print_table(Table("Result", ["measured", "value", "unit"], shown))
     print(f"run     {run.folder}\nfigure  {run.folder / 'figure.png'}")
 
 
@@ -81,7 +84,7 @@ def _list(json_: bool) -> None:
 
 
 def _draw(run: "Run") -> None:
-    """RUN/figure.png."""
+    """Draw RUN/figure.png."""
     from stairwise.figures.style import style
     from stairwise.figures.training import draw_courses
     from stairwise.files import atomic
@@ -91,7 +94,7 @@ def _draw(run: "Run") -> None:
 
 
 def _course(run: "Run") -> Any:
-    """A run as it is drawn."""
+    """The curves of a run, for drawing."""
     from stairwise.figures.training import Course
 
     of = "C" if run.followed == "eigenvalues" else "Cov z"
@@ -100,7 +103,7 @@ def _course(run: "Run") -> Any:
 
 
 def _summary(run: "Run") -> list[tuple[str, str, Any]]:
-    """The end of a run: what was measured, its unit, its value."""
+    """Name, unit and value of each measurement at the end of a run."""
     course, last = _course(run), run.records[-1]
     spectrum = course.spectra[-1]
     rows: list[tuple[str, str, Any]] = [

@@ -1,4 +1,4 @@
-"""The staircase of a training that is over, from the checkpoints that it left."""
+"""The staircase of a finished training, measured from its checkpoints."""
 
 import pickle
 import re
@@ -31,7 +31,7 @@ from stairwise.runs.record import Record
 
 __all__ = ["Source", "measure_checkpoints"]
 
-COUNTERS = ("global_step", "step", "iteration", "epoch")  # that training scripts keep in their checkpoints
+COUNTERS = ("global_step", "step", "iteration", "epoch")  # common names of the step in checkpoints
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,13 @@ class Source:
 
     Attributes:
         model: package.module:factory of the network; images → z, or (h, z).
-        options: for the factory.
+        options: arguments of the factory.
         checkpoints: pattern of file names, safetensors or torch files.
-        z, h: names of parts whose outputs are taken instead of the network's.
-        data: dataset; `views` and `size` of its views, normalized by `mean` and `std` or by their own statistics.
-        n: pairs; 0: four times the dimension of z, at least 1024, as far as there are images.
-        lr: makes t = lr × step.
+        z, h: names of submodules whose outputs are used instead of the network's.
+        data: dataset.
+        views, size, mean, std: pipeline, side and normalization of the views; empty mean: their own statistics.
+        n: number of pairs; 0: the larger of 4 d and 1024, but at most the number of images.
+        lr: learning rate, which defines t = lr × step.
     """
 
     model: str
@@ -64,7 +65,7 @@ class Source:
 
 
 def measure_checkpoints(source: Source, folder: Path, device: str = "auto", progress: Progress = silent) -> None:
-    """Write metrics.jsonl: one record per checkpoint, of the same views of the same images throughout."""
+    """Write metrics.jsonl with one record per checkpoint; all are measured on the same views."""
     one_of(source.views, "views", tuple(PIPELINES))
     number(source.lr, "--lr", above=0)
     matching = glob(source.checkpoints, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute patterns)
@@ -80,12 +81,12 @@ def measure_checkpoints(source: Source, folder: Path, device: str = "auto", prog
                 step = _restore(network, path)
                 spectrum = _spectrum(network, source, views, path)
             except InputError as error:
-                warnings.warn(f"{error}; passed over", RunWarning, stacklevel=2)
+                warnings.warn(f"{error}; skipped", RunWarning, stacklevel=2)
                 continue
             if step <= last:
-                rule, remedy = f"must come after step {last}", "name files by their step, or leave some out"
+                rule, remedy = f"must come after step {last}", "name files by their step, or exclude some"
                 raise InputError(str(path), rule, step, remedy)
-            run = run or RunFolder(folder)  # only now may it move aside what was there
+            run = run or RunFolder(folder)  # created late, because it renames the metrics of an earlier run
             run.write(Record(step=step, t=source.lr * step, checkpoint=path.name, **vars(spectrum)))
             last = step
     finally:
@@ -102,14 +103,14 @@ def _spectrum(network: nn.Module, source: Source, views: list[tuple[Tensor, Tens
         for x_a, x_b in views:
             (h_a, z_a), (h_b, z_b) = embed(x_a), embed(x_b)
             if not bool(torch.isfinite(z_a).all() and torch.isfinite(z_b).all()):
-                raise InputError(str(path), "must give finite embeddings", None, "it is of a training that diverged")
+                raise InputError(str(path), "must give finite embeddings", None, "its training has diverged")
             monitor.update(z_a, z_b, h_a, h_b)
     return monitor.compute()
 
 
 @contextmanager
 def _outputs(network: nn.Module, source: Source) -> Iterator[Callable[[Tensor], tuple[Tensor | None, Tensor]]]:
-    """A function x → (h, z), by hooks on named parts where they are named."""
+    """Make a function x → (h, z), with hooks on the named submodules."""
     caught: dict[str, Tensor] = {}
 
     def catch(role: str) -> Callable[..., None]:
@@ -126,18 +127,15 @@ def _outputs(network: nn.Module, source: Source) -> Iterator[Callable[[Tensor], 
                 hooks.append(attrgetter(name)(network).register_forward_hook(catch(role)))
             except AttributeError:
                 known = [n for n, _ in network.named_children()]
-                raise InputError(f"--{role}", "must name a part of the model", name, f"it has {known}") from None
+                raise InputError(f"--{role}", "must name a submodule of the model", name, f"it has {known}") from None
 
     def embed(x: Tensor) -> tuple[Tensor | None, Tensor]:
         out = network(x)
-        if isinstance(out, tuple | list) and len(out) == 2:
-            found = {"h": out[0], "z": out[1]} | caught
-        else:
-            found = {"z": out} | caught
-        z, h = found["z"], found.get("h")
+        h, z = out if isinstance(out, tuple | list) and len(out) == 2 else (None, out)
+        z, h = caught.get("z", z), caught.get("h", h)
         if not isinstance(z, Tensor) or z.ndim != 2:
             shape = f"shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-            raise InputError("the model's z", "must be 2-D, (samples, d)", shape, "name the part with --z")
+            raise InputError("the model's z", "must be 2-D, (samples, d)", shape, "name its submodule with --z")
         return (h.flatten(1).float() if isinstance(h, Tensor) else None), z.float()
 
     try:
@@ -158,7 +156,7 @@ def _views(source: Source, device: torch.device, d: int) -> Iterator[tuple[Tenso
 
 
 def _dimension(network: nn.Module, source: Source, device: torch.device) -> int:
-    """d, by trying the network on the first two images."""
+    """The dimension of z, measured on two images."""
     few = replace(source, n=2)
     with eval_mode(network), _outputs(network, source) as embed:
         try:
@@ -169,20 +167,20 @@ def _dimension(network: nn.Module, source: Source, device: torch.device) -> int:
 
 
 def _restore(network: nn.Module, path: Path) -> int:
-    """Load a checkpoint into the network; returns its step."""
+    """Load a checkpoint into the network and return its step."""
     content = _read(path)
     step = _step(content, path)
     tensors = _flat(content)
     wanted = network.state_dict()
     prefixes = {name.removesuffix(key) for key in list(wanted)[:1] for name in tensors if name.endswith(key)}
     for prefix in sorted(prefixes, key=len):
-        found = {key: tensors.get(prefix + key) for key in wanted}
-        if all(v is not None and v.shape == wanted[key].shape for key, v in found.items()):
-            network.load_state_dict(found)
+        state = {key: tensors.get(prefix + key) for key in wanted}
+        if all(v is not None and v.shape == wanted[key].shape for key, v in state.items()):
+            network.load_state_dict(state)
             return step
     missing = [key for key in wanted if not any(name.endswith(key) for name in tensors)]
     shapes = f"it lacks {', '.join(missing[:3])}" if missing else "shapes differ"
-    raise InputError(str(path), "must hold all tensors of the model", shapes, "check --model and --options")
+    raise InputError(str(path), "must contain all tensors of the model", shapes, "check --model and --options")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -192,36 +190,36 @@ def _read(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise InputError(str(path), "must be a whole checkpoint of plain tensors", reason) from error
+        raise InputError(str(path), "must be a complete checkpoint of plain tensors", reason) from error
     if not isinstance(content, dict):
-        raise InputError(str(path), "must hold a dictionary of tensors", type(content).__name__)
+        raise InputError(str(path), "must contain a dictionary of tensors", type(content).__name__)
     return content
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Tensors of nested dictionaries by dotted names."""
-    found: dict[str, Tensor] = {}
+    """Tensors of nested dictionaries, by dotted names."""
+    flat: dict[str, Tensor] = {}
     for key, value in content.items():
         if isinstance(value, Tensor):
-            found[f"{prefix}{key}"] = value
+            flat[f"{prefix}{key}"] = value
         elif isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-    return found
+            flat |= _flat(value, f"{prefix}{key}.")
+    return flat
 
 
 def _step(content: dict[str, Any], path: Path) -> int:
-    """What the checkpoint says of its step, or the last number in its name."""
+    """The step stored in the checkpoint, or else the last number in its name."""
     for key in COUNTERS:
         if isinstance(content.get(key), int):
             return int(content[key])
     numbers = [n for part in (path.parent.name, path.stem) for n in re.findall(r"\d+", part)]  # checkpoint-500/model.pt
     if not numbers:
-        raise InputError(str(path), "must carry its step", None, "put the step into its name: model-1000.pt")
+        raise InputError(str(path), "must contain its step", None, "put the step into its name: model-1000.pt")
     return int(numbers[-1])
 
 
 def _ordered(paths: list[Path], pattern: str) -> list[Path]:
-    """By the numbers in their names."""
+    """Sort files by the numbers in their names."""
     if not paths:
         raise InputError("--checkpoints", "must match files", pattern, "quote the pattern: 'ckpt/*.pt'")
     return sorted(paths, key=lambda p: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", str(p))])

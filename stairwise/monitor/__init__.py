@@ -1,1 +1,1 @@
-"""Spectra accumulated in anybody's training loop."""
+"""Spectra of embeddings, accumulated in any training loop."""

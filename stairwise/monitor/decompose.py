@@ -1,4 +1,4 @@
-"""From accumulated moments to spectra: numpy, on the CPU."""
+"""Compute spectra from accumulated moments, with numpy on the CPU."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -16,25 +16,25 @@ __all__ = ["ONES", "Spectrum", "decompose", "decompose_on_one_core"]
 
 Floats = NDArray[np.float64]
 
-ONES = 8  # columns of ones next to the data; one would do, eight keep rows aligned, which GPUs multiply faster
-ONE_AT_A_TIME = Lock()  # the number of BLAS threads is one for the whole process
+ONES = 8  # columns of ones next to the data; one is enough, but eight keep rows aligned, which is faster on GPUs
+BLAS_LOCK = Lock()  # the number of BLAS threads is a setting of the whole process
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Eigenvalues, descending.
+    """Spectra of embeddings; all eigenvalues in descending order.
 
     Attributes:
-        samples: pairs behind them.
-        eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); can be negative.
-        covariance: of the centred covariance of both views together (divided by 2N − 1), (d,). Variances below about
-            1e-10 of the mean's square lose digits.
-        normalized: of C after each dimension of each view is standardized (Barlow Twins' batch norm), (d,), if asked.
-        hidden: of the centred covariance of the representations, (features,), where they were given.
-        mean_square: ‖mean of z‖²; far above the covariance where all embeddings are nearly one point.
-        leading: both views of some pairs of the last batch in their two leading modes, (2, pairs, 2).
-        skipped: batches left out so far because they were not finite.
-        first_skipped: number of the first of them, counted from 1; 0: none.
+        samples: number of pairs that were accumulated.
+        eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); they can be negative.
+        covariance: of the centred covariance of both views together (divided by 2N − 1), (d,). Variances smaller than
+            about 1e-10 times the squared mean lose digits.
+        normalized: of C after standardizing each dimension of each view (Barlow Twins' batch norm), (d,), if requested.
+        hidden: of the centred covariance of the representations, (features,); None if not given.
+        mean_square: ‖mean of z‖²; much larger than the covariance if all embeddings are nearly the same point.
+        leading: both views of some pairs of the last batch, projected onto their two leading modes, (2, pairs, 2).
+        skipped: number of batches left out so far because they were not finite.
+        first_skipped: number of the first such batch, counted from 1; 0 if there is none.
     """
 
     samples: int
@@ -49,7 +49,7 @@ class Spectrum:
 
 
 def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
-    """Spectra of accumulated sums."""
+    """Compute the spectra of accumulated sums."""
     n = float(sums["zz"][-1, -1]) if "zz" in sums else 0.0
     if n < 2:
         raise InputError("monitor", "must have seen at least two pairs", int(n), "update() it first")
@@ -71,17 +71,17 @@ def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
 
 
 def decompose_on_one_core(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
-    """`decompose` on one core, for a thread beside a training loop, which needs the others.
+    """Run `decompose` on one core, so that it does not slow down a training loop in another thread.
 
-    Only numpy's own BLAS is held back; torch's threads are its own.
+    This limits the BLAS of numpy only, not the threads of torch.
     """
-    with ONE_AT_A_TIME, _openblas().limit(limits=1):
+    with BLAS_LOCK, _openblas().limit(limits=1):
         return decompose(sums, normalized)
 
 
 @cache
 def _openblas() -> Any:
-    return ThreadpoolController().select(internal_api="openblas")  # looks at all libraries of the process
+    return ThreadpoolController().select(internal_api="openblas")  # cached: scans all loaded libraries
 
 
 def _hidden(sums: Floats) -> Floats:
@@ -90,22 +90,22 @@ def _hidden(sums: Floats) -> Floats:
 
 
 def _leading(sample: Floats) -> Floats | None:
-    """Pairs (2, K, d) in the two leading modes of their covariance, (2, K, 2); the larger tail points to the right."""
+    """Project pairs (2, K, d) onto their two leading modes, (2, K, 2); signs make the skewness positive."""
     views, pairs, d = sample.shape
     flat = np.asarray(sample, dtype=np.float64).reshape(-1, d)
     if not np.isfinite(flat).all() or min(pairs, d) < 2:
         return None
     try:
         U, scale, _ = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
-    except np.linalg.LinAlgError:  # a picture can be missed
+    except np.linalg.LinAlgError:  # only a picture is lost
         return None
-    found = U[:, :2] * scale[:2]
-    found = found * np.where((found**3).sum(axis=0) < 0, -1.0, 1.0)
-    return np.asarray(found.reshape(views, pairs, 2))
+    projected = U[:, :2] * scale[:2]
+    projected = projected * np.where((projected**3).sum(axis=0) < 0, -1.0, 1.0)
+    return np.asarray(projected.reshape(views, pairs, 2))
 
 
 def _standardized(z: Floats, mean: Floats, d: int) -> Floats:
-    """The correlation of standardized views; 0 for dimensions without variance."""
+    """Cross-correlation of the standardized views; 0 for dimensions without variance."""
     variance = np.diag(z)[: 2 * d] - mean[: 2 * d] ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
         spread = np.sqrt(variance)
@@ -114,16 +114,16 @@ def _standardized(z: Floats, mean: Floats, d: int) -> Floats:
 
 
 def _covariance(second: Floats, mean: Floats, n: float) -> Floats:
-    """Unbiased, from the means of squares and of values over n samples."""
+    """Unbiased covariance from second moments and means over n samples."""
     out: Floats = (second - np.outer(mean, mean)) * (n / (n - 1))
     return out
 
 
 def _descending(matrix: Floats) -> Floats:
-    """Eigenvalues of the symmetric part."""
+    """Eigenvalues of the symmetric part, in descending order."""
     symmetric = (matrix + matrix.T) / 2
     try:
         values = np.linalg.eigvalsh(symmetric)
-    except np.linalg.LinAlgError:  # did not converge: another algorithm
+    except np.linalg.LinAlgError:  # no convergence: try another algorithm
         values = scipy.linalg.eigh(symmetric, eigvals_only=True, driver="ev")
     return np.asarray(values[::-1], dtype=np.float64)

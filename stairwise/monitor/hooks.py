@@ -1,10 +1,9 @@
-"""One line in anybody's training loop: hooks that feed a monitor, and records that it leaves.
+"""Monitor any training loop with one line: hooks collect embeddings, and records are written in the background.
 
     sw.SpectrumMonitor().attach(loss=criterion, backbone=model.backbone, optimizer=optimizer, log="run")
 
-The loss module is called with both views of z, so a hook on it sees them as they are; where the loss is a function,
-hook the projector. Records go to RUN/metrics.jsonl in the form that `stairwise.train` writes, and to loggers; spectra
-are decomposed in the background.
+The loss module is called with both views of z, so hook it if you can; if the loss is a function, hook the projector.
+Records go to RUN/metrics.jsonl, in the format of `stairwise.train`, and to loggers.
 """
 
 import math
@@ -31,37 +30,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Attachment"]
 
-FEWEST = 4  # times d: pairs behind a spectrum
-WAITING = 4  # records that may wait for the background; beyond that a record waits for the next
-PATIENCE = 10  # updates without a view seen, before that is said
+FEWEST = 4  # a spectrum needs at least this many pairs per dimension
+WAITING = 4  # number of records that may be queued; while the queue is full, no record is made
+PATIENCE = 10  # number of updates without any view before a warning
 
-_alive: set["Attachment"] = set()  # until they are closed: nobody has to keep a reference
+_alive: set["Attachment"] = set()  # open attachments, so that the user need not keep a reference
 
 
 class Attachment:
-    """Hooks on modules of a training loop, and what they have recorded; made by `SpectrumMonitor.attach`.
+    """Hooks on the modules of a training loop, and their records; made by `SpectrumMonitor.attach`.
 
-    A step is an update of the optimizer where one is given, else a call of the loss (or of the projector, for each
-    view).
+    A step is an update of the optimizer if one is given, otherwise a call of the loss (or of the projector on both
+    views).
 
     Attributes:
-        records: what has been measured so far; see `runs.record.Record`.
+        records: everything recorded so far; see `runs.record.Record`.
     """
 
     def __init__(
         self,
         monitor: "SpectrumMonitor",
-        *,
-        loss: nn.Module | None = None,
-        projector: nn.Module | None = None,
-        backbone: nn.Module | None = None,
-        optimizer: Any = None,
-        log: Any = None,
-        every: int = 50,
-        joined: bool = False,
+        loss: nn.Module | None,
+        projector: nn.Module | None,
+        backbone: nn.Module | None,
+        optimizer: Any,
+        log: Any,
+        every: int,
+        joined: bool,
     ) -> None:
         if (loss is None) == (projector is None):
-            raise InputError("loss and projector", "must be given one and not the other", None, "prefer the loss")
+            raise InputError("loss and projector", "must not both be given or both be missing", None, "prefer the loss")
         self.monitor, self.joined = monitor, joined
         self.every = positive_int(every, "every")
         self.records: list[Record] = []
@@ -75,27 +73,34 @@ class Attachment:
         self.loss: Tensor | None = None  # sum since the last record
         self.losses = 0
         self.watches_backbone = backbone is not None
-        # views of one step; a few are enough, should nothing ever take them
+        # views of one step; bounded, in case they are never paired
         self.seen_z: deque[Tensor] = deque(maxlen=4)
         self.seen_h: deque[Tensor] = deque(maxlen=4)
         for module in (loss, projector, backbone):
             _warn_if_compiled(module)
         self.counts_updates = hasattr(optimizer, "register_step_post_hook")
-        self.optimizer = None if self.counts_updates else optimizer  # kept no longer than needed, it holds the model
-        self.hooks: list[Any] = []
-        if self.counts_updates:
-            self.hooks.append(optimizer.register_step_post_hook(_Hook(self, "_after_update")))
-        if backbone is not None:
-            self.hooks.append(backbone.register_forward_hook(_Hook(self, "_after_backbone")))
-        if loss is not None:
-            self.hooks.append(loss.register_forward_pre_hook(_Hook(self, "_before_loss"), with_kwargs=True))
-            self.hooks.append(loss.register_forward_hook(_Hook(self, "_after_loss")))
-        if projector is not None:
-            self.hooks.append(projector.register_forward_hook(_Hook(self, "_after_projector")))
+        self.optimizer = None if self.counts_updates else optimizer  # kept only if needed, because it holds the model
+        self.hooks = self._hook(loss, projector, backbone, optimizer)
         _alive.add(self)
 
+    def _hook(
+        self, loss: nn.Module | None, projector: nn.Module | None, backbone: nn.Module | None, optimizer: Any
+    ) -> list[Any]:
+        """Register hooks; returns their handles."""
+        handles = []
+        if self.counts_updates:
+            handles.append(optimizer.register_step_post_hook(_Hook(self, "_after_update")))
+        if backbone is not None:
+            handles.append(backbone.register_forward_hook(_Hook(self, "_after_backbone")))
+        if loss is not None:
+            handles.append(loss.register_forward_pre_hook(_Hook(self, "_before_loss"), with_kwargs=True))
+            handles.append(loss.register_forward_hook(_Hook(self, "_after_loss")))
+        if projector is not None:
+            handles.append(projector.register_forward_hook(_Hook(self, "_after_projector")))
+        return handles
+
     def close(self) -> None:
-        """Remove the hooks, finish writing."""
+        """Remove the hooks and finish writing."""
         for hook in self.hooks:
             hook.remove()
         _alive.discard(self)
@@ -103,12 +108,12 @@ class Attachment:
         try:
             self.writer.close()
         except OSError as error:
-            self._say(f"records are not written: {error}")
+            self._warn(f"records are not written: {error}")
         if self.taken == 0:
-            self._say("nothing was seen: the hooked modules were not called; attach before torch.compile")
+            self._warn("no embeddings were seen: the hooked modules were not called; attach before torch.compile")
 
     def state(self) -> dict[str, Any]:
-        """What `load` continues from, for your checkpoint: numbers and tensors."""
+        """Numbers and tensors for your checkpoint, from which `load` continues."""
         self._settle(wait=True)
         numbers: dict[str, Any] = {
             "step": self.step,
@@ -122,7 +127,7 @@ class Attachment:
         return numbers | {f"monitor.{name}": value.clone() for name, value in self.monitor.state().items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, before the first step; later lines of the run folder's metrics are dropped."""
+        """Continue from `state`, before the first step; lines of metrics.jsonl written after it are removed."""
         self.step, self.t, self.seconds = int(state["step"]), float(state["t"]), float(state["seconds"])
         self.skipped, self.began = int(state["skipped"]), time.perf_counter()
         tensors = {k.removeprefix("monitor."): v for k, v in state.items() if k.startswith("monitor.")}
@@ -143,7 +148,7 @@ class Attachment:
     def _after_backbone(self, _: nn.Module, __: Any, output: Any) -> None:
         if torch.is_grad_enabled() and isinstance(output, Tensor) and output.ndim > 1:
             h = output.detach()
-            # maps are pooled: (N, channels, height, width) or (N, tokens, features)
+            # average over positions: (N, channels, height, width) or (N, tokens, features)
             self.seen_h.append(h.flatten(2).mean(dim=2) if h.ndim > 3 else h.mean(dim=1) if h.ndim == 3 else h)
 
     def _before_loss(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -184,18 +189,16 @@ class Attachment:
         self.t += float(optimizer.param_groups[0]["lr"])
         self.step += 1
         self.updates += 1
-        if self.seen_z:  # a view without a partner must not meet one of the next step
-            self._say(
-                "the projector is not called once for each of two views a step: hook the loss, or set joined=True"
-            )
+        if self.seen_z:  # a single view must not be paired with one of the next step
+            self._warn("the projector must be called twice per step, once per view: hook the loss, or set joined=True")
         self.seen_z.clear()
         self.seen_h.clear()
         if self.updates == PATIENCE and self.taken == 0:
-            self._say("nothing has been seen yet: the hooked modules are not called; attach before torch.compile")
+            self._warn("no embeddings seen so far: the hooked modules are not called; attach before torch.compile")
         self._record_if_due()
 
     def _pair(self, seen: deque[Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Both views out of what a hook has collected; leaves nothing behind."""
+        """Take both views from the outputs that a hook has collected, and clear these."""
         if self.joined and seen:
             a, b = seen.pop().chunk(2)
             seen.clear()
@@ -211,8 +214,8 @@ class Attachment:
         if hidden is not None and hidden[0].shape != hidden[1].shape:
             hidden = None
         if self.watches_backbone and hidden is None:
-            self._say(
-                "the backbone was not called for each of two views: its spectrum is left out; "
+            self._warn(
+                "the backbone was not called once per view, so its spectrum is left out: "
                 "attach before torch.compile, or set joined=True"
             )
         try:
@@ -220,14 +223,16 @@ class Attachment:
         except InputError as error:
             if hidden is None:
                 raise
-            self._say(f"representations are left out: {error}")
+            self._warn(f"representations are left out: {error}")
             self.monitor.collect(z_a, z_b)
         self.taken += 1
         if self.taken == 1 and self.monitor.window is not None and self.monitor.window < FEWEST * z_a.shape[1]:
-            self._say(f"a window of {self.monitor.window} pairs is short for {z_a.shape[1]} dimensions: take 4 d")
+            self._warn(
+                f"a window of {self.monitor.window} pairs is short for {z_a.shape[1]} dimensions: use at least 4 d"
+            )
 
     def _count_call(self) -> None:
-        """Without an optimizer to count by, a call is a step."""
+        """Count a step, unless the optimizer's updates are counted."""
         if not self.counts_updates:
             self.t += 1.0 if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
             self.step += 1
@@ -244,14 +249,14 @@ class Attachment:
         self._settle()
 
     def _enough(self) -> bool:
-        """Collect until the next record while pairs are few, whose spectra are mostly noise, or the background lags."""
-        if world() > 1:  # processes must decide alike, or their collectives meet the wrong partners
+        """Whether to record now: enough pairs (fewer give mostly noise), and room in the queue."""
+        if world() > 1:  # all processes must decide alike, otherwise their collectives do not match
             return True
         if len(self.writer) >= WAITING:
             return False
         d = self.monitor.dimensions() or 0
-        ours = self.monitor.window is None and self.monitor.half_life is None
-        return not ours or self.monitor.seen >= FEWEST * d
+        resets = self.monitor.window is None and self.monitor.half_life is None
+        return not resets or self.monitor.seen >= FEWEST * d
 
     def _record(self) -> None:
         sums = self.monitor.snapshot(joint=True)
@@ -262,7 +267,7 @@ class Attachment:
             self.writer.submit(lambda: self._measured(record, sums))
 
     def _mean_loss(self) -> float | None:
-        """Over all processes since the last record; None if there was none or it is not finite."""
+        """Mean over all processes since the last record; None if no loss was seen or it is not finite."""
         if self.loss is None:
             return None
         value, number = total(torch.stack([self.loss, torch.full_like(self.loss, self.losses)])).tolist()
@@ -270,7 +275,7 @@ class Attachment:
         return value / number if math.isfinite(value) else None
 
     def _measured(self, record: Record, sums: dict[str, Any]) -> Record:
-        """Decompose, in the background."""
+        """Add the spectra to a record; runs in the background."""
         try:
             if float(sums["zz"][-1, -1]) < 2:
                 raise InputError("the embeddings", "must be finite in at least two pairs")
@@ -280,35 +285,35 @@ class Attachment:
             return replace(record, skipped=skipped, first_skipped=first, extra={"failed": str(error)})
 
     def _settle(self, wait: bool = False) -> None:
-        """Take in what the background has finished, in order; training goes on whatever happened there."""
+        """Collect finished records, in order; errors of the background become warnings."""
         for record, error in self.writer.wait() if wait else self.writer.finished():
-            self._take_in(replace(record, leading=None))
+            self._append(replace(record, leading=None))
             if error is not None:
-                self._say(f"records are not written: {error}")
+                self._warn(f"records are not written: {error}")
 
-    def _take_in(self, record: Record) -> None:
+    def _append(self, record: Record) -> None:
         self.records.append(record)
         send(record, self.loggers)
         if record.skipped > self.skipped:
             more, self.skipped = record.skipped - self.skipped, record.skipped
             warnings.warn(
-                f"embeddings were not finite: {more} batches up to step {record.step} are left out, the first "
-                f"ever was batch {record.first_skipped} since the first step; what was recorded before is kept",
+                f"embeddings were not finite: {more} batches up to step {record.step} are left out; the first such "
+                f"batch of the run was number {record.first_skipped}; earlier records are kept",
                 RunWarning,
                 stacklevel=5,
             )
         elif "failed" in record.extra:
-            self._say(f"no spectrum at step {record.step}: {record.extra['failed']}")
+            self._warn(f"no spectrum at step {record.step}: {record.extra['failed']}")
 
-    def _say(self, message: str) -> None:
-        """A warning, once."""
+    def _warn(self, message: str) -> None:
+        """Warn, once per message."""
         if message not in self.said:
             self.said.add(message)
             warnings.warn(message, RunWarning, stacklevel=4)
 
 
 class _Hook:
-    """Calls a method of an attachment that is still there; copies and pickles of the hooked module watch nothing."""
+    """Calls a method of an attachment while it exists; in copies and pickles of the hooked module it does nothing."""
 
     def __init__(self, watch: "Attachment | None", name: str) -> None:
         self.watch, self.name = weakref.ref(watch) if watch is not None else None, name
@@ -320,9 +325,9 @@ class _Hook:
         try:
             getattr(watch, self.name)(*args)
         except Exception as error:
-            if not watch.taken:  # how it is attached must be mended
+            if not watch.taken:  # it was attached wrongly, and the user must fix that
                 raise
-            watch._say(f"the monitor passed over a step: {error}")  # what has worked must not stop a training
+            watch._warn(f"the monitor skipped a step: {error}")  # once it has worked, it must not stop training
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Hook, (None, self.name)
@@ -332,8 +337,7 @@ def _warn_if_compiled(module: nn.Module | None) -> None:
     compiled = getattr(module, "_compiled_call_impl", None) is not None
     if module is not None and (compiled or type(module).__name__ == "OptimizedModule"):
         warnings.warn(
-            f"{type(module).__name__} has been compiled: hooks that are attached afterwards may see nothing; "
-            "attach before torch.compile",
+            f"{type(module).__name__} is already compiled and may not call its hooks: attach before torch.compile",
             RunWarning,
             stacklevel=5,
         )

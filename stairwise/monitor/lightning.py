@@ -1,8 +1,8 @@
-"""The monitor as a callback for Lightning; one line in a script that trains with it.
+"""The monitor as a Lightning callback; it takes one line in a training script.
 
     trainer = L.Trainer(callbacks=[SpectrumCallback(loss="criterion", backbone="backbone")])
 
-It works in the Trainer of `lightning` and in that of `pytorch_lightning`, whichever is installed.
+It works with the Trainers of `lightning` and `pytorch_lightning`, whichever is installed.
 """
 
 from operator import attrgetter
@@ -27,16 +27,16 @@ except ImportError:
 
 
 class SpectrumCallback(Callback or object):  # type: ignore[misc]
-    """Watches a LightningModule learn its dimensions; see `SpectrumMonitor.attach` for the arguments.
+    """Records the spectra of a LightningModule during training; `SpectrumMonitor.attach` explains the arguments.
 
     Arguments:
-        loss, projector, backbone: names of the module's parts, such as "criterion" or "model.backbone".
+        loss, projector, backbone: names of submodules, such as "criterion" or "model.backbone".
         every: steps between records.
-        folder: for metrics.jsonl; default: the logger's folder, or the trainer's.
-        joined: both views go through projector and backbone as one batch.
-        monitor: one of your own, with a window say.
+        folder: where metrics.jsonl is written; default: the logger's folder, or the trainer's.
+        joined: both views pass through projector and backbone as one batch.
+        monitor: your own monitor, for example with a window.
 
-    Numbers also go to the trainer's loggers, under spectrum/. The callback's state travels in Lightning's checkpoints.
+    Numbers are also sent to the trainer's loggers, under spectrum/. Lightning's checkpoints hold the callback's state.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         self.stored: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach: optimizers are there, and a checkpoint has been read."""
+        """Attach, now that the optimizers exist and a checkpoint has been read."""
         parts = {role: _part(pl_module, name, role) for role, name in self.names.items() if name is not None}
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
         log = [folder, *(_Relay(logger, trainer) for logger in trainer.loggers)]
         if self.watch is not None and self.stored is None:
-            self.stored = self.watch.state()  # fitted again: go on
+            self.stored = self.watch.state()  # `fit` was called again: continue
         self.watch = self.monitor.attach(**parts, optimizer=optimizer, log=log, **self.options)  # type: ignore[arg-type]
         if self.stored is not None:
             self.watch.load(self.stored)
@@ -76,15 +76,15 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         self._close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Keep what was measured."""
+        """Finish writing, so that nothing measured is lost."""
         self._close()
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning's checkpoints."""
+        """State for Lightning's checkpoints."""
         return self.watch.state() if self.watch is not None else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From Lightning's checkpoints."""
+        """Read the state from Lightning's checkpoints."""
         self.stored = state_dict or None
 
     def _close(self) -> None:
@@ -93,7 +93,7 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
 
 
 class _Relay:
-    """A Lightning logger as an object with `.log(dict)`."""
+    """Wraps a Lightning logger as an object with `.log(dict)`."""
 
     def __init__(self, logger: Any, trainer: Any) -> None:
         self.logger, self.trainer = logger, trainer
@@ -105,10 +105,10 @@ class _Relay:
 
 def _part(module: nn.Module, name: str, role: str) -> nn.Module:
     try:
-        found = attrgetter(name)(module)
+        part = attrgetter(name)(module)
     except AttributeError:
         known = [n for n, _ in module.named_children()]
-        raise InputError(role, f"must name a part of {type(module).__name__}", name, f"it has {known}") from None
-    if not isinstance(found, nn.Module):
-        raise InputError(role, "must name a module", f"{name}, a {type(found).__name__}", "hook the projector instead")
-    return found
+        raise InputError(role, f"must name a submodule of {type(module).__name__}", name, f"it has {known}") from None
+    if not isinstance(part, nn.Module):
+        raise InputError(role, "must name a module", f"{name}, a {type(part).__name__}", "hook the projector instead")
+    return part

@@ -1,4 +1,4 @@
-"""Records for loggers: wandb, TensorBoard, or any object with a method `.log(dict)`."""
+"""Send records to loggers: wandb, TensorBoard, or any object with a method `.log(dict)`."""
 
 import warnings
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from stairwise.checks import InputError, RunWarning
 from stairwise.runs.record import Record
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
 
-__all__ = ["Logger", "destinations", "scalars", "send", "tensorboard_in"]
+__all__ = ["destinations", "send", "tensorboard_in"]
 
-SHOWN = 16  # eigenvalues per spectrum that loggers get
+SHOWN = 16  # number of eigenvalues per spectrum that are sent to loggers
 Logger = Callable[[dict[str, float]], None]
 
 
-def scalars(record: Record) -> dict[str, float]:
-    """The numbers of a record, its leading eigenvalues and what they say, by flat names.
+def _scalars(record: Record) -> dict[str, float]:
+    """The numbers of a record, its leading eigenvalues and their summaries, by flat names.
 
     >>> import numpy as np
-    >>> sorted(scalars(Record(step=3, t=0.1, covariance=np.array([1.0, 0.5]))))
+    >>> sorted(_scalars(Record(step=3, t=0.1, covariance=np.array([1.0, 0.5]))))
     ['alpha_req', 'covariance/1', 'covariance/2', 'effective_rank', 'first_skipped', 'grown', 'participation_ratio',
     'skipped', 'step', 't']
     """
@@ -39,8 +39,8 @@ def scalars(record: Record) -> dict[str, float]:
 
 
 def destinations(log: Any) -> tuple[Path | None, list[Logger]]:
-    """The run folder and the loggers among what a user names: a folder, objects with `.log(dict)` (as wandb has) or
-    `.add_scalar(name, value, step)` (TensorBoard's SummaryWriter), or a list of these."""
+    """Split `log` into a run folder and loggers: it is a folder, an object with `.log(dict)` (wandb) or
+    `.add_scalar(name, value, step)` (TensorBoard), or a list of these."""
     folder, loggers = None, []
     for one in log if isinstance(log, list | tuple) else [] if log is None else [log]:
         if isinstance(one, str | Path):
@@ -64,18 +64,18 @@ def _board(writer: Any) -> Logger:
 
 
 def send(record: Record, loggers: list[Logger]) -> None:
-    """Give a record's numbers to loggers. One that fails is reported once, then disabled; training goes on."""
-    numbers = scalars(record) if loggers else {}
+    """Send the numbers of a record to loggers. A logger that fails is reported once and then disabled."""
+    numbers = _scalars(record) if loggers else {}
     for log in list(loggers):
         try:
             log(numbers)
         except Exception as error:
             loggers.remove(log)
-            warnings.warn(f"a logger failed and gets no more records: {error!r}", RunWarning, stacklevel=3)
+            warnings.warn(f"a logger failed and has been disabled: {error!r}", RunWarning, stacklevel=3)
 
 
 def tensorboard_in(folder: Path, step: int) -> Any:
-    """A TensorBoard writer that continues after `step`."""
+    """Make a TensorBoard writer that continues after `step`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

@@ -1,8 +1,8 @@
-r"""The spectra of an embedding, from moments that are accumulated batch by batch.
+r"""Spectra of embeddings, from moments that are accumulated batch by batch.
 
 Sums are kept in float64 on the device of the embeddings; `update` neither synchronizes nor decomposes anything.
-`collect` is for loops that the host paces: a few batches are summed at once, so that a step has three operations more
-and not forty.
+`collect` sums several batches at once, which adds about three operations per step instead of forty; use it where
+launching kernels limits the speed.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -24,18 +24,18 @@ __all__ = ["SpectrumMonitor"]
 
 Floats = NDArray[np.float64]
 
-AT_ONCE = 8  # batches that are summed together
-WAITING_BYTES = 64e6  # or as many as fit in here
-SAMPLE = 256  # pairs of the last batch that are kept to be looked at
+AT_ONCE = 8  # number of batches that are summed together,
+WAITING_BYTES = 64e6  # or fewer, if they take more memory than this
+SAMPLE = 256  # number of pairs of the last batch that are kept for the picture of embeddings
 
 
 class SpectrumMonitor:
-    """Accumulates moments of (z_a, z_b), and of (h_a, h_b) where given.
+    """Accumulates moments of (z_a, z_b), and of (h_a, h_b) if given.
 
     Arguments:
-        window: number of recent pairs to average over, at least; up to twice as many are. None: all since `reset`.
-        half_life: number of pairs after which a pair counts half, instead of a window.
-        normalized: also decompose C after standardizing.
+        window: average over at least this many recent pairs, and at most twice as many. None: all pairs since `reset`.
+        half_life: instead of a window, number of pairs after which the weight of a pair has halved.
+        normalized: also compute the spectrum of C of standardized embeddings.
 
     >>> monitor = SpectrumMonitor()
     >>> z = 2 * torch.eye(4)
@@ -51,19 +51,19 @@ class SpectrumMonitor:
         self.half_life = None if half_life is None else number(half_life, "half_life", above=0)
         self.normalized = normalized
         self.sums: dict[str, Tensor] = {}
-        self.before: dict[str, Tensor] = {}  # the window's older half
-        self.waiting: list[tuple[Tensor, Tensor | None]] = []  # (z_a, z_b) side by side, h_a above h_b
+        self.before: dict[str, Tensor] = {}  # sums of the older half of the window
+        self.waiting: list[tuple[Tensor, Tensor | None]] = []  # z_a and z_b in columns, h_a above h_b in rows
         self.seen = 0
-        self.flaws: Tensor | None = None  # batches seen, skipped, number of the first one skipped
+        self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
         self.sample: Tensor | None = None  # the first pairs of the last batch
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
-        """Add a batch, (N, d) each."""
+        """Add a batch of pairs, each of shape (N, d)."""
         self.collect(z_a, z_b, h_a, h_b)
         self.flush()
 
     def collect(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
-        """Like `update`, at the cost of a copy: sums are taken after a few batches, or when they are asked for."""
+        """Like `update`, but keep a copy of the batch and sum several batches together later."""
         self._check("z", z_a, z_b)
         if (h_a is None) != (h_b is None):
             raise InputError("h_a and h_b", "must be given together")
@@ -78,14 +78,14 @@ class SpectrumMonitor:
         self.seen += len(z)
         over = self.window is not None and self.seen >= self.window
         size = (z.nbytes + (0 if h is None else h.nbytes)) * len(self.waiting)
-        first = not self.sums and not self.before  # what cannot be summed is to be heard of at once
+        first = not self.sums and not self.before  # sum the first batch at once, so that errors appear immediately
         if first or over or len(self.waiting) >= AT_ONCE or size >= WAITING_BYTES:
             self.flush()
         if over:
             self.before, self.sums, self.seen = self.sums, {}, 0
 
     def flush(self) -> None:
-        """Sum what has been collected."""
+        """Sum the batches that have been collected."""
         if not self.waiting:
             return
         waiting, self.waiting = self.waiting, []
@@ -112,35 +112,26 @@ class SpectrumMonitor:
         every: int = 50,
         joined: bool = False,
     ) -> "Attachment":
-        """Watch somebody's training loop from now on, by hooks on its modules.
+        """Record a training loop from now on, through hooks on its modules.
 
         Arguments:
-            loss: module that is called with (z_a, z_b, …); or
-            projector: module whose output is z, called once a view, or once with both views stacked (`joined`).
+            loss: module that is called with (z_a, z_b, …); give either this or the projector.
+            projector: module whose output is z, called once per view, or once with both views stacked (`joined`).
             backbone: module whose output is h, called like the projector.
-            optimizer: its updates are the steps, and the learning rates of its first group add up to the time t;
-                without it steps are calls of the loss, and t counts them.
+            optimizer: a step is one of its updates, and the time t is the sum of the learning rates of its first
+                group. Without it a step is a call of the loss, and t counts them.
             log: folder for metrics.jsonl; an object with `.log(dict)`, such as a wandb run, or with
                 `.add_scalar(name, value, step)`, such as TensorBoard's writer; or a list of these.
-            every: steps between records, more where so many hold fewer than 4 d pairs. A monitor without window or
-                half-life begins anew after each.
-            joined: both views go through projector and backbone as one batch, the first view first.
+            every: steps between records; more if they contain fewer than 4 d pairs. A monitor without window or
+                half-life is reset after each record.
+            joined: both views pass through projector and backbone as one batch, first views first.
         """
         from stairwise.monitor.hooks import Attachment
 
-        return Attachment(
-            self,
-            loss=loss,
-            projector=projector,
-            backbone=backbone,
-            optimizer=optimizer,
-            log=log,
-            every=every,
-            joined=joined,
-        )
+        return Attachment(self, loss, projector, backbone, optimizer, log, every, joined)
 
     def merge(self, other: "SpectrumMonitor") -> None:
-        """Add what another monitor has accumulated, of other pairs."""
+        """Add the sums of another monitor, which has seen other pairs."""
         self.flush()
         for name, value in other._total().items():
             if name in self.sums:
@@ -152,20 +143,20 @@ class SpectrumMonitor:
                 self.sums[name] = value.clone()
 
     def reset(self) -> None:
-        """Forget everything, in place: buffers stay where a captured graph expects them."""
-        self.flush()  # batches stay counted
+        """Set all sums to zero, in place, because a captured graph refers to these buffers."""
+        self.flush()  # keeps the count of batches right
         for value in self.sums.values():
             value.zero_()
         self.before, self.seen = {}, 0
 
     def compute(self) -> Spectrum:
-        """Decompose what has been accumulated (waits for the device)."""
+        """Compute the spectra of everything accumulated (waits for the device)."""
         return decompose(self.snapshot(), self.normalized)
 
     def snapshot(self, joint: bool = False) -> dict[str, Floats]:
-        """Copies of the sums on the host (waits for the device), for `decompose` at leisure, in another thread say.
+        """Copy the sums to the CPU (waits for the device), for `decompose` to process later, perhaps in another thread.
 
-        joint: summed over the processes of a process group, all of which must call this.
+        joint: sum over the processes of a process group, all of which must call this.
         """
         values = dict(self._total())
         if joint:
@@ -174,7 +165,7 @@ class SpectrumMonitor:
         values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
         copies = {}
         for name, value in values.items():
-            # page-locked memory: many times faster than an ordinary copy, and all are under way together
+            # page-locked memory: much faster than an ordinary copy, and all copies run at the same time
             copies[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
             copies[name].copy_(value, non_blocking=True)
         for device in {value.device for value in values.values() if value.is_cuda}:
@@ -182,13 +173,13 @@ class SpectrumMonitor:
         return {name: value.numpy() for name, value in copies.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors from which `load` continues."""
+        """Tensors for `load` to continue from."""
         self.flush()
         flaws = {} if self.flaws is None else {"flaws": self.flaws}
         return dict(self.sums) | {f"before.{name}": value for name, value in self.before.items()} | flaws
 
     def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
-        """Continue from `state`, on a device; None: on that of the next batch."""
+        """Continue from `state` on a device; None: the device of the next batch."""
         placed = {name: value.to(device) if device else value.clone() for name, value in state.items()}
         self.waiting, self.flaws = [], placed.pop("flaws", None)
         self.sums = {name: value for name, value in placed.items() if not name.startswith("before.")}
@@ -196,7 +187,7 @@ class SpectrumMonitor:
         self.seen = int(self.sums["zz"][-1, -1]) if self.sums else 0
 
     def _total(self) -> dict[str, Tensor]:
-        """Sums over the window."""
+        """Sums over the whole window."""
         self.flush()
         if not self.before:
             return self.sums
@@ -205,25 +196,27 @@ class SpectrumMonitor:
     def dimensions(self, name: str = "z") -> int | None:
         """Size of the embeddings ("z") or representations ("h") seen so far."""
         for z, h in self.waiting:
-            if name == "z" or h is not None:
-                return z.shape[1] // 2 if name == "z" else len(h[0])  # type: ignore[index]
+            if name == "z":
+                return z.shape[1] // 2
+            if h is not None:
+                return h.shape[1]
         kept = next((kept[name * 2] for kept in (self.sums, self.before) if name * 2 in kept), None)
         return None if kept is None else (len(kept) - ONES) // (2 if name == "z" else 1)
 
     def _check(self, name: str, a: Tensor, b: Tensor) -> None:
         if a.ndim != 2 or a.shape != b.shape:
-            found = f"{tuple(a.shape)}, {tuple(b.shape)}"
-            raise InputError(f"{name}_a and {name}_b", "must be 2-D of one shape", found, "flatten them")
+            shapes = f"{tuple(a.shape)}, {tuple(b.shape)}"
+            raise InputError(f"{name}_a and {name}_b", "must be 2-D and of the same shape", shapes, "flatten them")
         known = self.dimensions(name)
         if known is not None and known != a.shape[1]:
-            rule = f"must keep its {known} dimensions"
+            rule = f"must have {known} dimensions, as before"
             raise InputError(f"{name}_a", rule, a.shape[1], "use a new monitor")
 
     def _add(self, name: str, x: Tensor, finite: Tensor, keep: float) -> None:
-        """sums[name] = keep · sums[name] + xᵀx for one finite batch after the other of x, (batches, rows, columns)."""
+        """sums[name] ← keep · sums[name] + xᵀx for each finite batch x in turn, (batches, rows, columns)."""
         if name not in self.sums:
             self.sums[name] = x.new_zeros(x.shape[2], x.shape[2])
-        if self.sums[name].device != x.device:  # read back from a checkpoint
+        if self.sums[name].device != x.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(x.device)
         x = torch.where(finite[:, None, None], x, 0.0)
         if keep < 1 and len(x) > 1:
@@ -233,7 +226,7 @@ class SpectrumMonitor:
         self.sums[name].addmm_(rows.T, rows, beta=keep ** len(x))
 
     def _count(self, finite: Tensor) -> None:
-        """Keep count of batches, and of those that are left out; nothing waits."""
+        """Count batches and skipped batches, without waiting for the device."""
         if self.flaws is None:
             self.flaws = torch.zeros(3, dtype=torch.float64, device=finite.device)
         self.flaws = self.flaws.to(finite.device)
@@ -246,7 +239,7 @@ class SpectrumMonitor:
 
 
 def _joint_flaws(flaws: Tensor) -> Tensor:
-    """Batches seen and skipped by all processes, and the first that any of them skipped."""
+    """Number of batches seen and skipped by all processes, and the first one that any process skipped."""
     if world() == 1:
         return flaws
     first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
@@ -255,8 +248,8 @@ def _joint_flaws(flaws: Tensor) -> Tensor:
 
 
 def _with_ones(batches: list[Tensor]) -> Tensor:
-    """Batches, (batches, rows, columns), and columns of ones beside: all first and second moments, and their number,
-    are one product then."""
+    """Stack batches, (batches, rows, columns), and append columns of ones, so that one matrix product yields the first
+    and second moments and the number of rows."""
     return nn.functional.pad(torch.stack(batches).double(), (0, ONES), value=1.0)
 
 

@@ -1,7 +1,7 @@
-"""How much of a trained network's embeddings the theory predicts from its tangent kernel (Tables 1 and 2, App. E).
+"""Share of a trained network's embeddings that the theory predicts from its tangent kernel (Tables 1 and 2, App. E).
 
-Given are a network and the 2n views of a fixed batch of pairs: their trained embeddings, the network's empirical
-tangent kernel on them, and spans compared by `subspace_alignment`.
+For a network and the 2n views of a fixed batch of pairs, we compute the embeddings and the empirical tangent kernel,
+and compare spans by `subspace_alignment`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ BATCH = 256
 
 
 class Outputs(nn.Module):
-    """The embedding z of a network x → (h, z), alone."""
+    """A network x → z made from a network x → (h, z)."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -43,16 +43,16 @@ class Outputs(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Tangent:
-    """What was measured for one network.
+    """The study of one network.
 
     Attributes:
-        name: of the network or its run.
+        name: name of the network or its run.
         embeddings: z of the 2n views, (2n, d).
         kernel: K̃, (2n, 2n).
         scores: alignments by name.
-        by_dimension: alignment of the leading d' modes, theory and kernel PCA, (2, d).
-        by_pairs: numbers of pairs and alignment of theory and kernel PCA with so many, (3, sizes).
-        facts: how it was measured.
+        by_dimension: alignment of the leading d' modes with theory and kernel PCA, (2, d).
+        by_pairs: numbers of pairs, and the alignments of theory and kernel PCA for each, (3, sizes).
+        facts: settings and errors of the measurement.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Tangent:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def table(self) -> Table:
-        """Scores as rows."""
+        """A table of the scores."""
         rows = [[name, f"{value:.4g}"] for name, value in self.scores.items()]
         return Table(f"{self.name}: span of the trained embeddings", ["aligned with", "share"], rows)
 
     def write(self, folder: Path, keep_kernel: bool = False) -> list[Path]:
-        """tangent.json, tangent.npz (embeddings, spectra, curves) and figure.png."""
+        """Write tangent.json, tangent.npz (embeddings, spectra, curves) and figure.png; returns their paths."""
         from stairwise.figures.style import style
         from stairwise.figures.tangent import draw_tangent
 
@@ -97,13 +97,13 @@ def study(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Tangent:
-    """Kernel, predicted embeddings and alignments of a trained model.
+    """Compute kernel, predicted embeddings and alignments of a trained model.
 
     Arguments:
         model: views → z, (2n, d), in evaluation mode.
         views: first views first, (2n, …), on the model's device.
-        initial: the model before training, whose kernel knows nothing of the training.
-        seed: of the draws behind "chance".
+        initial: the model before training; if given, its kernel is studied as well.
+        seed: seed of the random subspaces for "chance".
     """
     z = embed(model, views)
     d = z.shape[1]
@@ -125,7 +125,7 @@ def study(
         K0, _ = _kernel(initial, views, precision)
         try:
             scores["theory, initial kernel"] = subspace_alignment(z, predict_embeddings(K0, d))
-        except InputError as unresolved:  # modes below the rounding of the kernel
+        except InputError as unresolved:  # some modes are below the kernel's rounding error
             facts["initial_kernel"] = str(unresolved)
         scores["kernel PCA, initial kernel"] = subspace_alignment(z, kernel_pca(K0, d))
         facts["drift"] = kernel_drift([K0, K])[-1]
@@ -138,7 +138,7 @@ def _predicted(K: NDArray[Any], d: int, precision: str) -> Floats:
     try:
         return predict_embeddings(K, d)
     except InputError as error:
-        rule = f"must have a tangent kernel with {d} modes above rounding, as many as there are embeddings"
+        rule = f"must have a tangent kernel with {d} modes above rounding error, one per dimension"
         remedy = "take more pairs (n), train longer" + (", or precision float64" if precision != "float64" else "")
         raise InputError("run", rule, None, remedy) from error
 
@@ -148,16 +148,16 @@ DRIFT = ("n", "seed", "steps", "t", "change", "with_first", "with_last", "theory
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """The tangent kernel through training.
+    """The tangent kernel during training.
 
     Attributes:
-        name: of the run.
-        n, seed: number of pairs, and the seed that fixes them.
-        steps, t: times, the first 0.
+        name: name of the run.
+        n, seed: number and seed of the pairs.
+        steps, t: times, beginning with 0.
         change: ‖K − K_0‖/‖K_0‖ of kernels scaled to trace 1, (T,).
-        with_first, with_last: <K, K'>/‖K‖‖K'‖ with the kernel at the beginning and at the end, (T,).
-        theory: alignment of the final embeddings with those predicted from K; nan where K does not resolve d modes.
-        chance: what it would be of any d directions, d/2n.
+        with_first, with_last: alignment <K, K'>/‖K‖‖K'‖ with the first and the last kernel, (T,).
+        theory: alignment of the final embeddings with those predicted from K; nan if K does not resolve d modes, (T,).
+        chance: expected alignment of d random directions, d/2n.
     """
 
     name: str
@@ -177,10 +177,10 @@ class Drift:
         rows = [[str(s), *(_or_unknown(v) for v in values)] for s, *values in zip(self.steps, *columns, strict=True)]
         final = "theory with the final embeddings"
         header = ["step", "relative change", "alignment with the first", "with the last", final]
-        return Table(f"{self.name}: the tangent kernel through training", header, rows)
+        return Table(f"{self.name}: the tangent kernel during training", header, rows)
 
     def write(self, folder: Path) -> list[Path]:
-        """drift.npz and drift.png."""
+        """Write drift.npz and drift.png; returns their paths."""
         from stairwise.figures.style import style
         from stairwise.figures.tangent import draw_drift
 
@@ -204,11 +204,11 @@ def study_drift(
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Drift:
-    """How the tangent kernel moves through training.
+    """Measure how the tangent kernel changes during training.
 
     Arguments:
-        models: step, t and model at times of the training, the first at initialization.
-        final: the model whose embeddings are to be predicted.
+        models: step, t and model at several times, the first at initialization.
+        final: the model whose embeddings are predicted.
         progress: called with each step before its kernel is computed.
     """
     z = embed(final, views)
@@ -221,7 +221,7 @@ def study_drift(
         times.append(t)
         try:
             theory.append(subspace_alignment(z, predict_embeddings(K, z.shape[1])))
-        except InputError:  # modes below the rounding of the kernel
+        except InputError:  # some modes are below the kernel's rounding error
             theory.append(float("nan"))
     first, last = kernel_drift(kernels), kernel_drift(kernels[::-1])[::-1]
     return Drift(
@@ -239,20 +239,20 @@ def study_drift(
 
 
 def embed(model: nn.Module, x: Tensor) -> Floats:
-    """z of all views, (2n, d)."""
+    """The embeddings z of all views, (2n, d)."""
     with torch.no_grad():
         return np.asarray(torch.cat([model(part) for part in x.split(BATCH)]).double().cpu().numpy())
 
 
 def compare(studies: Sequence[Tangent]) -> Table:
-    """Method against method: alignments of the trained spans on the same pairs (Table 2)."""
+    """Alignments of the spans of several networks on the same pairs (Table 2)."""
     names = [one.name for one in studies]
     rows = [[a.name, *(f"{subspace_alignment(a.embeddings, b.embeddings):.3f}" for b in studies)] for a in studies]
     return Table("Span of one run's embeddings within another's", ["", *names], rows)
 
 
 def kernel_drift(kernels: Sequence[Floats]) -> list[dict[str, float]]:
-    """Change of a kernel since the first: relative distance, and alignment <K, K₀> / ‖K‖‖K₀‖, at every time."""
+    """Relative distance of each kernel to the first, and alignment <K, K₀> / ‖K‖‖K₀‖."""
     first = np.asarray(kernels[0], dtype=np.float64)
     out = []
     for kernel in kernels:
@@ -269,14 +269,14 @@ def _kernel(model: nn.Module, x: Tensor, precision: str) -> tuple[NDArray[Any], 
 
 
 def _by_dimension(z: Floats, F: Floats, pca: Floats) -> Floats:
-    """The leading d' modes of each: of z by its own principal components."""
+    """Alignment of the leading d' modes; those of z are its principal components."""
     U = np.linalg.svd(z, full_matrices=False)[0]
     d = z.shape[1]
     return np.array([[subspace_alignment(U[:, : k + 1], other[:, : k + 1]) for k in range(d)] for other in (F, pca)])
 
 
 def _by_pairs(z: Floats, K: NDArray[Any], sizes: Sequence[int]) -> Floats:
-    """Alignment with fewer pairs: the paper supposes that it rises with their number."""
+    """Alignment with fewer pairs; the paper expects it to rise with their number."""
     n, d = len(z) // 2, z.shape[1]
     rows = []
     for size in sizes:

@@ -1,1 +1,1 @@
-"""What can be said before training."""
+"""Predictions before training."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Outlook", "predict"]
 
 Floats = NDArray[np.float64]
-SPARE = 50  # modes beyond d that compete with the last ones
+SPARE = 50  # number of modes beyond d, which compete with the last ones
 
 
 def predict(
@@ -36,15 +36,15 @@ def predict(
     seed: int = 0,
     name: str = "pairs",
 ) -> "Outlook":
-    """When a linear model will learn each dimension, from pairs of views alone (Eq. 13 over random initializations).
+    """Predict when a linear model learns each dimension, from pairs of views (Eq. 13 over random initializations).
 
     Arguments:
-        x_a, x_b: rows i are views of sample i, (n, features); memory-mapped arrays are read piece by piece.
+        x_a, x_b: rows i are views of sample i, (n, features); memory-mapped arrays are read in blocks.
         d: dimension of the embedding.
         alpha: scale of the Gaussian initial weights.
         lr: learning rate of gradient descent; None: gradient flow.
-        draws, seed: random initializations behind the intervals.
-        name: of the data, for titles.
+        draws, seed: number and seed of the random initializations for the intervals.
+        name: name of the data, for titles.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -69,12 +69,12 @@ class Outlook:
     """The predicted staircase.
 
     Attributes:
-        name, pairs, features: of the data.
+        name, pairs, features: name and size of the data.
         gamma: the leading eigenvalues of Γ, (d,).
         alpha, lr: scale of the initial weights, learning rate.
-        step_times: median time t = lr × step of every step over initializations, (d,); infinite: never.
-        low, high: the interval that holds 90 % of initializations, (d,).
-        staircase: loss and eigenvalues over time, of every initialization.
+        step_times: median time t = lr × step of each step over initializations, (d,); infinite if never.
+        low, high: ends of the interval that contains 90 % of initializations, (d,).
+        staircase: loss and eigenvalues over time, for every initialization.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Outlook:
         return f"{self.table()}\n{self.text()}"
 
     def summary(self) -> dict[str, Any]:
-        """Everything, for scripts."""
+        """All results, for scripts."""
         return {
             "source": self.name,
             "pairs": self.pairs,
@@ -133,7 +133,7 @@ class Outlook:
         }
 
     def draw(self, path: str | Path | None = None) -> "Figure":
-        """Loss and spectrum of the median draw with the band of the loss over draws; also written to `path`."""
+        """Draw the median loss and spectrum, and the band of the loss over initializations; also write to `path`."""
         from stairwise.figures.staircase import draw_outlook
         from stairwise.figures.style import style
 

@@ -1,1 +1,1 @@
-"""One file per figure or table: Config, compute, draw, check."""
+"""One file per figure or table: Config, compute, check, draw, page and ALT, the figure's alternative text."""

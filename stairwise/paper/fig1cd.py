@@ -1,18 +1,17 @@
 """Fig. 1C,D: the staircase of a ResNet-50, Barlow Twins from small initialization.
 
     stairwise reproduce fig1cd                    one run, STL-10: eleven minutes on one H200
-    stairwise reproduce fig1cd --set fast=true    another one at twice the learning rate beside it
+    stairwise reproduce fig1cd --set fast=true    and a second run at twice the learning rate
     stairwise reproduce fig1cd --data cifar10     a minute on one H200, ResNet-18
-    stairwise reproduce fig1cd --smoke            seconds on a CPU, photographs; numbers without meaning
+    stairwise reproduce fig1cd --smoke            seconds on a CPU, photographs; its numbers mean nothing
 
-9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper had 105,000. Expected: the loss falls from d
-in steps, the eigenvalues of C rise one after the other: nine, which is less than the ten that we ask for, and thirteen
-at twice the rate. Steps are found by `detect_steps`, in C and in the centred covariance; the paper sees the latter
-sharper at times. Spectra of images that it did not train on have as many grown modes.
+Trained on 9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper used 105,000. Expected: the loss
+falls from d in steps, and the eigenvalues of C rise one after another: nine of them, fewer than the ten we require, and
+thirteen at twice the rate. `detect_steps` finds the steps in C and in the centred covariance; in the paper the latter
+are sometimes sharper. Images not trained on have as many grown modes.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,32 +19,19 @@ from matplotlib.figure import Figure
 
 from stairwise.checks import InputError
 from stairwise.figures.training import Course, draw_courses
-from stairwise.paper.harness import Arrays, Claim, claims_table
-from stairwise.paper.trained import (
-    FAST,
-    SMALL,
-    RunsConfig,
-    about,
-    curves,
-    obtain,
-    runs_table,
-    spectrum_panels,
-    steps_of,
-    steps_table,
-    unseen,
-    unseen_claims,
-)
+from stairwise.paper import trained
+from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
-from stairwise.report.page import Page, Picture
+from stairwise.report.page import Page
 
-SMOKE = {"smoke": True}
+ALT = "Loss, and eigenvalues of C on linear and logarithmic axes, over training time."
 
 
 @dataclass(frozen=True)
-class Config(RunsConfig):
-    """E4 of the paper; fast: also at twice its learning rate, where more modes have the time to grow."""
+class Config(trained.RunsConfig):
+    """E4 of the paper; fast: also at twice its learning rate, so that more modes grow."""
 
-    kinds = (SMALL, FAST)
+    kinds = (trained.SMALL, trained.FAST)
     methods: str = "bt"
     fast: bool = False
 
@@ -54,27 +40,30 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Loss, eigenvalues of C and of the covariance."""
     if config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt", config.methods, "fig2cf shows the others")
-    kinds = {"": SMALL, "fast ": FAST} if config.fast else {"": SMALL}
+    kinds = {"": trained.SMALL, "fast ": trained.FAST} if config.fast else {"": trained.SMALL}
     runs = {
-        name: obtain(config, kind, progress, (i / len(kinds), (i + 1) / len(kinds)))["bt"]
+        name: trained.obtain(config, kind, progress, (i / len(kinds), (i + 1) / len(kinds)))["bt"]
         for i, (name, kind) in enumerate(kinds.items())
     }
-    arrays = about({f"{name}bt": run for name, run in runs.items()})
+    arrays = trained.about({f"{name}bt": run for name, run in runs.items()})
     for name, run in runs.items():
-        arrays |= curves(f"{name}C", run, "eigenvalues") | curves(f"{name}covariance", run, "covariance")
-        arrays |= unseen(name, run)
+        arrays |= trained.curves(f"{name}C", run, "eigenvalues") | trained.curves(
+            f"{name}covariance", run, "covariance"
+        )
+        arrays |= trained.unseen(name, run)
     return arrays
 
 
-def runs_in(arrays: Arrays) -> dict[str, str]:
-    """Runs of which there are arrays, and how their claims begin."""
+def _runs_in(arrays: Arrays) -> dict[str, str]:
+    """Prefixes of the runs in the arrays, and of their claims."""
     return {name: words for name, words in (("", ""), ("fast ", "twice the rate: ")) if f"{name}C.t" in arrays}
 
 
 def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
-    """Median ratio of rise times, first over second, of steps that are each other's nearest in time and that both rise
-    no faster than the records follow; their number."""
-    ours, theirs = steps_of(arrays, first), steps_of(arrays, second)
+    """Median ratio of rise times, first over second, and the number of pairs of steps that it is taken over.
+
+    Two steps are a pair if each is the other's nearest in time and neither rises faster than the records are spaced."""
+    ours, theirs = trained.steps_of(arrays, first), trained.steps_of(arrays, second)
     if not (len(ours) and len(theirs)):
         return float("nan"), 0
     t = arrays[f"{first}.every"][:, 0].astype(float)
@@ -88,13 +77,13 @@ def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Steps, from a loss of d."""
+    """Number of steps, and a loss that begins at d."""
     claims = []
-    for name, words in runs_in(arrays).items():
+    for name, words in _runs_in(arrays).items():
         lam, loss, d = (arrays[f"{name}C.{x}"] for x in ("lam", "loss", "d"))
         ratio, both = sharper(arrays, f"{name}C", f"{name}covariance")
         for what, text in (("C", "the eigenvalues of C"), ("covariance", "those of the covariance")):
-            steps = len(steps_of(arrays, f"{name}{what}"))
+            steps = len(trained.steps_of(arrays, f"{name}{what}"))
             claims.append(Claim(f"{words}steps in {text}", steps, "≥ 10", steps >= 10))
         claims += [
             Claim.close(f"{words}loss at the first record, over d", float(loss[0] / d), 1.0, 0.05),
@@ -103,35 +92,29 @@ def check(arrays: Arrays) -> list[Claim]:
         if both:
             text = f"{words}rise time in C over that in the covariance, median of {both} that are resolved"
             claims.append(Claim(text, ratio, "reported", True))
-        claims += unseen_claims(arrays, name, words)
+        claims += trained.unseen_claims(arrays, name, words)
     return claims
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Loss and eigenvalues of C, a row a run."""
+    """Loss and eigenvalues of C, one row per run."""
     courses = []
-    for name in runs_in(arrays):
+    for name in _runs_in(arrays):
         t, loss, lam = (arrays[f"{name}C.{x}"] for x in ("t", "loss", "lam"))
         courses.append(Course("Barlow Twins" + (", twice the rate" if name else ""), t, loss, lam, "C"))
     return draw_courses(courses, shown=max(course.spectra.shape[1] for course in courses))
 
 
-def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, str]) -> Page:
-    """Interactive version."""
+def page(arrays: Arrays) -> Page:
+    """Interactive charts and tables."""
     spectra = {
         f"{name}{key}": what + (", twice the rate" if name else "")
-        for name in runs_in(arrays)
+        for name in _runs_in(arrays)
         for key, what in (("C", "C"), ("covariance", "the centred covariance"))
     }
     return Page(
         "A network's staircase: Barlow Twins from small initialization",
-        "Dimensions of the embedding are learned one after the other, each at a time of its own.",
-        spectrum_panels(arrays, [(key, f"Eigenvalues of {what}") for key, what in spectra.items()]),
-        [
-            steps_table(arrays, spectra),
-            runs_table(arrays),
-            claims_table(claims),
-        ],
-        [Picture(picture, "Loss, and eigenvalues of C on linear and logarithmic axes, over training time.")],
-        facts,
+        "The dimensions of the embedding are learned one after another.",
+        trained.spectrum_panels(arrays, [(key, f"Eigenvalues of {what}") for key, what in spectra.items()]),
+        [trained.steps_table(arrays, spectra), trained.runs_table(arrays)],
     )

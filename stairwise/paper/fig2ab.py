@@ -1,19 +1,19 @@
-"""Fig. 2A,B: a nonlinear network steps too, and the kernel of its initial tangent says when.
+"""Fig. 2A,B: a nonlinear network learns in steps, and its tangent kernel at initialization predicts when.
 
     stairwise reproduce fig2ab                    two minutes on two CPU cores, photographs that ship with scikit-learn
     stairwise reproduce fig2ab --data cifar10     the paper's data
 
 One hidden layer of 2048 ReLUs in PyTorch's parametrization, d = 10, 50 images, one fixed pair of standardized 20×20
 crops each, ‖C − I‖², full-batch descent at learning rate 1e-4 for 7000 steps. The paper scales "the weights" by 1e-4;
-with all of them scaled nothing is learned in that time, so the readout is. The paper draws no theory here; ours is the
-kernelized solution for the network's neural tangent kernel at initialization. Expected: about eight steps; the step
-times of those among the first eight that are reached within 10 % of the prediction.
+if all are scaled, nothing is learned in that time, so we scale the readout only. The paper shows no theory here; ours
+is the kernelized solution for the network's tangent kernel at initialization. Expected: about eight steps; the times of
+those reached among the first eight are within 10 % of the prediction.
 """
 
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from stairwise.figures.staircase import draw_staircase
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.nets.encoder import Network
-from stairwise.paper.harness import Arrays, Claim, claims_table
+from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress, part
-from stairwise.report.page import Line, Page, Panel, Picture
+from stairwise.report.page import Line, Page, Panel
 from stairwise.runs.reader import Run
 from stairwise.table import Table
 from stairwise.theory.trajectory import Trajectory
@@ -37,6 +37,7 @@ Floats = NDArray[np.float64]
 FIRST = 8  # modes whose step times are checked
 
 SMOKE = {"steps": 1400}
+ALT = "Loss and eigenvalues of C of a trained network, with the prediction of its tangent kernel."
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ class Config:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """A network before and after its training.
+class _Trained:
+    """A network before and after training.
 
     Attributes:
         x: all views, first views first, (2n, channels, side, side).
         kernel, outputs: tangent kernel and outputs at initialization, (2n, 2n), (2n, d).
         times, measured: eigenvalues of C over time, (T,), (T, d).
-        network: as it ended.
+        network: after training.
     """
 
     x: torch.Tensor
@@ -72,7 +73,7 @@ class Trained:
     network: Network
 
 
-def train(config: Config, progress: Progress) -> Trained:
+def train(config: Config, progress: Progress) -> _Trained:
     """Train the network of the figure."""
     recipe = load_recipe(
         "mlp",
@@ -92,7 +93,7 @@ def train(config: Config, progress: Progress) -> Trained:
         trainer = Trainer(recipe, Path(folder), torch.device("cpu"))
         try:
             x = torch.cat(trainer.fixed_pairs())
-            kernel, outputs = tangent_kernel(trainer.network, x), initial_outputs(trainer.network, x)
+            kernel, outputs = tangent_kernel(trainer.network, x), _initial_outputs(trainer.network, x)
             trainer.resume()
             trainer.run(
                 StopRequest(), 1e9, lambda i, n, words: progress(i, n, f"training, step {i:,} of {n:,}; {words}")
@@ -100,23 +101,23 @@ def train(config: Config, progress: Progress) -> Trained:
         finally:
             trainer.close()
         run = Run(Path(folder))
-        # measured before the step of its record
-        return Trained(x, kernel, outputs, run.times - config.lr, run.series("eigenvalues"), trainer.network)
+        # eigenvalues are measured before the update, and t is counted after it
+        return _Trained(x, kernel, outputs, run.times - config.lr, run.series("eigenvalues"), trainer.network)
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Train, and predict from the tangent kernel at initialization."""
-    found = train(config, part(progress, 0, 0.95))
+    trained = train(config, part(progress, 0, 0.95))
     progress(0.95, 1, "predicting")
-    t = found.times
-    theory = KernelSSL(config.d, kernel="precomputed").fit(found.kernel)
-    ahead = np.linspace(0, 2 * t[-1], 4000)  # steps that are measured just before the end may be predicted just after
-    predicted = theory.spectrum_at(ahead, init=found.outputs, lr=config.lr)
+    t = trained.times
+    theory = KernelSSL(config.d, kernel="precomputed").fit(trained.kernel)
+    ahead = np.linspace(0, 2 * t[-1], 4000)  # a step measured just before the end may be predicted just after it
+    predicted = theory.spectrum_at(ahead, init=trained.outputs, lr=config.lr)
     return {
         "predicted_steps": Trajectory(ahead, predicted, "kernel").step_times(),
         "times": t,
-        "measured": found.measured,
-        "predicted": theory.spectrum_at(t, init=found.outputs, lr=config.lr),
+        "measured": trained.measured,
+        "predicted": theory.spectrum_at(t, init=trained.outputs, lr=config.lr),
         "gamma": theory.eigenvalues_,
         "lr": config.lr,
     }
@@ -131,14 +132,14 @@ def tangent_kernel(network: Network, x: torch.Tensor) -> Floats:
     x = x.flatten(1).double()
     with torch.no_grad():
         h = network.backbone(x.float()).double()
-        readout = network.projector[-1].weight.double()
+        readout: torch.Tensor = cast(Any, network.projector)[-1].weight.double()
         active = (h > 0).double()
         weights = readout.square().sum(dim=0) / len(readout)
         kernel = h @ h.T + 1 + (x @ x.T + 1) * ((active * weights) @ active.T)
     return np.asarray(kernel.numpy())
 
 
-def initial_outputs(network: Network, x: torch.Tensor) -> Floats:
+def _initial_outputs(network: Network, x: torch.Tensor) -> Floats:
     """f₀ on the points, (2n, d)."""
     with torch.no_grad():
         return np.asarray(network(x)[1].double().numpy())
@@ -150,7 +151,7 @@ def step_times(arrays: Arrays) -> tuple[Floats, Floats]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """What the caption says, and what the theory adds."""
+    """Check the caption, and the prediction."""
     measured, predicted = step_times(arrays)
     reached = np.isfinite(measured[:FIRST])
     off = np.abs(predicted[:FIRST][reached] / measured[:FIRST][reached] - 1)
@@ -169,7 +170,7 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Both panels with theory."""
+    """Both panels, with the prediction."""
     return draw_staircase(
         arrays["times"],
         arrays["measured"],
@@ -196,8 +197,8 @@ def table(arrays: Arrays) -> Table:
     return Table("When each dimension is learned (λ = ½)", ["mode", "γ", "predicted t", "measured t", "error"], rows)
 
 
-def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, str]) -> Page:
-    """Interactive version."""
+def page(arrays: Arrays) -> Page:
+    """Interactive charts and tables."""
     t, d = arrays["times"], arrays["measured"].shape[1]
     marks = list(step_times(arrays)[1])
     loss = {name: ((1 - arrays[name]) ** 2).sum(axis=1) for name in ("measured", "predicted")}
@@ -216,11 +217,5 @@ def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, st
             Panel("Loss", axis, "loss ‖C − I‖²", lines, marks),
             Panel("Eigenvalues of C", axis, "λ", curves, marks, log=True),
         ],
-        [table(arrays), claims_table(claims)],
-        [
-            Picture(
-                picture, "Loss and eigenvalues of C of a trained network, with the prediction of its tangent kernel."
-            )
-        ],
-        facts,
+        [table(arrays)],
     )

@@ -1,80 +1,66 @@
 """Fig. 2C–F: SimCLR and VICReg learn in steps as well, from small initialization.
 
-    stairwise reproduce fig2cf                    two runs, STL-10, not made yet (Barlow Twins: 15 minutes on one H200)
+    stairwise reproduce fig2cf                    two runs, STL-10, not yet trained (Barlow Twins: 15 minutes, one H200)
     stairwise reproduce fig2cf --data cifar10     two minutes on one H200, ResNet-18
-    stairwise reproduce fig2cf --smoke            seconds on a CPU, photographs; numbers without meaning
+    stairwise reproduce fig2cf --smoke            seconds on a CPU, photographs; its numbers mean nothing
 
-9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper had 105,000.
-Eigenvalues are those of the centred covariance. Expected: at least four steps of each.
+Trained on 9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper used 105,000.
+Eigenvalues are those of the centred covariance. Expected: at least four steps for each method.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from stairwise.figures.training import Course, draw_courses
-from stairwise.paper.harness import Arrays, Claim, claims_table
-from stairwise.paper.trained import (
-    METHODS,
-    SMALL,
-    RunsConfig,
-    about,
-    curves,
-    methods_in,
-    obtain,
-    runs_table,
-    spectrum_panels,
-    steps_of,
-)
+from stairwise.paper import trained
+from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
-from stairwise.report.page import Page, Picture
+from stairwise.report.page import Page
 
-SMOKE = {"smoke": True}
+ALT = "Loss and eigenvalues of SimCLR and VICReg over training time."
 
 
 @dataclass(frozen=True)
-class Config(RunsConfig):
+class Config(trained.RunsConfig):
     """E6 and E8 of the paper."""
 
-    kinds = (SMALL,)
+    kinds = (trained.SMALL,)
     methods: str = "simclr,vicreg"
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Loss and eigenvalues of the covariance."""
-    runs = obtain(config, SMALL, progress)
-    arrays = about(runs)
+    runs = trained.obtain(config, trained.SMALL, progress)
+    arrays = trained.about(runs)
     for method, run in runs.items():
-        arrays |= curves(method, run, "covariance")
+        arrays |= trained.curves(method, run, "covariance")
     return arrays
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Steps of each."""
-    found = {METHODS[m]: len(steps_of(arrays, m)) for m in methods_in(arrays)}
-    return [Claim(f"steps of {name}", steps, "≥ 4", steps >= 4) for name, steps in found.items()]
+    """Number of steps of each method."""
+    counts = {trained.METHODS[m]: len(trained.steps_of(arrays, m)) for m in trained.methods_in(arrays)}
+    return [Claim(f"steps of {name}", steps, "≥ 4", steps >= 4) for name, steps in counts.items()]
 
 
 def draw(arrays: Arrays) -> Figure:
-    """A row a method."""
+    """One row per method."""
     return draw_courses(
         [
-            Course(METHODS[m], arrays[f"{m}.t"], arrays[f"{m}.loss"], arrays[f"{m}.lam"], "Cov z")
-            for m in methods_in(arrays)
+            Course(trained.METHODS[m], arrays[f"{m}.t"], arrays[f"{m}.loss"], arrays[f"{m}.lam"], "Cov z")
+            for m in trained.methods_in(arrays)
         ],
-        shown=max(arrays[f"{m}.lam"].shape[1] for m in methods_in(arrays)),
+        shown=max(arrays[f"{m}.lam"].shape[1] for m in trained.methods_in(arrays)),
     )
 
 
-def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, str]) -> Page:
-    """Interactive version."""
+def page(arrays: Arrays) -> Page:
+    """Interactive charts and tables."""
     return Page(
         "Other losses, the same steps",
         "SimCLR and VICReg from small initialization: eigenvalues of the embedding's covariance.",
-        spectrum_panels(arrays, [(m, METHODS[m]) for m in methods_in(arrays)]),
-        [runs_table(arrays), claims_table(claims)],
-        [Picture(picture, "Loss and eigenvalues of SimCLR and VICReg over training time.")],
-        facts,
+        trained.spectrum_panels(arrays, [(m, trained.METHODS[m]) for m in trained.methods_in(arrays)]),
+        [trained.runs_table(arrays)],
     )

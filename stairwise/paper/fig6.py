@@ -1,15 +1,14 @@
-"""Fig. 6: every entry of A(t) from a small upper triangular start, true and by the closed forms of App. C.
+"""Fig. 6: all entries of A(t) from a small upper triangular start, integrated and in the closed forms of App. C.
 
     stairwise reproduce fig6        1 s on a CPU
 
-d = 3, m = 5, γ_j = 2^-j, α = 1e-9. The exact equation (Eq. 45) is integrated; Eqs. 47 and 48 are drawn over it (the
-paper's text has it the other way round). Expected: the diagonal agrees to 1e-6; the columns beyond d agree; entries off
-the diagonal stay small, but those of columns ≤ d agree only until their own column is learned, and those below the
-diagonal, zero to leading order, end at a_kj = −a_jk √(γ_k/γ_j), which keeps learned rows uncorrelated.
+d = 3, m = 5, γ_j = 2^-j, α = 1e-9. We integrate the exact equation (Eq. 45) and compare it with Eqs. 47 and 48 (the
+paper's text says the opposite). Expected: the diagonal agrees to 1e-6, and so do the columns beyond d. Entries off the
+diagonal stay small, but those of columns ≤ d agree only until their own column is learned. Entries below the diagonal,
+which are zero to leading order, end at a_kj = −a_jk √(γ_k/γ_j), which keeps learned rows uncorrelated.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,13 @@ from matplotlib.figure import Figure
 from stairwise.checks import InputError, number, seed
 from stairwise.dynamics.flow import appendix_flow
 from stairwise.figures.traces import draw_traces
-from stairwise.paper.harness import Arrays, Claim, claims_table
+from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
-from stairwise.report.page import Page, Picture
+from stairwise.report.page import Page
 from stairwise.theory.alignment import qr_nonnegative
 from stairwise.theory.traces import appendix_entries
+
+ALT = "Sizes of all entries of A(t) over time on a log scale, integrated and in closed form."
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """A(t) integrated and predicted."""
+    """A(t), integrated and in closed form."""
     progress(0.0, 1, "integrating A(t)")
     if not 2 <= config.d <= config.m:
         raise InputError("d", f"must lie between 2 and m = {config.m}", config.d)
@@ -54,7 +55,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Diagonal, above, below."""
+    """Check the entries on, above and below the diagonal."""
     true, theory = np.abs(arrays["true"]), np.abs(arrays["theory"])
     _, d, _ = true.shape
     square = true[:, :, :d]
@@ -71,18 +72,14 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Log scale."""
+    """All entries, on a log scale."""
     return draw_traces(arrays["times"], arrays["true"], arrays["theory"], floor=float(arrays["alpha"]) / 30)
 
 
-def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, str]) -> Page:
-    """The figure and its check."""
+def page(arrays: Arrays) -> Page:
+    """Text only."""
     return Page(
         "How the entries of the weights grow",
-        "In the basis where the weights start upper triangular, each diagonal entry grows to order one in its turn, "
-        "while the entries off the diagonal are held small by the growth of their own row.",
-        [],
-        [claims_table(claims)],
-        [Picture(picture, "Sizes of all entries of A(t) over time on a log scale, integrated and in closed form.")],
-        facts,
+        "In the basis where the weights start upper triangular, the diagonal entries grow to order one in turn, and "
+        "the growth of each row keeps its other entries small.",
     )

@@ -1,14 +1,13 @@
-"""Fig. 8: self-supervised learning breaks a symmetry, supervised learning does not.
+"""Fig. 8: self-supervised learning breaks a symmetry; supervised learning does not.
 
     stairwise reproduce fig8        1 s on a CPU
 
 A, B: the landscapes of one mode. C, D: paths from a small start for several γ, exact (dashed) and integrated. Expected:
-exact and integrated agree; a self-supervised mode leaves a ball of radius ε at log(ε/s̄(0))/4γ and relaxes with e-fold
-1/8γ (the paper prints 1/4γ); a supervised one moves at once, with e-fold 1/2γ.
+exact and integrated paths agree; a self-supervised mode leaves a ball of radius ε at log(ε/s̄(0))/4γ and relaxes with
+e-fold 1/8γ (the paper prints 1/4γ); a supervised mode moves at once, with e-fold 1/2γ.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,12 @@ from matplotlib.figure import Figure
 from stairwise.checks import InputError, number
 from stairwise.dynamics.landscape import landscape_flow
 from stairwise.figures.landscapes import draw_symmetry_breaking
-from stairwise.paper.harness import Arrays, Claim, claims_table
+from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
-from stairwise.report.page import Line, Page, Panel, Picture
+from stairwise.report.page import Line, Page, Panel
 from stairwise.theory.landscapes import BarlowTwins, Supervised
+
+ALT = "Landscapes of a self-supervised and a supervised mode, and paths on them."
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Escape and relaxation, measured on the integrated paths."""
+    """Check escape and relaxation on the integrated paths."""
     t, gamma, start = arrays["times"], arrays["gamma"], float(arrays["start"])
     path, fastest = arrays["ssl_flow"][:, 0], gamma[0]
     epsilon = 0.05
@@ -89,8 +90,8 @@ def draw(arrays: Arrays) -> Figure:
     )
 
 
-def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, str]) -> Page:
-    """Paths to explore."""
+def page(arrays: Arrays) -> Page:
+    """Interactive paths."""
     t, gamma = arrays["times"], arrays["gamma"]
 
     def paths(name: str) -> list[Line]:
@@ -98,13 +99,10 @@ def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, st
 
     return Page(
         "Why self-supervised learning steps",
-        "The landscape of one mode is symmetric: the origin is an unstable equilibrium, so a small mode waits, then "
-        "falls into one of two minima. The supervised landscape has no such point, and learning starts at once.",
+        "The landscape of one mode is symmetric: the origin is an unstable equilibrium, so a small mode waits "
+        "and then falls into one of two minima. The supervised landscape has no such point: learning starts at once.",
         [
             Panel("Self-supervised", "time t", "s̄", paths("ssl_exact"), log=True),
             Panel("Supervised", "time t", "c̄", paths("supervised_exact")),
         ],
-        [claims_table(claims)],
-        [Picture(picture, "Landscapes of a self-supervised and a supervised mode, and paths on them.")],
-        facts,
     )

@@ -1,4 +1,4 @@
-"""What a figure or table is here, and how it is run: cached by configuration and code, written whole or not at all."""
+"""Run figures and tables; results are cached by configuration and code, and written atomically."""
 
 import dataclasses
 import json
@@ -18,11 +18,12 @@ from stairwise.data.images import fingerprint
 from stairwise.files import atomic, load_arrays, save_arrays, save_json
 from stairwise.progress import Progress, silent
 from stairwise.provenance import code_digest, provenance
-from stairwise.report.page import Page
+from stairwise.report.page import Page, Picture
 from stairwise.table import Table
 
 __all__ = [
     "CATALOG",
+    "LARGEST",
     "Arrays",
     "Claim",
     "Result",
@@ -36,35 +37,35 @@ __all__ = [
     "stored_results",
 ]
 
-LARGEST = 300e3  # bytes
-PLACES = {"runs", "device"}  # settings that say where, not what
+LARGEST = 300e3  # bytes of a stored result
+PLACES = {"runs", "device"}  # settings that do not affect the result
 
 Arrays = dict[str, np.ndarray]
 
 CATALOG = {
-    "fig1": "the banner: a linear model and a ResNet learn one dimension at a time (Fig. 1)",
+    "fig1": "banner: a linear model and a ResNet learn one dimension at a time (Fig. 1)",
     "fig1ab": "the linear model's staircase, predicted and measured (Fig. 1A,B)",
     "fig1cd": "a ResNet's staircase, Barlow Twins from small initialization (Fig. 1C,D)",
     "fig2ab": "a nonlinear network's staircase, and its tangent kernel's prediction (Fig. 2A,B)",
     "fig2cf": "SimCLR and VICReg from small initialization (Fig. 2C–F)",
     "fig3": "standard initialization: grown and waiting modes (Fig. 3)",
     "fig4": "histograms of eigenvalues (Fig. 4)",
-    "fig5": "hidden representations step with the embeddings (Fig. 5)",
-    "fig6": "entries of A(t), true and closed form (Fig. 6)",
-    "fig7": "probes through training, standard and small initialization (Fig. 7)",
-    "fig8": "symmetry breaking: why self-supervised learning steps (Fig. 8)",
-    "fig9": "landscapes changed for speed (Fig. 9)",
+    "fig5": "hidden representations rise with the embeddings (Fig. 5)",
+    "fig6": "entries of A(t), integrated and in closed form (Fig. 6)",
+    "fig7": "probes during training, standard and small initialization (Fig. 7)",
+    "fig8": "symmetry breaking: why self-supervised learning has steps (Fig. 8)",
+    "fig9": "landscapes modified for speed (Fig. 9)",
     "table1": "embeddings predicted from the tangent kernel (Table 1)",
-    "table2": "method against method (Table 2)",
+    "table2": "alignment of the methods with each other (Table 2)",
     "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",
     "width": "the wider the network, the better its tangent kernel predicts it",
-    "halves": "two modalities: which halves of digits belong together",
+    "halves": "two modalities: match the halves of digits",
 }
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One checked sentence: what was measured beside what was predicted, and the bar it has to clear."""
+    """One checked statement: the measured value, the predicted value, and the expected range."""
 
     text: str
     measured: float
@@ -84,7 +85,7 @@ class Claim:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """Where an experiment's files are and what its check found."""
+    """The files and the claims of an experiment."""
 
     name: str
     folder: Path
@@ -98,8 +99,8 @@ class Result:
         return all(claim.holds for claim in self.claims)
 
 
-def claims_table(claims: list[Claim]) -> Table:
-    """Claims as rows."""
+def _claims_table(claims: list[Claim]) -> Table:
+    """A table of claims."""
     rows = [
         [
             claim.text,
@@ -114,14 +115,15 @@ def claims_table(claims: list[Claim]) -> Table:
 
 
 def stored_results() -> Path:
-    """The folder of stored results: inside an installed package, or docs/results of a checkout."""
+    """The folder of stored results: in the installed package, or docs/results in a checkout."""
     installed = Path(__file__).parent / "results"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "docs" / "results"
 
 
 def smoke_settings(name: str) -> dict[str, Any]:
-    """Settings with which the figure takes seconds; its claims are not meant to hold then."""
-    return dict(getattr(_module(name), "SMOKE", {}))
+    """Settings with which the figure takes seconds; its claims need not hold then."""
+    module = _module(name)
+    return ({"smoke": True} if hasattr(module.Config, "smoke") else {}) | getattr(module, "SMOKE", {})
 
 
 def label(name: str) -> str:
@@ -130,13 +132,9 @@ def label(name: str) -> str:
 
 
 def run(
-    name: str,
-    out: Path,
-    settings: dict[str, Any] | None = None,
-    force: bool = False,
-    progress: Progress = silent,
+    name: str, out: Path, settings: dict[str, Any] | None = None, force: bool = False, progress: Progress = silent
 ) -> Result:
-    """Run an experiment, or read it back if the same configuration has been run into `out` before.
+    """Run an experiment, or read its result if `out` contains one of the same configuration.
 
     Writes NAME[,setting=value…]/ with arrays.npz, figure.png, figure.pdf and, last, check.json.
     """
@@ -146,7 +144,7 @@ def run(
     record = _stored(folder, config)
     if record is not None and not force:
         arrays = load_arrays(folder / "arrays.npz")
-        with suppress(KeyError):  # written by an experiment that has changed since: run it again
+        with suppress(KeyError):  # the experiment has changed since: run it again
             return Result(name, folder, arrays, module.check(arrays), record, cached=True)
     started = perf_counter()
     arrays = {key: np.asarray(value) for key, value in module.compute(config, progress).items()}
@@ -168,7 +166,7 @@ def run(
 
 
 def from_stored(name: str, out: Path, stored: Path) -> Result:
-    """Draw and check again what was measured, from `stored`/NAME.npz and NAME.json, into `out`/NAME,stored."""
+    """Draw and check stored measurements again, from `stored`/NAME.npz and NAME.json into `out`/NAME,stored."""
     module = _module(name)
     record = json.loads((stored / f"{name}.json").read_text(encoding="utf-8"))
     arrays = load_arrays(stored / f"{name}.npz")
@@ -182,12 +180,12 @@ def from_stored(name: str, out: Path, stored: Path) -> Result:
 
 
 def stored_names(stored: Path) -> list[str]:
-    """Experiments whose arrays a folder holds, in order."""
+    """Experiments with stored results in a folder, in order."""
     return [name for name in CATALOG if (stored / f"{name}.npz").is_file() and (stored / f"{name}.json").is_file()]
 
 
 def store(result: Result, stored: Path) -> list[Path]:
-    """Keep a result: NAME.npz, NAME.json and NAME.png."""
+    """Store a result as NAME.npz, NAME.json and NAME.png."""
     size = (result.folder / "arrays.npz").stat().st_size
     if size > LARGEST:
         raise InputError(result.name, f"must be at most {LARGEST / 1e3:.0f} kB to be stored", f"{size / 1e3:.0f} kB")
@@ -201,20 +199,23 @@ def store(result: Result, stored: Path) -> list[Path]:
 
 
 def page(result: Result) -> Page:
-    """The experiment's HTML page."""
+    """The HTML page of an experiment: the module's page, with its figure and its claims."""
     module = _module(result.name)
     config = _configure(module, result.record["config"])
     facts = {
         "command": f"stairwise reproduce {result.name}" + _arguments(config),
         "configuration": ", ".join(f"{k} = {v}" for k, v in result.record["config"].items()),
         "time": f"{result.record['seconds']:g} s on {result.record['device']}"
-        + (", reading the runs below, which have their own" if "about" in result.arrays else ""),
+        + (", without the training of the runs below" if "about" in result.arrays else ""),
         "versions": ", ".join(f"{k} {v}" for k, v in result.record["versions"].items()),
         "commit": str(result.record["commit"] or "not in a git checkout"),
         "made": result.record["made"],
     }
-    made: Page = module.page(result.arrays, result.claims, result.folder / "figure.png", facts)
-    return made
+    made: Page = module.page(result.arrays)
+    picture = Picture(result.folder / "figure.png", module.ALT)
+    return dataclasses.replace(
+        made, tables=[*made.tables, _claims_table(result.claims)], pictures=[picture], facts=facts
+    )
 
 
 def _module(name: str) -> ModuleType:
@@ -223,7 +224,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _configure(module: ModuleType, settings: dict[str, Any]) -> Any:
-    """The module's Config with settings given as values or as text."""
+    """Make the module's Config from settings given as values or as text."""
     known = {field.name: field for field in dataclasses.fields(module.Config)}
     values = {}
     for key, value in settings.items():
@@ -255,13 +256,13 @@ def _stored(folder: Path, config: Any) -> dict[str, Any] | None:
         record = json.loads((folder / "check.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    whole = all((folder / name).is_file() for name in ("arrays.npz", "figure.png", "figure.pdf"))
+    complete = all((folder / name).is_file() for name in ("arrays.npz", "figure.png", "figure.pdf"))
     same = record.get("config") == dataclasses.asdict(config) and record.get("source") == _source(config)
-    return record if whole and same and record.get("code") == code_digest() else None
+    return record if complete and same and record.get("code") == code_digest() else None
 
 
 def _source(config: Any) -> str:
-    """What tells one state of the data, or of the runs, from another."""
+    """A text that changes when the data or the runs change."""
     if hasattr(config, "source"):
         return str(config.source())
     return fingerprint(config.data) if hasattr(config, "data") else ""

@@ -1,16 +1,15 @@
-"""Beyond the paper: SSL as kernel PCA. What do pairs add, how many modes does a probe need, which come first?
+"""Beyond the paper: SSL as kernel PCA. What do pairs add, how many modes does a probe need, and which come first?
 
     stairwise reproduce kernelpca                                        2 s on a CPU, scikit-learn's digits
     stairwise reproduce kernelpca --data cifar10 --set n=3000 --set crop=24 --set labelled=6000     20 s on a CPU
 
-KernelSSL is fitted on two random crops of n images; with X_b = None (X = X′) and scikit-learn's KernelPCA on the
-central crops of the same images. A ridge probe on central crops of further, labelled images scores the first d modes.
-Expected: X = X′ and KernelPCA agree to a few percent (they differ by centring); pairs of crops add about a percent on
-CIFAR-10 and nothing on digits, where crops say little.
+KernelSSL is fitted on two random crops of n images; KernelSSL with X_b = None (X = X′) and scikit-learn's KernelPCA are
+fitted on the central crops of the same images. A ridge probe on central crops of other, labelled images scores the
+first d modes. Expected: X = X′ and KernelPCA agree to a few percent (they differ by centring); pairs of crops add about
+a percent on CIFAR-10 and nothing on digits, whose crops carry little information.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,13 @@ from stairwise.data.images import load
 from stairwise.evaluate.probes import probe_curve, ridge_accuracy
 from stairwise.figures.modes import draw_kernel_pca
 from stairwise.kernel.estimator import KernelSSL
-from stairwise.paper.harness import Arrays, Claim, claims_table
+from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
-from stairwise.report.page import Line, Page, Panel, Picture
+from stairwise.report.page import Line, Page, Panel
 from stairwise.theory.alignment import step_time_quantiles
 
 SHOWN, EXTREMES = 6, 5
+ALT = "Probe accuracy over dimension and time, and the images with extreme values of the first modes."
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Probe accuracies over d (and t), and the images at the ends of the first modes."""
+    """Probe accuracies over d (and t), and the images with extreme values of the first modes."""
     from sklearn.decomposition import KernelPCA
 
     images = load(config.data)
@@ -65,19 +65,16 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     ssl = KernelSSL(config.d, kernel=config.kernel).fit(x_a, X_b=x_b)
     steps = step_time_quantiles(ssl.eigenvalues_, config.alpha, 0.5)[0]
     times = np.append(np.geomspace(0.5 * steps[0], 1.2 * steps[-1], 40), np.inf)
-    parts: dict[str, Any] = {"X_test": x[:held], "y_test": y[:held]}
     progress(0.4, 1, "probing every d and t")
-    curve = probe_curve(ssl, x[held:], y[held:], **parts, t=times, alpha=config.alpha)
+    curve = probe_curve(ssl, x[held:], y[held:], X_test=x[:held], y_test=y[:held], t=times, alpha=config.alpha)
     progress(0.6, 1, "X = X′")
     alone = KernelSSL(config.d, kernel=ssl.kernel_).fit(same)
-    single = probe_curve(alone, x[held:], y[held:], **parts)
+    single = probe_curve(alone, x[held:], y[held:], X_test=x[:held], y_test=y[:held])
     progress(0.8, 1, "scikit-learn's KernelPCA")
     pca = KernelPCA(config.d, kernel="precomputed").fit(ssl.kernel_(same, same))
     scale = np.sqrt(pca.eigenvalues_ / len(same))  # unit variance, like the modes of SSL
     z = [pca.transform(ssl.kernel_(part, same)) / scale for part in (x[held:], x[:held])]
-    f = ssl.transform(x)[:, :SHOWN]
-    ends = np.argsort(f, axis=0)
-    chosen = np.concatenate([ends[:EXTREMES], ends[-EXTREMES:]])  # (2 × EXTREMES, SHOWN)
+    ends = np.argsort(ssl.transform(x)[:, :SHOWN], axis=0)
     return {
         "gamma": ssl.eigenvalues_,
         "times": curve.times,
@@ -86,13 +83,13 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
         "same": single.accuracy[-1],
         "pca": ridge_accuracy(z[0], y[held:], z[1], y[:held]),
         "chance": curve.chance,
-        "extremes": images.pixels[probe_on][chosen],
+        "extremes": images.pixels[probe_on][np.concatenate([ends[:EXTREMES], ends[-EXTREMES:]])],
         "step_times": steps,
     }
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Agreement of X = X′ with KernelPCA; what pairs add."""
+    """Check that X = X′ agrees with KernelPCA, and report the gain by pairs."""
     pairs, same, pca = arrays["pairs"], arrays["same"], arrays["pca"]
     gain = float((pairs - pca).mean())
     return [
@@ -110,7 +107,7 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Accuracy over d, over d and t, and the images at the ends of the first modes."""
+    """Accuracy over d, accuracy over d and t, and the images with extreme values of the first modes."""
     return draw_kernel_pca(
         {"pairs of crops": arrays["pairs"], "X = X′": arrays["same"], "KernelPCA": arrays["pca"]},
         float(arrays["chance"]),
@@ -120,8 +117,8 @@ def draw(arrays: Arrays) -> Figure:
     )
 
 
-def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, str]) -> Page:
-    """Accuracy curves to explore."""
+def page(arrays: Arrays) -> Page:
+    """Interactive accuracy curves."""
     dims = np.arange(1, len(arrays["pairs"]) + 1)
     names = {"pairs": "pairs of crops", "same": "X = X′", "pca": "KernelPCA"}
     lines = [Line(name, dims, arrays[key], (i, 3)) for i, (key, name) in enumerate(names.items())]
@@ -138,7 +135,4 @@ def page(arrays: Arrays, claims: list[Claim], picture: Path, facts: dict[str, st
             Panel("Probe accuracy over the dimension", "embedding dimension d", "accuracy", lines),
             Panel("Probe accuracy over training time", "time t", "accuracy", over_time),
         ],
-        [claims_table(claims)],
-        [Picture(picture, "Probe accuracy over dimension and time, and the images that extremise the first modes.")],
-        facts,
     )

@@ -1,6 +1,6 @@
-"""The training runs behind figures and tables: read from a folder of runs, or trained into it and resumed there.
+"""Training runs for figures and tables: read from a folder of runs, or trained (or resumed) in it.
 
-A run is the recipe DATA-METHOD-KIND, `stl10-bt-small` say, in the folder RUNS/stl10-bt-small.
+The run of the recipe DATA-METHOD-KIND, such as `stl10-bt-small`, is in the folder RUNS/stl10-bt-small.
 """
 
 import json
@@ -41,7 +41,6 @@ __all__ = [
     "spectrum_panels",
     "steps_of",
     "steps_table",
-    "thinned",
     "unseen",
     "unseen_claims",
 ]
@@ -51,7 +50,8 @@ METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 SMALL, STANDARD, D50, FAST = "-small", "", "-d50", "-small-fast"
 HELD = {"eigenvalues": "C", "covariance": "the covariance"}
 FREE = {"label", "keep", "held_out", "graph", "channels_last"}
-RECORDS, MODES, FIRST = 150, 96, 12  # of a spectrum over time that is kept; modes of which every record is
+RECORDS, MODES = 150, 96  # greatest number of records and modes that are stored of a spectrum over time,
+FIRST = 12  # and number of modes of which all records are stored
 SMOKE: dict[str, Any] = {
     "data": "photos",
     "pretrain": 400,
@@ -73,19 +73,19 @@ SMOKE: dict[str, Any] = {
 
 
 class NeedsGPU(InputError):
-    """A run that is not there would take days."""
+    """A missing run cannot be trained without a GPU in reasonable time."""
 
 
 @dataclass(frozen=True)
 class RunsConfig:
-    """Which runs, and where they are kept.
+    """Which runs to use, and their folder.
 
     Attributes:
         data: stl10 (the paper's) or cifar10.
-        methods: of bt, simclr, vicreg, with commas.
-        runs: folder.
-        kinds: of runs that the experiment needs.
-        smoke: tiny networks on photographs, to try the machinery in seconds; its numbers mean nothing.
+        methods: any of bt, simclr and vicreg, separated by commas.
+        runs: folder of the runs.
+        kinds: kinds of runs that the experiment needs.
+        smoke: tiny networks on photographs, for a test that takes seconds; its numbers mean nothing.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
@@ -97,22 +97,22 @@ class RunsConfig:
     smoke: bool = False
 
     def chosen(self) -> list[str]:
-        """Methods, checked."""
+        """The chosen methods, checked."""
         return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
 
     def folder(self, method: str, kind: str) -> Path:
-        """Of a run."""
+        """The folder of a run."""
         return Path(self.runs) / f"{'smoke' if self.smoke else self.data}-{method}{kind}"
 
     def source(self) -> str:
-        """Changes when runs do."""
+        """A text that changes when the runs change."""
         files = [self.folder(m, kind) / METRICS for m in self.chosen() for kind in self.kinds]
         return " ".join(f"{p.parent.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files if p.is_file())
 
 
 def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float, float] = (0.0, 1.0)) -> dict[str, Run]:
-    """Finished runs of the chosen methods, by method; those that are not there are trained. `kind` ends the recipe."""
-    found = {}
+    """Finished runs of the chosen methods, by method; missing runs are trained. `kind` is the suffix of the recipe."""
+    runs = {}
     methods = config.chosen()
     for i, method in enumerate(methods):
         low, high = (span[0] + (span[1] - span[0]) * k / len(methods) for k in (i, i + 1))
@@ -124,8 +124,8 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
         else:
             _need_a_gpu(config, name)
             train(recipe, folder, device=config.device, progress=part(progress, low, high, f"{name} "))
-        found[method] = Run(folder)
-    return found
+        runs[method] = Run(folder)
+    return runs
 
 
 def _finished(folder: Path) -> bool:
@@ -136,13 +136,13 @@ def _finished(folder: Path) -> bool:
 
 
 def _check_recipe(run: Run, recipe: Recipe) -> None:
-    """A finished run must be one of this recipe; what does not change its course may differ."""
+    """Check that a finished run has this recipe, except for settings that do not change the training."""
     have, want = recipe_of(run).plain(), recipe.plain()
     differing = [k for k in want if k not in FREE and have[k] != want[k]]
     if differing:
         changes = ", ".join(f"{k} = {have[k]!r} there, {want[k]!r} in the recipe" for k in differing[:4])
         remedy = "use another folder with --set runs=FOLDER, or train it again"
-        raise InputError(str(run.folder), "must hold a run of its recipe", changes, remedy)
+        raise InputError(str(run.folder), "must contain a run of its recipe", changes, remedy)
 
 
 def _need_a_gpu(config: RunsConfig, name: str) -> None:
@@ -151,32 +151,32 @@ def _need_a_gpu(config: RunsConfig, name: str) -> None:
             "device",
             f"must be a GPU: {name} takes minutes there, and days on a CPU",
             "no GPU here",
-            "--smoke tries the machinery, --from-stored draws what was measured, --set device=cpu insists",
+            "use --smoke for a quick test, --from-stored to draw stored measurements, or --set device=cpu",
         )
 
 
 def about(runs: dict[str, Run]) -> dict[str, Any]:
-    """Provenance of runs, as an array that holds JSON."""
+    """Provenance of runs, as JSON in an array."""
     keys = ("alpha", "steps", "commit", "device", "made")
-    found = {}
+    facts = {}
     for name, run in runs.items():
         last = run.records[-1]
-        found[name] = {"recipe": run.folder.name, **{k: run.facts.get(k) for k in keys}, "seconds": last.seconds}
-        found[name]["end"] = {
+        facts[name] = {"recipe": run.folder.name, **{k: run.facts.get(k) for k in keys}, "seconds": last.seconds}
+        facts[name]["end"] = {
             k: round(float(last.value(k)), 5) for k in ("loss", "knn", "logistic") if last.value(k) is not None
         }
-        found[name] |= {key: run.recipe[key] for key in ("seed", "data")}
-        found[name]["pretrain"] = run.facts["training_images"]
-    return {"about": np.array(json.dumps(found, default=str))}
+        facts[name] |= {key: run.recipe[key] for key in ("seed", "data")}
+        facts[name]["pretrain"] = run.facts["training_images"]
+    return {"about": np.array(json.dumps(facts, default=str))}
 
 
 def methods_in(arrays: Arrays) -> list[str]:
-    """Methods of which there are arrays."""
+    """The methods in the arrays."""
     return list(json.loads(str(arrays["about"])))
 
 
 def runs_table(arrays: Arrays) -> Table:
-    """What was run."""
+    """A table of the runs."""
     rows = [
         [
             str(one["recipe"]),
@@ -192,8 +192,8 @@ def runs_table(arrays: Arrays) -> Table:
     return Table("Runs", ["recipe", "α", "steps", "time", "device", "seed", "trained on"], rows)
 
 
-def thinned(t: Floats, spectra: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """At most 150 records of at most 96 modes, the first of them all, and which modes they are."""
+def _thinned(t: Floats, spectra: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """At most 150 records of at most 96 modes, including all leading ones, and the indices of the modes."""
     rows = np.unique(np.linspace(0, len(t) - 1, min(RECORDS, len(t))).round().astype(int))
     d = spectra.shape[1]
     first = np.arange(min(d, MODES // 2))
@@ -203,10 +203,10 @@ def thinned(t: Floats, spectra: Floats) -> tuple[Floats, Floats, NDArray[np.int6
 
 
 def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
-    """A run's loss and one of its spectra over time, thinned, and the steps in the whole of it."""
+    """Loss and one spectrum of a run over time, thinned, and the steps detected in all records."""
     t, spectra = run.times, run.series(series)
     steps = detect_steps(t, spectra)
-    short, lam, modes = thinned(t, spectra)
+    short, lam, modes = _thinned(t, spectra)
     return {
         f"{prefix}.t": short,
         f"{prefix}.lam": lam,
@@ -220,8 +220,8 @@ def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
 
 
 def unseen(prefix: str, run: Run) -> dict[str, Any]:
-    """Grown modes of C and of the covariance at the end: on training batches, and on images not trained on, (2, 2); and
-    the leading eigenvalues of the latter."""
+    """Number of grown modes of C and of the covariance at the end, on training batches and on images not trained on,
+    (2, 2); and the leading eigenvalues on the latter."""
     rows, spectra = [], []
     for series in HELD:
         _, held = run.probes(f"held_{series}")
@@ -232,22 +232,22 @@ def unseen(prefix: str, run: Run) -> dict[str, Any]:
 
 
 def unseen_claims(arrays: Arrays, prefix: str, words: str) -> list[Claim]:
-    """As many modes have grown on images not trained on."""
-    found = zip(HELD.values(), arrays.get(f"{prefix}unseen", ()), strict=False)
+    """Check that as many modes have grown on images not trained on."""
+    counts = zip(HELD.values(), arrays.get(f"{prefix}unseen", ()), strict=False)
     return [
         Claim.close(f"{words}grown modes of {of}, on images not trained on", float(other), float(here), 1)
-        for of, (here, other) in found
+        for of, (here, other) in counts
     ]
 
 
 def steps_of(arrays: Arrays, prefix: str) -> Steps:
-    """The steps that `curves` has kept."""
+    """The steps stored by `curves`."""
     times, modes, rises, levels, events = arrays[f"{prefix}.steps"]
     return Steps(times, modes.astype(np.int64), rises, levels, events.astype(np.int64))
 
 
 def steps_table(arrays: Arrays, spectra: dict[str, str]) -> Table:
-    """Every step of each spectrum: prefix and name."""
+    """All steps of the given spectra; `spectra` maps prefixes to names."""
     rows = []
     for prefix, name in spectra.items():
         steps = steps_of(arrays, prefix)
@@ -259,15 +259,15 @@ def steps_table(arrays: Arrays, spectra: dict[str, str]) -> Table:
 
 
 def spectrum_panels(arrays: Arrays, prefixes: Sequence[tuple[str, str]]) -> list[Panel]:
-    """An interactive chart of each spectrum over time."""
-    found = []
+    """One interactive chart per spectrum over time."""
+    panels = []
     for prefix, title in prefixes:
         t, lam, modes = (arrays[f"{prefix}.{k}"] for k in ("t", "lam", "modes"))
         lines = [
             Line(f"mode {j + 1}", t, lam[:, i].astype(float), (i, len(modes)), legend=False)
             for i, j in enumerate(modes)
         ]
-        found.append(
+        panels.append(
             Panel(title, "time t = Σ lr", "eigenvalue", lines, marks=list(steps_of(arrays, prefix).times), log=True)
         )
-    return found
+    return panels

@@ -1,1 +1,1 @@
-"""Results to one HTML page. Nothing is run here."""
+"""Turn results into one HTML page; nothing is computed or trained here."""

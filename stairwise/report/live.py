@@ -1,4 +1,4 @@
-"""The live page of a run: a server for this machine only, without access to files."""
+"""The live page of a run: a server for this machine that gives no access to files."""
 
 import json
 from collections.abc import Callable
@@ -25,16 +25,16 @@ POLICY = (
 
 
 def live_page(folder: Path, port: int = 0, spectrum: str = "") -> "LivePage":
-    """A server of the live page of a run, not yet serving; `address` is where it will be."""
+    """Make a server for the live page of a run at `address`; the caller starts it."""
     if not folder.is_dir():
-        raise InputError("run", "must be a folder", folder, "start the run first, or check its name")
+        raise InputError("run", "must be a folder", folder, "start the run first, or check the path")
     if spectrum:
         one_of(spectrum, "--spectrum", FOLLOWED)
     return LivePage(partial(_stamp, folder), partial(run_page, folder, spectrum), port)
 
 
 def _stamp(folder: Path) -> str:
-    """Changes when a file of the run does."""
+    """A text that changes when a file of the run changes."""
     stamps = []
     for name in (METRICS, PICTURE, RECIPE):
         try:
@@ -46,11 +46,11 @@ def _stamp(folder: Path) -> str:
 
 
 class LivePage(ThreadingHTTPServer):
-    """Serves a page that is made again whenever its stamp has changed.
+    """Serves a page, and rebuilds it when its stamp changes.
 
     Arguments:
-        stamp: a cheap text that differs when there is something new.
-        page: the page as of now; may raise InputError while there is nothing to show.
+        stamp: returns a text that changes when there are new data; called for every request.
+        page: returns the current page; may raise InputError while there is nothing to show.
         port: 0 chooses a free one.
     """
 
@@ -64,7 +64,7 @@ class LivePage(ThreadingHTTPServer):
         except OverflowError:
             raise InputError("--port", "must lie between 0 and 65535", port) from None
         except PermissionError:
-            raise InputError("--port", "must be one you may use", port, "--port 0 chooses a free one") from None
+            raise InputError("--port", "must be a port you may use", port, "--port 0 chooses a free one") from None
         except OSError as error:
             if error.errno != EADDRINUSE:
                 raise
@@ -72,26 +72,26 @@ class LivePage(ThreadingHTTPServer):
             raise InputError("--port", rule, port, "--port 0 chooses a free one") from None
         self.stamp, self.page = stamp, page
         self.plotly = get_plotlyjs().encode()
-        self.making, self.made = Lock(), ("", Page("", ""))
+        self.lock, self.made = Lock(), ("", Page("", ""))
 
     def handle_error(self, *_: object) -> None:
         """Ignore dropped connections."""
 
     @property
     def address(self) -> str:
-        """Where to point a browser."""
+        """URL of the page."""
         return f"http://{HOST}:{self.server_port}/"
 
     def current(self) -> tuple[str, Page]:
-        """Stamp and page, as of now."""
-        with self.making:
+        """Current stamp and page."""
+        with self.lock:
             stamp = self.stamp()
             if stamp != self.made[0]:
                 try:
                     self.made = stamp, self.page()
                 except InputError as error:
                     self.made = stamp, Page("Waiting for records", str(error))
-                except Exception as error:  # damaged files must not end the server
+                except Exception as error:  # damaged files must not stop the server
                     self.made = stamp, Page("The run cannot be shown", f"{type(error).__name__}: {error}")
             return self.made
 
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Silence request logging."""
 
     def _answer(self, body: bool) -> None:
-        # DNS rebinding: a foreign page whose host name resolves to this machine sends its own name
+        # prevents DNS rebinding: a foreign page whose host name resolves to this machine sends its own name
         if self.headers.get("Host") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
             return self._send(HTTPStatus.FORBIDDEN, b"this page is for this machine only\n", "text/plain", body)
         path = urlsplit(self.path).path
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
                 HTTPStatus.OK, self.server.plotly, "text/javascript", body, {"Cache-Control": "max-age=3600"}
             )
         if path not in ("/", "/data.json"):
-            return self._send(HTTPStatus.NOT_FOUND, b"there is only /\n", "text/plain", body)
+            return self._send(HTTPStatus.NOT_FOUND, b"not found; the page is at /\n", "text/plain", body)
         stamp, page = self.server.current()
         if path == "/":
             text = page.render('<script src="/plotly.js"></script>', live=True).encode()

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: text, tables, figures and curves to explore; no network, light and dark."""
+"""One self-contained HTML page with text, tables, figures and interactive charts, in light and dark colours."""
 
 import base64
 import html
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from stairwise.files import plain, save_text
 from stairwise.table import Table
 
-__all__ = ["Line", "Page", "Panel", "Picture"]
+__all__ = ["MOST_POINTS", "Line", "Page", "Panel", "Picture"]
 
-MOST_POINTS = 600  # a curve; more cannot be told apart on a screen
+MOST_POINTS = 600  # per curve; a screen cannot show more
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A curve; `mode` (j, d) gives it the colour of mode j of d, otherwise it is drawn in the text colour.
+    """A curve, in the colour of mode j of d if `mode` is (j, d), otherwise in the text colour.
 
     `kind` is "line", "points" or "bars".
     """
@@ -39,8 +39,8 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """An interactive chart; `marks` are vertical lines, `spans` shaded stretches of the horizontal axis; `log` offers
-    logarithmic and symmetric logarithmic axes as well."""
+    """An interactive chart; `marks` are vertical lines, `spans` are shaded intervals of the horizontal axis, and `log`
+    adds buttons for logarithmic and symmetric logarithmic axes."""
 
     title: str
     x_label: str
@@ -53,7 +53,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with words for those who cannot see it."""
+    """A PNG with its alternative text."""
 
     path: Path
     alt: str
@@ -61,7 +61,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """What the page says, from top to bottom."""
+    """The contents of a page, from top to bottom."""
 
     title: str
     lead: str
@@ -71,14 +71,14 @@ class Page:
     facts: dict[str, str] = field(default_factory=dict)
 
     def write(self, target: Path) -> None:
-        """Render to one file that needs nothing else."""
+        """Write the page to one self-contained file."""
         from plotly.offline import get_plotlyjs
 
         plotly = f"<script>{get_plotlyjs()}</script>" if self.panels else ""
         save_text(target, self.render(plotly, live=False))
 
     def render(self, plotly: str, live: bool) -> str:
-        """The page's text; `plotly` is the element that loads the library; a live page asks for data.json again."""
+        """The HTML text; `plotly` is the element that loads the library; a live page reloads data.json."""
         parts = self.parts()
         template = Template(files("stairwise.report").joinpath("page.html").read_text(encoding="utf-8"))
         return template.substitute(
@@ -92,7 +92,7 @@ class Page:
         )
 
     def parts(self) -> dict[str, Any]:
-        """What changes while a run goes on: HTML of title, lead, charts, tables and facts, and the charts' data."""
+        """The parts that change during a run: HTML of title, lead, charts, tables and facts, and the charts' data."""
         facts = "\n".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in self.facts.items())
         return {
             "title": html.escape(self.title),

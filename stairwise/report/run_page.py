@@ -1,4 +1,4 @@
-"""The page of a run: its staircase, its steps, what comes next; live while it trains, or in one HTML file."""
+"""The page of a run: its staircase, the steps taken and the steps expected; live, or as one HTML file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,29 +19,29 @@ from stairwise.table import Table
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
 from stairwise.training.schedule import Schedule
 
-__all__ = ["run_page", "staircase_page"]
+__all__ = ["FOLLOWED", "run_page"]
 
 Floats = NDArray[np.float64]
 AXIS = "training time t"
-SHOWN = 24  # curves
-BINS = 30
-NEXT = 3  # steps to come whose intervals are shaded
+SHOWN = 24  # greatest number of curves
+BINS = 30  # of the histogram
+NEXT = 3  # number of expected steps whose intervals are shaded
 FOLLOWED = ("eigenvalues", "covariance")
 
 
 def run_page(folder: Path, spectrum: str = "") -> Page:
-    """The page of a run folder: of `stairwise train`, or of a loop that a monitor was attached to.
+    """Make the page of a run folder, written by `stairwise train` or by a monitor.
 
-    `spectrum`: "eigenvalues" (of C) or "covariance"; empty: the one that the run's loss follows.
+    `spectrum`: "eigenvalues" (of C) or "covariance"; empty: the one in which the run's loss takes its steps.
     """
     if spectrum:
         one_of(spectrum, "--spectrum", FOLLOWED)
     if folder.is_file():
-        raise InputError("run", "must be a folder", folder, f"name the folder that holds {METRICS}")
+        raise InputError("run", "must be a folder", folder, f"give the folder that contains {METRICS}")
     run = Run(folder)
     records, bad = run.log
     if not records:
-        raise InputError("run", f"must be a folder with a {METRICS} that holds records", folder)
+        raise InputError("run", f"must be a folder with a {METRICS} that contains records", folder)
     facts = {"records": f"{bad} damaged lines left out"} if bad else {}
     planned = None
     if (folder / RECIPE).is_file():
@@ -52,9 +52,9 @@ def run_page(folder: Path, spectrum: str = "") -> Page:
             facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
             planned = _planned(run)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(str(folder / RECIPE), "must be as `stairwise train` wrote it", repr(error)) from error
+            raise InputError(str(folder / RECIPE), "must be written by `stairwise train`", repr(error)) from error
     name = folder.resolve().name
-    return staircase_page(name, records, spectrum or "covariance", facts, planned, read_picture(folder))
+    return _staircase_page(name, records, spectrum or "covariance", facts, planned, read_picture(folder))
 
 
 def _planned(run: Run) -> Floats:
@@ -65,7 +65,7 @@ def _planned(run: Run) -> Floats:
     return np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
 
 
-def staircase_page(
+def _staircase_page(
     name: str,
     records: Sequence[Record],
     spectrum: str,
@@ -73,27 +73,27 @@ def staircase_page(
     planned: Floats | None = None,
     views: Floats | None = None,
 ) -> Page:
-    """Everything that can be read off records.
+    """Make the page from records.
 
     Arguments:
-        spectrum: "eigenvalues" (of C) or "covariance": which is followed.
-        planned: t after every step of the run's schedule, where that is known.
-        views: embeddings of both views in their two leading modes, (2, pairs, 2), where they were kept.
+        spectrum: the one to follow, "eigenvalues" (of C) or "covariance".
+        planned: t after every step of the run's schedule, if known.
+        views: embeddings of both views in their two leading modes, (2, pairs, 2), if recorded.
     """
     measured = consistent(records, spectrum)
     if len(measured) < 2:
-        raise InputError("run", "must have at least two records", len(measured), "let it train for a while")
-    # records of probes alone have no spectrum, and nothing is wrong with them
+        raise InputError("run", "must have at least two records", len(measured), "wait until it has more")
+    # records of probes have no spectrum, and that is no damage
     left_out = sum(record.value(spectrum) is not None for record in records) - len(measured)
-    count = f"{len(measured)} records" + (f", {left_out} without a sound {spectrum} left out" if left_out else "")
+    count = f"{len(measured)} records" + (f", {left_out} without a valid {spectrum} left out" if left_out else "")
     facts = facts | {"records": ", ".join(filter(None, (count, facts.get("records", ""))))}
     t, step, seconds = (_column(measured, key) for key in ("t", "step", "seconds"))
     spectra = np.array([record.spectrum(spectrum) for record in measured])
     clock = Clock(t, step, seconds if np.isfinite(seconds).all() else None, planned)
-    level = 1.0 if spectrum == "eigenvalues" else None  # a covariance may have any scale
+    level = 1.0 if spectrum == "eigenvalues" else None  # the plateau of a covariance is unknown
     ahead = forecast_steps(t, spectra, level=level) if len(t) >= FEWEST else None
     advice = advise(t, spectra, clock, level, _spread(measured[-1]), ahead) if ahead else []
-    lead = " ".join(advice) or "Too few records yet to say more."
+    lead = " ".join(advice) or "There are too few records for a forecast yet."
     tables = [_now(measured[-1], spectrum)]
     tables += [_steps(ahead, clock), _coming(ahead, clock)] if ahead else []
     panels = _panels(measured, spectrum, t, spectra, ahead) + _scatter(views)
@@ -130,7 +130,7 @@ def _column(records: Sequence[Record], key: str) -> Floats:
 
 
 def _spread(record: Record) -> float | None:
-    """Trace of the covariance over the square of the mean."""
+    """Trace of the covariance divided by the squared mean."""
     covariance = record.spectrum("covariance")
     if covariance is None or not record.mean_square or record.mean_square < 0:
         return None
@@ -138,7 +138,7 @@ def _spread(record: Record) -> float | None:
 
 
 def _spans(ahead: Forecast, t: Floats) -> list[tuple[float, float]]:
-    """When the next few steps are expected, overlapping intervals joined; none further off than the run has lasted."""
+    """Intervals of the next few steps, overlapping ones joined; none further ahead than the run has lasted."""
     spans: list[tuple[float, float]] = []
     for k in np.argsort(ahead.times, kind="stable")[:NEXT]:
         low, high = float(ahead.low[k]), float(ahead.high[k])
@@ -157,7 +157,7 @@ def _later(t: Floats, ahead: Forecast) -> Floats:
 
 
 def _loss(t: Floats, loss: Floats, spectra: Floats, ahead: Forecast | None) -> list[Line]:
-    """The loss, and its staircase ahead where it has been a straight function of what is left to learn."""
+    """The loss, and its forecast if it has been a linear function of the dimensions not yet learned."""
     lines = [Line("loss", t, loss, (1, 3))]
     if ahead is None or len(ahead.modes) == 0 or not np.isfinite(loss).all():
         return lines
@@ -175,10 +175,10 @@ def _curves(t: Floats, spectra: Floats, ahead: Forecast | None) -> list[Line]:
     lines = [Line(f"λ{j + 1}", t, spectra[:, j], (j, d), legend=False) for j in range(d)]
     if ahead is not None and len(ahead.modes):
         later = _later(t, ahead)
-        foreseen = ahead.eigenvalues(later)
+        expected = ahead.eigenvalues(later)
         for k, j in enumerate(ahead.modes):
             if j < d:
-                lines.append(Line(f"λ{j + 1} expected", later, foreseen[:, k], dashed=True, legend=False))
+                lines.append(Line(f"λ{j + 1} expected", later, expected[:, k], dashed=True, legend=False))
     return lines
 
 
@@ -191,7 +191,7 @@ def _ranks(t: Floats, spectra: Floats) -> list[Line]:
 
 
 def _histogram(spectrum: Floats) -> list[Panel]:
-    """Eigenvalues now, with the threshold between grown and not."""
+    """Histogram of the current eigenvalues, with the threshold for grown ones."""
     positive = spectrum[spectrum > 0]
     if len(positive) < 2:
         return []
@@ -203,8 +203,8 @@ def _histogram(spectrum: Floats) -> list[Panel]:
 
 
 def _now(record: Record, spectrum: str) -> Table:
-    columns = {"z": record.spectrum(spectrum), "h": record.spectrum("hidden")}
-    columns = {name: values for name, values in columns.items() if values is not None}
+    spectra = {"z": record.spectrum(spectrum), "h": record.spectrum("hidden")}
+    columns = {name: values for name, values in spectra.items() if values is not None}
     rows = []
     for label, measure in (
         ("eigenvalues grown", lambda v: f"{grown(v)[0]} of {len(v)}"),

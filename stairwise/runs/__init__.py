@@ -1,1 +1,1 @@
-"""What a run is on disk: records, layout, log, reader and the background writer. No torch at import."""
+"""Runs on disk: records, layout, log, reader and background writer; no torch at import."""

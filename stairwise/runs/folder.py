@@ -1,4 +1,4 @@
-"""The layout of a run folder, and writing into it."""
+"""Layout of a run folder, and writing to it."""
 
 import json
 import shutil
@@ -18,17 +18,17 @@ __all__ = ["CHECKPOINTS", "KERNELS", "METRICS", "PICTURE", "RECIPE", "WEIGHTS", 
 
 METRICS = "metrics.jsonl"  # one line per record
 PICTURE = "embeddings.json"  # the newest embeddings in their two leading modes
-RECIPE = "recipe.json"  # the recipe, and where the run comes from
-CHECKPOINTS = "checkpoints"  # the newest two
-WEIGHTS = "weights"  # those that the recipe's `keep` asked for
+RECIPE = "recipe.json"  # the recipe and the provenance of the run
+CHECKPOINTS = "checkpoints"  # the two newest checkpoints
+WEIGHTS = "weights"  # weights kept during training, if the recipe sets `keep`
 KERNELS = "ntk"  # studies of the tangent kernel
 
 
 class RunFolder:
     """Writes metrics.jsonl and embeddings.json.
 
-    `size`: bytes of metrics.jsonl to keep and continue after; None: a new run, which moves the records of another run
-    aside when it writes its first.
+    `size`: keep this many bytes of metrics.jsonl and continue after them. None: a new run; when it writes its first
+    record, it renames the metrics.jsonl of an earlier run.
     """
 
     def __init__(self, folder: str | Path, size: int | None = None) -> None:
@@ -37,13 +37,13 @@ class RunFolder:
 
     @property
     def size(self) -> int:
-        """Bytes of metrics.jsonl."""
+        """Size of metrics.jsonl in bytes."""
         return self._log.size if self._log is not None else 0
 
     def write(self, record: Record) -> None:
         """Add a record."""
         if self._log is None:
-            _move_aside(self.folder / METRICS)
+            _rename_old(self.folder / METRICS)
             self._log = MetricsLog(self.folder / METRICS)
         self._log.write(record)
         if record.leading is not None:
@@ -52,7 +52,7 @@ class RunFolder:
             save_json(self.folder / PICTURE, {"step": record.step, "t": record.t, "views": views})
 
     def sync(self) -> None:
-        """Force the records to disk, before a checkpoint relies on them."""
+        """Flush the records to disk, before a checkpoint refers to them."""
         if self._log is not None:
             self._log.sync()
 
@@ -63,7 +63,7 @@ class RunFolder:
 
 
 def read_picture(folder: Path) -> NDArray[np.float64] | None:
-    """Both views of some pairs in their two leading modes, (2, pairs, 2), if a whole file of them is there."""
+    """Both views of some pairs in their two leading modes, (2, pairs, 2); None if the file is missing or damaged."""
     try:
         views = np.array(json.loads((folder / PICTURE).read_text(encoding="utf-8"))["views"], dtype=np.float64)
     except (OSError, ValueError, KeyError, TypeError):
@@ -72,14 +72,14 @@ def read_picture(folder: Path) -> NDArray[np.float64] | None:
 
 
 def discard(folder: Path) -> None:
-    """Remove everything a run has left in its folder, and nothing else."""
+    """Remove all files of a run from its folder, and nothing else."""
     for name in (CHECKPOINTS, WEIGHTS, KERNELS):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (METRICS, PICTURE, RECIPE):
         (folder / name).unlink(missing_ok=True)
 
 
-def _move_aside(path: Path) -> None:
+def _rename_old(path: Path) -> None:
     if path.is_file() and path.stat().st_size:
         numbers = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in count(1))
         kept = next(name for name in numbers if not name.exists())

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line per record, appended while a run goes on, cut back to the checkpoint when it resumes."""
+"""metrics.jsonl: one line per record, appended during a run, and truncated to the checkpoint when it resumes."""
 
 import json
 import os
@@ -11,7 +11,7 @@ __all__ = ["MetricsLog", "read_log"]
 
 
 class MetricsLog:
-    """Appends records and flushes each, so that a killed run keeps what it measured."""
+    """Appends records and flushes each, so that a killed run loses none."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ class MetricsLog:
         self.stream.flush()
 
     def sync(self) -> None:
-        """Force the file to disk, before a checkpoint relies on it."""
+        """Flush the file to disk, before a checkpoint refers to it."""
         os.fsync(self.stream.fileno())
 
     def close(self) -> None:
@@ -36,7 +36,7 @@ class MetricsLog:
 
 
 def read_log(path: Path) -> tuple[list[Record], int]:
-    """Records, and the number of damaged lines (a run may be writing, or have been killed while writing)."""
+    """Records, and the number of damaged lines (left by a run that is writing or was killed)."""
     records, bad = [], 0
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Reading a run: what was asked for and what was measured, without torch."""
+"""Read a run: its recipe and its records, without torch."""
 
 import json
 from bisect import bisect_left
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The folder of a run, finished or not: of `stairwise train`, or one that a monitor writes to.
+    """A run, finished or not, in a folder written by `stairwise train` or by a monitor.
 
     Example:
         run = sw.train("photos-bt")  # or sw.Run("runs/photos-bt")
@@ -38,29 +38,29 @@ class Run:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """recipe.json: the recipe, the α that was used, commit, versions, device."""
+        """Contents of recipe.json: recipe, α, commit, versions, device."""
         path = self.folder / RECIPE
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError("run", "must be a folder made by `stairwise train`", self.folder) from None
         except ValueError as error:
-            raise InputError(str(path), "must be whole JSON", error) from error
+            raise InputError(str(path), "must be valid JSON", error) from error
         if not isinstance(facts, dict):
-            raise InputError(str(path), "must be as `stairwise train` wrote it", type(facts).__name__)
+            raise InputError(str(path), "must be written by `stairwise train`", type(facts).__name__)
         return facts
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What was asked for, as plain values; `training.recipe.recipe_of` makes a Recipe of it."""
+        """The recipe as plain values; `training.recipe.recipe_of` converts it to a Recipe."""
         recipe = self.facts.get("recipe")
         if not isinstance(recipe, dict):
-            raise InputError(str(self.folder / RECIPE), "must hold a recipe", recipe, "train the run again")
+            raise InputError(str(self.folder / RECIPE), "must contain a recipe", recipe, "train the run again")
         return recipe
 
     @cached_property
     def log(self) -> tuple[list[Record], int]:
-        """Records, and the number of damaged lines, which are left out."""
+        """Records, and the number of damaged lines, which are skipped."""
         return read_log(self.folder / METRICS)
 
     @property
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def followed(self) -> str:
-        """The spectrum in which this run takes its steps; "covariance" where the loss is not known."""
+        """The spectrum in which this run takes its steps; "covariance" if the loss is unknown."""
         if not (self.folder / RECIPE).is_file():
             return "covariance"
         return spectrum_of_loss(self.recipe["loss"], self.recipe.get("loss_options"))
@@ -81,7 +81,7 @@ class Run:
         return self.series("t")
 
     def series(self, name: str) -> Floats:
-        """A measured quantity over the records that have a spectrum: (T,), or (T, d) for spectra."""
+        """A quantity at all records that have a spectrum: (T,), or (T, d) for spectra."""
         measured = [record for record in self.records if record.eigenvalues is not None]
         values = [record.value(name) for record in measured]
         if not measured or values[0] is None:
@@ -90,13 +90,13 @@ class Run:
         return np.array(values, dtype=np.float64)
 
     def probes(self, name: str) -> tuple[Floats, Floats]:
-        """Times and accuracies of a probe, or times and a spectrum of `held_out` images."""
+        """Times and accuracies of a probe, or times and spectra of `held_out` images."""
         measured = [(record.t, value) for record in self.records if (value := record.value(name)) is not None]
         return np.array([t for t, _ in measured]), np.array([value for _, value in measured])
 
 
 def consistent(records: Sequence[Record], spectrum: str) -> list[Record]:
-    """Records whose spectrum is finite and of the usual length, in the longest row of increasing times."""
+    """Records whose spectrum is finite and of the usual length, restricted to increasing times."""
     finite = [record for record in records if record.spectrum(spectrum) is not None]
     lengths = Counter(len(record.value(spectrum)) for record in finite)
     usual = lengths.most_common(1)[0][0] if lengths else 0
@@ -104,15 +104,15 @@ def consistent(records: Sequence[Record], spectrum: str) -> list[Record]:
 
 
 def _increasing(records: list[Record]) -> list[Record]:
-    """The longest subsequence of increasing times (patience sorting): one wild time costs one record."""
+    """The longest subsequence of increasing times (patience sorting), so that one wrong time costs one record."""
     tails: list[float] = []
     ends: list[int] = []
     before: list[int] = []
     for i, record in enumerate(records):
-        place = bisect_left(tails, record.t)
-        before.append(ends[place - 1] if place else -1)
-        tails[place : place + 1] = [record.t]
-        ends[place : place + 1] = [i]
+        pile = bisect_left(tails, record.t)
+        before.append(ends[pile - 1] if pile else -1)
+        tails[pile : pile + 1] = [record.t]
+        ends[pile : pile + 1] = [i]
     kept, i = [], ends[-1] if ends else -1
     while i >= 0:
         kept.append(records[i])

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CLOCKS", "SPECTRA", "Record", "spectrum_of_loss"]
+__all__ = ["CLOCKS", "Record", "spectrum_of_loss"]
 
 Floats = NDArray[np.float64]
 SPECTRA = ("eigenvalues", "covariance", "normalized", "hidden", "held_eigenvalues", "held_covariance", "held_hidden")
-CLOCKS = ("seconds", "views_per_second")  # the only values that differ between equal runs on a CPU
-LARGEST = 1e300  # numbers beyond this are damage, not measurements
+CLOCKS = ("seconds", "views_per_second")  # the only values that differ between identical runs on a CPU
+LARGEST = 1e300  # larger numbers indicate a damaged file
 OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")
 
 
 def spectrum_of_loss(loss: str, options: dict[str, Any] | None = None) -> str:
     """The spectrum in which a loss takes its steps: "eigenvalues" (of C) or "covariance".
 
-    Losses that are functions of C follow C, unless they standardize z first: then C's scale says nothing.
+    Losses of C alone take their steps in C, unless they standardize z first, which makes the scale of C arbitrary.
 
     >>> spectrum_of_loss("barlow_twins", {"batch_norm": False}), spectrum_of_loss("simclr")
     ('eigenvalues', 'covariance')
@@ -31,20 +31,20 @@ def spectrum_of_loss(loss: str, options: dict[str, Any] | None = None) -> str:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Record:
-    """What was measured at one moment; None where it was not.
+    """Measurements at one time; None if not measured.
 
     Attributes:
         step, t: number of updates, and the sum of their learning rates.
         seconds: wall-clock time since the run began.
-        epoch, loss, gradient, lr, views_per_second: loss is the mean since the record before.
-        samples: pairs behind the spectra.
+        epoch, loss, gradient, lr, views_per_second: loss is the mean since the previous record.
+        samples: number of pairs in the spectra.
         eigenvalues, covariance, normalized, hidden: spectra as in `monitor.spectrum.Spectrum`, descending, (d,).
-        held_eigenvalues, held_covariance, held_hidden: the same of images that are not trained on.
+        held_eigenvalues, held_covariance, held_hidden: the same for images that are not trained on.
         mean_square: ‖mean of z‖².
-        leading: embeddings in their two leading modes, (2, pairs, 2); kept in a file of its own.
-        skipped, first_skipped: batches left out so far because they were not finite, and the first of them.
-        checkpoint: file that was measured.
-        extra: everything else by name: accuracies of probes, fields that other programs have added.
+        leading: embeddings in their two leading modes, (2, pairs, 2); written to a separate file.
+        skipped, first_skipped: number of batches left out so far because they were not finite, and the first of them.
+        checkpoint: file of the measured checkpoint.
+        extra: other values by name: accuracies of probes, fields added by other programs.
     """
 
     step: int
@@ -71,23 +71,23 @@ class Record:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def value(self, name: str) -> Any:
-        """A field or an extra by name; None where it was not measured."""
+        """A field or an extra value by name; None if not measured."""
         return getattr(self, name) if name in FIELDS else self.extra.get(name)
 
     def spectrum(self, name: str) -> Floats | None:
-        """A spectrum by name, if it was measured and all of it is finite."""
+        """A spectrum by name; None if it was not measured or is not finite."""
         values = self.value(name)
-        sound = isinstance(values, np.ndarray) and values.size and bool((np.abs(values) < LARGEST).all())
-        return values if sound else None
+        valid = isinstance(values, np.ndarray) and values.size and bool((np.abs(values) < LARGEST).all())
+        return values if valid else None
 
     def as_json(self) -> dict[str, Any]:
-        """The line of metrics.jsonl, rounded to seven digits, which is more than is measured."""
+        """The line of metrics.jsonl, rounded to seven digits (measurements are less accurate)."""
         values = {name: getattr(self, name) for name in FIELDS if name != "leading"} | self.extra
         return {name: _rounded(value) for name, value in values.items() if value is not None}
 
     @classmethod
     def from_json(cls, line: Any) -> "Record":
-        """Read a line; ValueError if it is none. Single numbers that are not finite become None."""
+        """Read a line; raises ValueError if it is not a record. Single numbers that are not finite become None."""
         if not isinstance(line, dict) or _number(line.get("t")) is None or _number(line.get("step")) is None:
             raise ValueError("a record needs step and t")
         values: dict[str, Any] = {"extra": {name: value for name, value in line.items() if name not in FIELDS}}

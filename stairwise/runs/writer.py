@@ -1,4 +1,4 @@
-"""One thread that makes and writes records while training goes on."""
+"""A background thread that completes and writes records during training."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ from stairwise.runs.record import Record
 
 __all__ = ["BackgroundWriter"]
 
-Written = tuple[Record, OSError | None]  # a record, and what kept it from being written
+Written = tuple[Record, OSError | None]  # a record, and the error if it could not be written
 
 
 class BackgroundWriter:
-    """Calls what it is given one after the other, and writes the records it gets into `folder`, if there is one.
+    """Calls the given functions one after another, and writes the records that they return to `folder`, if given.
 
-    Results come back by `finished` or `wait`, in order, on the caller's thread.
+    `finished` and `wait` return the records in order, on the caller's thread.
     """
 
     def __init__(self, folder: RunFolder | None = None) -> None:
@@ -27,21 +27,21 @@ class BackgroundWriter:
         return len(self._queue)
 
     def submit(self, make: Callable[[], Record]) -> None:
-        """Queue a record; `make` may decompose matrices, which takes time."""
+        """Queue a record; `make` may be slow, since it decomposes matrices."""
         self._queue.append(self._thread.submit(self._write, make))
 
     def finished(self) -> Iterator[Written]:
-        """Take back what is done. An exception of `make` is raised here."""
+        """Return the records that are complete. An exception in `make` is raised here."""
         while self._queue and self._queue[0].done():
             yield self._queue.popleft().result()
 
     def wait(self) -> Iterator[Written]:
-        """Take back everything; waits for it."""
+        """Wait for all queued records and return them."""
         while self._queue:
             yield self._queue.popleft().result()
 
     def close(self) -> None:
-        """Finish what is queued, end the thread and close the file."""
+        """Finish the queue, end the thread and close the file."""
         self._thread.shutdown()
         if self.folder is not None:
             self.folder.close()

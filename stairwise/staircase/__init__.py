@@ -1,1 +1,1 @@
-"""Reading spectra over time: steps, forecast, clock and advice. numpy only."""
+"""Read spectra over time: steps, forecast, clock and advice; numpy only."""

@@ -1,4 +1,4 @@
-"""What the spectra say, in plain words: is this plateau normal, has it collapsed, when is it done?"""
+"""Summarize a run in plain sentences: is this plateau normal, has training collapsed, when will it finish?"""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,10 +10,10 @@ from stairwise.theory.spectra import effective_rank
 
 __all__ = ["advise"]
 
-FALLEN = 1e-2  # of what it was, after steps have been taken
-COLLAPSED = 1e-6  # of what it was, in any case
-NOTHING = 1e-8  # of the mean's square: all embeddings are one point, to rounding
-RARE = 0.1  # share of dimensions that is little
+FALLEN = 1e-2  # collapsing, if the largest eigenvalue falls to this share of its maximum after steps were taken
+COLLAPSED = 1e-6  # collapsed, if it falls to this share in any case
+NOTHING = 1e-8  # collapsed, if the variance is below this multiple of the squared mean (rounding error)
+RARE = 0.1  # dimensional collapse, if fewer than this share of the dimensions are learned
 
 
 def advise(
@@ -24,15 +24,15 @@ def advise(
     spread: float | None = None,
     ahead: Forecast | None = None,
 ) -> list[str]:
-    """Sentences about a run from its spectra over time, most important first.
+    """Describe a run in sentences from its spectra over time, the most important first.
 
     Arguments:
         t: times of the records, (T,).
         lam: eigenvalues of C or of the covariance, descending, (T, d).
-        clock: says how many steps and hours that will be.
+        clock: converts times into steps and hours.
         level: as in `forecast_steps`.
-        spread: now, trace of the covariance over the square of the mean, where that is known.
-        ahead: the forecast, if it has been made.
+        spread: trace of the covariance divided by the squared mean at the last record, if known.
+        ahead: the forecast, if already computed.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
@@ -53,7 +53,7 @@ def advise(
 
 
 def _fallen(t: np.ndarray, spectra: np.ndarray) -> str:
-    """Steps had been taken, and now the largest eigenvalue is a small part of what it was."""
+    """A warning if steps were taken and the largest eigenvalue has since fallen far below its maximum."""
     top = spectra[:, 0]
     share = top[-1] / top.max()
     last = int(np.flatnonzero(top >= top.max() / 2)[-1]) + 1
@@ -63,8 +63,9 @@ def _fallen(t: np.ndarray, spectra: np.ndarray) -> str:
     if not steps:
         return ""
     return (
-        f"Collapsing: {steps} dimensions had been learned by t = {t[last - 1]:.3g}, and the largest eigenvalue is "
-        f"{share:.1g} of what it was. Lower the learning rate or check the loss; go back to a checkpoint from before."
+        f"Collapsing: {steps} dimensions had been learned by t = {t[last - 1]:.3g}, and the largest eigenvalue "
+        f"has since fallen to {share:.1g} of its maximum. Lower the learning rate or check the loss, and go back to an "
+        "earlier checkpoint."
     )
 
 
@@ -82,29 +83,29 @@ def _outlook(ahead: Forecast, clock: Clock | None) -> list[str]:
         if done == 0:
             return []
         if done >= d:
-            return ["All dimensions are in use: training longer learns no more of them, a larger d might."]
+            return ["All dimensions are in use: training longer adds none, a larger d might."]
         if done < RARE * d:
             return [
-                f"Nothing else is growing: {d - done} dimensions are unused (dimensional collapse, if it stays so). "
+                f"Nothing else is growing: {d - done} dimensions are unused (dimensional collapse, if this persists). "
                 "Train longer, raise the learning rate, or try sw.precondition."
             ]
         return [f"Nothing else is growing: stop here, or choose d near {done}."]
     first = int(np.argmin(ahead.times))
     low, time, high = (float(v[first]) for v in (ahead.low, ahead.times, ahead.high))
-    said = [
+    sentences = [
         f"This plateau is normal: dimension {ahead.modes[first] + 1} is growing and is expected at t = {time:.3g} "
-        f"({100 * ahead.coverage:.0f} %: {low:.3g} to {high:.3g}){when(clock, time)}."
+        f"({100 * ahead.coverage:.0f} %: {low:.3g} to {high:.3g}){_when(clock, time)}."
     ]
     end = ahead.when(1.0)
     if np.isfinite(end):
-        said.append(f"All {d} dimensions are expected by t = {end:.3g}{when(clock, end)}.")
+        sentences.append(f"All {d} dimensions are expected by t = {end:.3g}{_when(clock, end)}.")
     else:
-        said.append(f"{len(ahead.modes)} are growing; {d - done - len(ahead.modes)} do not grow yet.")
-    return said
+        sentences.append(f"{len(ahead.modes)} are growing; {d - done - len(ahead.modes)} are not growing yet.")
+    return sentences
 
 
-def when(clock: Clock | None, t: float) -> str:
-    """The same moment in steps and hours."""
+def _when(clock: Clock | None, t: float) -> str:
+    """The time t in steps and hours, as the end of a sentence."""
     if clock is None:
         return ""
     step, left = float(clock.steps(t)), float(clock.seconds_left(t))

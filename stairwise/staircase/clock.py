@@ -1,4 +1,4 @@
-"""When is t? Training time in steps and in seconds, for forecasts that people can plan with."""
+"""Convert training time t into steps and seconds."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ from stairwise.checks import vector
 __all__ = ["Clock", "duration"]
 
 Floats = NDArray[np.float64]
-RECENT = 0.25  # share of the records from which the present pace is read
+RECENT = 0.25  # share of the records, at the end, from which the current pace is computed
 
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """Steps and seconds of training time.
+    """Converts training time into steps and seconds.
 
     Attributes:
-        t, step: of the records, (T,); both increase.
-        seconds: of the records, (T,), or None if nobody looked.
-        planned: t after each step of the schedule, (steps,), or None: the present pace goes on for ever.
+        t, step: of the records, increasing, (T,).
+        seconds: of the records, (T,); None if not recorded.
+        planned: t after each step of the schedule, (steps,); None: assume that the current pace continues.
 
     >>> clock = Clock(np.array([0.0, 1.0, 2.0]), np.array([0.0, 10.0, 20.0]), np.array([0.0, 5.0, 10.0]))
     >>> float(clock.steps(3.0)), float(clock.seconds_left(3.0))
@@ -44,20 +44,20 @@ class Clock:
         return np.asarray(np.where(moments > self.t[-1], later, known))
 
     def seconds_left(self, t: ArrayLike) -> Floats:
-        """Seconds from the last record until training times t, at the present speed; NaN if nobody looked."""
+        """Seconds from the last record until training times t, at the current speed; NaN if not recorded."""
         ahead = np.maximum(self.steps(t) - self.step[-1], 0.0)
         if self.seconds is None:
             return np.full(np.shape(ahead), np.nan)
         return np.asarray(ahead * self._pace(self.seconds, self.step))
 
     def _pace(self, quantity: Floats, step: Floats) -> float:
-        """Of a quantity per step, lately."""
+        """Recent change of a quantity per step."""
         first = min(len(step) - 2, int((1 - RECENT) * len(step)))
         return float((quantity[-1] - quantity[first]) / max(step[-1] - step[first], 1e-300))
 
 
 def duration(seconds: float) -> str:
-    """In words.
+    """Format a duration.
 
     >>> [duration(s) for s in (3.2, 200, 6000, 200_000)]
     ['3 s', '3 min', '1.7 h', '2.3 days']

@@ -1,11 +1,11 @@
-r"""What comes next: the logistic law, with an acceleration that networks show, fitted to modes that are still growing.
+r"""Forecast steps: fit the logistic law, with the acceleration seen in networks, to modes that are still growing.
 
 In the linear model the log-odds y = log(λ/(p − λ)) of a growing mode are a straight line, y' = 8γ (`theory.modes`; p is
-the level at which grown modes rest). Deep networks accelerate: features align while a mode grows, and its rate rises
-with it. We let y' = r e^{κ y}; κ = 0 is the linear law, and for any κ the function e^{−κy} is a straight line in t. κ
-is learned from the steps that the same run has already taken and from the mode's own records; the interval averages
-over what they leave open. It is widened to what the law would have missed: for every step that the run has taken, the
-forecast that it would have had at a hundredth of its plateau is compared with what happened.
+the plateau of grown modes). In deep networks features align while a mode grows, so its rate rises. We fit
+y' = r e^{κ y}: κ = 0 is the linear law, and for any κ, e^{−κy} is a straight line in t. κ is estimated from the run's
+earlier steps and from the mode's own records, and the interval averages over its remaining uncertainty. The interval is
+then widened by the law's errors on past steps: each is forecast from the time when it reached a hundredth of its
+plateau, and compared with what happened.
 """
 
 from dataclasses import dataclass
@@ -21,31 +21,31 @@ __all__ = ["Forecast", "forecast_steps"]
 
 Floats = NDArray[np.float64]
 
-FOLDS = 5.0  # the law is fitted to the last growth by a factor of e^5,
-FEWEST = 6  # and to at least these many records
+FOLDS = 5.0  # the law is fitted to the most recent growth by a factor of e^5,
+FEWEST = 6  # and to at least this many records
 KAPPAS = np.linspace(-0.3, 0.9, 61)
-PRIOR = 0.07  # spread of κ about 0 while no step has been taken
-LEVEL_NOISE = 0.15  # uncertainty of log p and of the bias of few samples
-SIGNIFICANT = 3.0  # slopes this many times their standard error are growth
-HORIZON = 10.0  # steps further ahead than this many times the time so far are not foretold
-EARLY = 0.01  # of the plateau: where past steps are foretold again, to see how far off that would have been
-NEEDED, RECENT = 2, 10  # past steps to judge by: at least, at most
+PRIOR = 0.07  # standard deviation of κ around 0 before the first step
+LEVEL_NOISE = 0.15  # uncertainty of log p, and bias of spectra from few samples
+SIGNIFICANT = 3.0  # a mode grows if its slope exceeds this many standard errors
+HORIZON = 10.0  # no forecast further ahead than this multiple of the time so far
+EARLY = 0.01  # share of the plateau at which past steps are forecast again, to measure the error
+NEEDED, RECENT = 2, 10  # least and greatest number of past steps used for that
 NORMAL = scipy.stats.norm.ppf((np.arange(15) + 0.5) / 15)
 
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Steps to come, in order of mode.
+    """Expected steps, in order of mode.
 
     Attributes:
-        modes: which, counted from 0, (K,).
+        modes: indices of the growing modes, from 0, (K,).
         times: expected times of their steps, (K,).
-        low, high: the interval in which they lie with probability `coverage`, (K,).
-        rates: present slopes of the log-odds, 8γ in the linear model, (K,).
-        level: p, where grown modes rest.
+        low, high: ends of the interval that holds the step with probability `coverage`, (K,).
+        rates: current slopes of the log-odds, 8γ in the linear model, (K,).
+        level: p, the plateau of grown modes.
         now: time of the last record.
         done: steps that have been taken.
-        arriving: modes that are above half of the level but have not settled there.
+        arriving: number of modes that are above half of the plateau but have not settled there.
         dimensions: d.
     """
 
@@ -62,17 +62,17 @@ class Forecast:
     coverage: float
 
     def eigenvalues(self, t: ArrayLike) -> Floats:
-        """Expected eigenvalues of the growing modes at times t, (…, K): logistic about their steps."""
+        """Expected eigenvalues of the growing modes at times t, (…, K): logistic curves around their steps."""
         moments = times(t, "t")[..., None]
         return self.level / (1 + np.exp(-np.clip(self.rates * (moments - self.times), -700, 700)))
 
     def loss(self, t: ArrayLike) -> Floats:
-        """The staircase ahead in units of one step: number of dimensions not yet learned, Σ (1 − λ/p)², (…)."""
+        """Expected loss at times t in units of one step, Σ (1 − λ/p)²: the dimensions not yet learned, (…)."""
         ahead = ((1 - self.eigenvalues(t) / self.level) ** 2).sum(axis=-1)
         return np.asarray(ahead + self.dimensions - len(self.done) - self.arriving - len(self.modes))
 
     def when(self, share: float = 1.0) -> float:
-        """When this share of the d dimensions will have been learned; infinite if too few are growing."""
+        """Time at which this share of the d dimensions will be learned; infinite if too few are growing."""
         if not 0 < number(share, "share") <= 1:
             raise InputError("share", "must be above 0 and at most 1", share)
         needed = int(np.ceil(share * self.dimensions))
@@ -87,14 +87,14 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
         t: times of the records, increasing, (T,).
         lam: eigenvalues, descending at every time, (T, d).
         coverage: probability of the intervals.
-        level: where grown modes are expected to rest while no step has been taken: 1 for C in the linear theory; None
-            for spectra whose scale is not known, of which nothing is foretold before the first step.
+        level: expected plateau before the first step: 1 for C in the linear theory. None: unknown, as for covariances;
+            then there is no forecast before the first step.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
         >>> lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.9])))
         >>> ahead = forecast_steps(t, lam)
-        >>> ahead.modes, ahead.times.round(1)  # the first has been taken
+        >>> ahead.modes, ahead.times.round(1)  # the first mode has taken its step
         (array([1, 2]), array([1.7, 1.9]))
     """
     moments, spectra = records(t, lam)
@@ -110,15 +110,14 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
     left = [j for j in range(spectra.shape[1]) if j not in done.modes]
     low = [j for j in left if spectra[-1, j] < level / 2]
     fits = [(j, _fit(moments, spectra[:, j] / level, len(moments), prior)) for j in low]
-    found = [(j, *fit.outlook(moments[-1], coverage)) for j, fit in fits if fit is not None]
+    rows = [(j, *fit.outlook(moments[-1], coverage)) for j, fit in fits if fit is not None]
     end = moments[-1] + HORIZON * (moments[-1] - moments[0])
-    found = [row for row in found if row[1] < end]
-    columns = np.array(found, dtype=np.float64).reshape(-1, 5)
-    missed = _usual_miss(moments, spectra, done, prior, coverage)
+    columns = np.array([row for row in rows if row[1] < end], dtype=np.float64).reshape(-1, 5)
+    missed = _typical_error(moments, spectra, done, prior, coverage)
     ahead = columns[:, 1] - moments[-1]
     columns[:, 2] = np.minimum(columns[:, 2], moments[-1] + ahead * np.exp(-missed))
     columns[:, 3] = np.maximum(columns[:, 3], moments[-1] + ahead * np.exp(missed))
-    # eigenvalues are sorted, so a mode takes its step no later than the next
+    # eigenvalues are sorted, so a mode takes its step no later than the next mode
     columns[:, 1:4] = np.minimum.accumulate(columns[::-1, 1:4], axis=0)[::-1]
     return Forecast(
         columns[:, 0].astype(np.int64),
@@ -137,7 +136,7 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """For every κ: plausibility, time of the step, its standard error and the present rate."""
+    """For every κ: its weight, the time of the step, the standard error of that time, and the current rate."""
 
     weights: Floats
     times: Floats
@@ -149,7 +148,7 @@ class _Fit:
         return float((self.weights * KAPPAS).sum())
 
     def outlook(self, now: float, coverage: float) -> tuple[float, float, float, float]:
-        """Median, lower and upper end of the time of the step, and the present rate."""
+        """Median, lower and upper end of the time of the step, and the current rate."""
         likely = self.weights > 1e-6
         draws = (self.times[likely, None] + self.errors[likely, None] * NORMAL).ravel()
         order = np.argsort(draws)
@@ -159,31 +158,31 @@ class _Fit:
 
 
 def _acceleration(t: Floats, spectra: Floats, done: Steps) -> tuple[float, float]:
-    """Mean and spread of κ over the steps that have been taken."""
-    found = []
+    """Median and standard deviation of κ over the steps that have been taken."""
+    kappas = []
     for time, mode, level in zip(done.times, done.modes, done.levels, strict=True):
         fit = _fit(t, spectra[:, mode] / level, int(np.searchsorted(t, time)), (0.0, 0.5))
         if fit is not None:
-            found.append(fit.kappa)
-    if len(found) < 2:
+            kappas.append(fit.kappa)
+    if len(kappas) < 2:
         return 0.0, PRIOR
-    recent = np.array(found[-6:])
+    recent = np.array(kappas[-6:])
     return float(np.median(recent)), float(np.clip(recent.std(), 0.03, 0.3))
 
 
-def _usual_miss(t: Floats, spectra: Floats, done: Steps, prior: tuple[float, float], coverage: float) -> float:
-    """|log of true over foretold remaining time| that `coverage` of the run's past steps stayed within; 0: too few."""
+def _typical_error(t: Floats, spectra: Floats, done: Steps, prior: tuple[float, float], coverage: float) -> float:
+    """The `coverage` quantile of |log(true / forecast remaining time)| over the run's past steps; 0 if too few."""
     missed = []
     for time, mode, level in zip(done.times, done.modes, done.levels, strict=True):
         low = np.flatnonzero((spectra[:, mode] < EARLY * level) & (t < time))
-        end = int(low[-1]) + 2 if len(low) else len(t)  # the first record above
+        end = int(low[-1]) + 2 if len(low) else len(t)  # including the first record above
         if end >= len(t) or t[end - 1] >= time:
             continue
         fit = _fit(t, spectra[:, mode] / level, end, prior)
         if fit is not None:
             left = time - t[end - 1]
-            foretold = fit.outlook(t[end - 1], coverage)[0] - t[end - 1]
-            missed.append(abs(np.log(left / max(foretold, 1e-3 * left))))
+            forecast = fit.outlook(t[end - 1], coverage)[0] - t[end - 1]
+            missed.append(abs(np.log(left / max(forecast, 1e-3 * left))))
     recent = missed[-RECENT:]
     if len(recent) < NEEDED:
         return 0.0
@@ -207,7 +206,7 @@ def _fit(t: Floats, share: Floats, end: int, prior: tuple[float, float]) -> _Fit
     scatter2 = squares.min() / (len(x) - 3)
     if not np.isfinite(scatter2) or not _grows(x, y, scatter2):
         return None
-    # an exact law has no scatter at all; any will do then
+    # data that follow the law exactly have no scatter
     cost = squares / max(scatter2, 1e-12) + ((KAPPAS - prior[0]) / prior[1]) ** 2
     weights = np.exp(-0.5 * (cost - cost.min()))
     weights /= weights.sum()
@@ -221,7 +220,7 @@ def _grows(x: Floats, y: Floats, scatter2: float) -> bool:
 
 
 def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """For every κ: sum of squares in y, time at which y = 0, its error per unit scatter, rate at the last record.
+    """For every κ: sum of squares in y, time at which y = 0, its error per unit of scatter, rate at the last record.
 
     u = (e^{−κ(y − y_last)} − 1)/κ (which is y_last − y for κ = 0) is a straight line of slope −rate in t.
     """
@@ -229,7 +228,7 @@ def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     straight = np.abs(k) < 1e-9
     safe = np.where(straight, 1.0, k)
     u = np.where(straight, y[-1] - y, np.expm1(-safe * (y - y[-1])) / safe)
-    weights = 1 / (1 + k * u) ** 2  # equal noise of y
+    weights = 1 / (1 + k * u) ** 2  # for equal noise in y
     total = weights.sum(axis=1, keepdims=True)
     mean_x, mean_u = ((weights * v).sum(axis=1, keepdims=True) / total for v in (x, u))
     spread = (weights * (x - mean_x) ** 2).sum(axis=1, keepdims=True)

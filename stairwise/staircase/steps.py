@@ -1,8 +1,8 @@
-r"""Which dimension was learned when: steps found in measured spectra.
+r"""Detect steps in measured spectra: when each dimension was learned.
 
-A mode that is being learned grows as e^{8γt}, crosses half of its plateau p and saturates: the log-odds of λ/p are a
-straight line of slope 8γ (`theory.modes`). A step is such a rise that has ended; its time is where the line crosses
-zero, its rise time the inverse of the slope.
+A mode that is being learned grows as e^{8γt}, crosses half of its plateau p and saturates, so that the log-odds of λ/p
+are a straight line of slope 8γ (`theory.modes`). A step is such a rise that has ended; its time is the zero of the
+line, and its rise time is the inverse of the slope.
 """
 
 from dataclasses import dataclass, replace
@@ -12,29 +12,29 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, matrix, vector
 
-__all__ = ["Coupling", "Rise", "Steps", "coupling", "detect_steps", "find_rise", "records"]
+__all__ = ["FEWEST", "Coupling", "Steps", "coupling", "detect_steps", "records"]
 
 Floats = NDArray[np.float64]
 
-FEWEST = 8  # records that a curve must have
-LOW, HIGH = np.exp(-6), 0.4  # part of a rise to which the line is fitted, as λ/p: above, few samples bias it
-FEW = 3  # but at least these many records, where the rise is faster than they are
-BENT = 0.3  # the last record so far above the line: the rise accelerates, or began later; early ones are dropped
-RANGE = 10.0  # a step multiplies its eigenvalue at least by this
-GROWN = 0.02  # and ends at no less than this share of the highest plateau
-SATURATED = 2.0  # and is followed by at least this many rise times at its level
+FEWEST = 8  # least number of records
+LOW, HIGH = np.exp(-6), 0.4  # range of λ/p to which the line is fitted; above it, few samples bias the spectrum
+FEW = 3  # but fit to at least this many records, if the rise is faster than they are spaced
+BENT = 0.3  # if the last record is this far above the line, the rise accelerates or began later: drop early records
+RANGE = 10.0  # a step multiplies its eigenvalue by at least this factor,
+GROWN = 0.02  # ends at no less than this share of the highest plateau,
+SATURATED = 2.0  # and is followed by at least this many rise times on the plateau
 APART = 3.0  # steps closer than this many rise times are one event
 
 
 @dataclass(frozen=True)
-class Rise:
-    """One mode's way up.
+class _Rise:
+    """The rise of one mode.
 
     Attributes:
-        time: when it is, or was, at half of its plateau.
+        time: when it reaches half of its plateau.
         rate: slope of the log-odds, 8γ.
         level: the plateau.
-        ended: whether it has reached it.
+        ended: whether it has reached the plateau.
     """
 
     time: float
@@ -48,11 +48,12 @@ class Steps:
     """Steps in order of time.
 
     Attributes:
-        times: when the eigenvalue crossed half of its plateau, to about a rise time or the records' spacing, (K,).
-        modes: which, counted from 0, (K,).
-        rise_times: 1/8γ, (K,): the smaller, the sharper.
+        times: when the eigenvalue crossed half of its plateau, (K,); accurate to about a rise time or the spacing of
+            records.
+        modes: indices, counted from 0, (K,).
+        rise_times: 1/8γ, (K,); smaller means sharper.
         levels: plateaus, (K,).
-        events: number of the event each belongs to, (K,); steps within three rise times of one another are one.
+        events: number of the event that each step belongs to, (K,); steps within three rise times form one event.
     """
 
     times: Floats
@@ -63,7 +64,7 @@ class Steps:
 
     @property
     def multiplicity(self) -> NDArray[np.int64]:
-        """Number of modes of each event."""
+        """Number of modes in each event."""
         return np.bincount(self.events) if len(self.events) else np.zeros(0, np.int64)
 
     def __len__(self) -> int:
@@ -71,7 +72,7 @@ class Steps:
 
 
 def detect_steps(t: ArrayLike, lam: ArrayLike) -> Steps:
-    """Find the steps in eigenvalues over time.
+    """Detect the steps in eigenvalues over time.
 
     Arguments:
         t: times of the records, increasing, (T,).
@@ -85,33 +86,27 @@ def detect_steps(t: ArrayLike, lam: ArrayLike) -> Steps:
         (array([1.73, 3.45]), array([0, 1]), array([0.125, 0.25 ]))
     """
     times, spectra = records(t, lam)
-    found = [(rise, j) for j in range(spectra.shape[1]) if (rise := find_rise(times, spectra, j)) and rise.ended]
-    highest = max((rise.level for rise, _ in found), default=0.0)
-    found = [(rise, j) for rise, j in found if rise.level >= GROWN * highest]
-    found.sort(key=lambda pair: pair[0].time)
-    at = np.array([rise.time for rise, _ in found])
-    rises = np.array([1 / rise.rate for rise, _ in found])
-    near = np.diff(at) < APART * np.maximum(rises[1:], rises[:-1])
-    events = np.concatenate([[0], np.cumsum(~near)]) if found else np.zeros(0)
-    return Steps(
-        at,
-        np.array([j for _, j in found], dtype=np.int64),
-        rises,
-        np.array([rise.level for rise, _ in found]),
-        events.astype(np.int64),
-    )
+    ended = [(rise, j) for j in range(spectra.shape[1]) if (rise := _find_rise(times, spectra, j)) and rise.ended]
+    highest = max((rise.level for rise, _ in ended), default=0.0)
+    steps = sorted((pair for pair in ended if pair[0].level >= GROWN * highest), key=lambda pair: pair[0].time)
+    at = np.array([rise.time for rise, _ in steps])
+    rise_times = np.array([1 / rise.rate for rise, _ in steps])
+    near = np.diff(at) < APART * np.maximum(rise_times[1:], rise_times[:-1])
+    events = np.concatenate([[0], np.cumsum(~near)]) if steps else np.zeros(0)
+    modes, levels = np.array([j for _, j in steps], dtype=np.int64), np.array([rise.level for rise, _ in steps])
+    return Steps(at, modes, rise_times, levels, events.astype(np.int64))
 
 
 @dataclass(frozen=True)
 class Coupling:
-    """How two staircases go together.
+    """Whether two staircases rise at the same times.
 
     Attributes:
-        correlation: of the rates at which modes rise, over time, at the best lag.
-        lag: by how much the second is later, in units of t.
-        unshifted: the correlation without lag.
-        by_chance: what 99 % of the correlations stay below when one is shifted against the other, round and round, by
-            at least a twentieth of the whole time.
+        correlation: correlation over time of the rates at which modes rise, at the best lag.
+        lag: delay of the second staircase, in units of t.
+        unshifted: correlation without lag.
+        by_chance: 99 % quantile of the correlations if one staircase is shifted cyclically by at least a twentieth of
+            the whole time.
     """
 
     correlation: float
@@ -121,17 +116,17 @@ class Coupling:
 
 
 def coupling(t: ArrayLike, lam: ArrayLike, other: ArrayLike, most: float = 0.1) -> Coupling:
-    """Do embeddings and hidden representations, say, rise at the same times?
+    """Test whether two staircases, of embeddings and hidden representations for example, rise at the same times.
 
-    Compared are the changes of the total variance Σ_j λ_j, which for C counts the modes that have grown. Lags of at
-    most the share `most` of the whole time are tried; among equals the smallest is taken.
+    It compares the changes of the total variance Σ_j λ_j, which for C counts the grown modes. It tries lags up to the
+    share `most` of the whole time and prefers small ones.
 
     Example:
         >>> t = np.linspace(0, 6, 300)
         >>> lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, [1.0, 0.5])))
         >>> late = 5 / (1 + 1e6 * np.exp(-8 * np.outer(t - 0.5, [1.0, 0.5])))
-        >>> found = coupling(t, lam, late)
-        >>> round(found.lag, 1), found.correlation > 0.99, found.unshifted < 0.5
+        >>> pair = coupling(t, lam, late)
+        >>> round(pair.lag, 1), pair.correlation > 0.99, pair.unshifted < 0.5
         (0.5, True, True)
     """
     times, first = records(t, lam)
@@ -141,12 +136,12 @@ def coupling(t: ArrayLike, lam: ArrayLike, other: ArrayLike, most: float = 0.1) 
     reach = max(1, int(most * len(x)))
     far = range(max(1, len(x) // 20), len(x) - max(1, len(x) // 20))
     chance = float(np.quantile([_correlation(x, np.roll(y, shift)) for shift in far], 0.99))
-    found = Coupling(-np.inf, 0.0, _correlation(x, y), chance)
+    best = Coupling(-np.inf, 0.0, _correlation(x, y), chance)
     for shift in sorted(range(-reach, reach + 1), key=abs):
         one = _correlation(x[max(0, -shift) : len(x) - max(0, shift)], y[max(0, shift) : len(y) + min(0, shift)])
-        if one > found.correlation:
-            found = replace(found, correlation=one, lag=float(shift * (even[1] - even[0])))
-    return found
+        if one > best.correlation:
+            best = replace(best, correlation=one, lag=float(shift * (even[1] - even[0])))
+    return best
 
 
 def _correlation(x: Floats, y: Floats) -> float:
@@ -156,7 +151,7 @@ def _correlation(x: Floats, y: Floats) -> float:
 
 
 def records(t: ArrayLike, lam: ArrayLike) -> tuple[Floats, Floats]:
-    """Checked times and spectra."""
+    """Check times and spectra, and return them as arrays."""
     spectra = np.asarray(matrix(lam, "lam"), dtype=np.float64)
     times = vector(t, "t")
     if len(times) != len(spectra):
@@ -168,8 +163,8 @@ def records(t: ArrayLike, lam: ArrayLike) -> tuple[Floats, Floats]:
     return times, spectra
 
 
-def find_rise(t: Floats, spectra: Floats, mode: int) -> Rise | None:
-    """The last rise of one eigenvalue by at least a factor of ten, ended or not; None where there is none."""
+def _find_rise(t: Floats, spectra: Floats, mode: int) -> _Rise | None:
+    """The last rise of one eigenvalue by at least a factor of ten, ended or not; None if there is none."""
     curve = spectra[:, mode]
     smooth = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(curve, 1, mode="edge"), 3), axis=1)
     high = curve >= smooth.max() / 2
@@ -180,29 +175,29 @@ def find_rise(t: Floats, spectra: Floats, mode: int) -> Rise | None:
     if len(low) == 0 or smooth[low].min() > own / RANGE:
         return None
     risen = low[-1] + 1 + np.flatnonzero(smooth[low[-1] + 1 :] >= own / 2)
-    cross = int(risen[0]) if len(risen) else len(t)  # the first record above one half
+    cross = int(risen[0]) if len(risen) else len(t)  # first record above one half
     level = _level(spectra, own, high)
     line = _line(t, curve / level, cross)
     if line is None:
         return None
     time, rate = line
-    return Rise(time, rate, level, bool(len(risen) and rate * (t[-1] - time) > SATURATED))
+    return _Rise(time, rate, level, bool(len(risen) and rate * (t[-1] - time) > SATURATED))
 
 
 def _level(spectra: Floats, own: float, high: NDArray[np.bool_]) -> float:
-    """The plateau of a mode that is measured at `own`, from the records at which it is high.
+    """The plateau of a mode measured at `own`, from the records at which it is high.
 
-    Eigenvalues of few samples repel each other (equal ones are measured as far apart as 0.5 and 1.5), but their sum is
-    unbiased. So it is the mean of all at about this level, within a factor of four.
+    With few samples, eigenvalues repel each other (equal ones are measured as far apart as 0.5 and 1.5), but their sum
+    is unbiased. The plateau is therefore the mean of all eigenvalues within a factor of four of `own`.
     """
     near = (spectra[high] > own / 4) & (spectra[high] < own * 4)
-    near[~near.any(axis=1)] = True  # cannot happen to the median record, and keeps the mean defined
+    near[~near.any(axis=1)] = True  # keeps the mean defined; never the median record
     grown = np.where(near, spectra[high], np.nan)
     return float(np.median(np.nanmean(grown, axis=1)))
 
 
 def _line(t: Floats, share: Floats, cross: int) -> tuple[float, float] | None:
-    """Time of the zero and slope of the log-odds before record `cross`, the first above one half."""
+    """Zero and slope of a line through the log-odds before record `cross`, the first above one half."""
     first = cross
     while first > 0 and (share[first - 1] > LOW or first > cross - FEW):
         first -= 1
@@ -220,15 +215,15 @@ def _line(t: Floats, share: Floats, cross: int) -> tuple[float, float] | None:
         line = shorter or line
     if line is None or 2 * kept > len(chosen) or not 0 < cross < len(t):
         return line
-    # no straight line at all: it crosses between the records around one half
+    # not a straight line: keep the zero between the two records around one half
     return float(np.clip(line[0], t[cross - 1], t[cross])), line[1]
 
 
 def _fit(t: Floats, share: Floats) -> tuple[tuple[float, float] | None, float]:
-    """Zero and slope of the log-odds by weighted least squares, and how far above the line the last of them is."""
+    """Fit the log-odds by weighted least squares: zero and slope, and the last record's height above the line."""
     p = np.clip(share, 1e-300, 0.98)
     odds = np.log(p / (1 - p))
-    weights = (1 - p) ** 2  # the noise of λ is relative: that of the log-odds is 1/(1 − p) times it
+    weights = (1 - p) ** 2  # the noise of λ is relative, and the log-odds amplify it by 1/(1 − p)
     mean_t, mean_y = np.average(t, weights=weights), np.average(odds, weights=weights)
     rate = np.average((t - mean_t) * (odds - mean_y), weights=weights) / np.average((t - mean_t) ** 2, weights=weights)
     late = float(odds[-1] - mean_y - rate * (t[-1] - mean_t))

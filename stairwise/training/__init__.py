@@ -1,1 +1,1 @@
-"""Training networks: the loop, its set-up, objectives, optimizers, checkpoints and recipes."""
+"""Train networks: the loop, its set-up, objectives, optimizers, checkpoints and recipes."""

@@ -1,4 +1,4 @@
-"""CUDA graphs (one launch instead of thousands, which decides the speed of small batches) and streams."""
+"""CUDA graphs, which replace thousands of launches by one and so speed up small batches, and CUDA streams."""
 
 import gc
 import warnings
@@ -13,25 +13,25 @@ from stairwise.checks import InputError
 
 __all__ = ["Recorded", "on_two_streams", "prefetch"]
 
-WARM = 3  # ordinary calls on a side stream before recording
+WARM = 3  # number of ordinary calls on a side stream before recording
 Pair = tuple[Tensor, Tensor]
 
 
 def on_two_streams(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
-    """Both results; inside a recording they are computed side by side, which pays for many small kernels."""
+    """Both results; inside a recording they are computed in parallel, which is faster for many small kernels."""
     if not torch.cuda.is_current_stream_capturing():
         return first(), second()
-    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
         a = first()
-    b = second()  # launched after the first, so that random numbers are drawn in this order
-    here.wait_stream(aside)
+    b = second()  # launched second, so that random numbers are drawn in this order
+    here.wait_stream(side)
     return a, b
 
 
 def prefetch(pairs: Iterator[Pair]) -> Iterator[Pair]:
-    """The same pairs, each computed on a second stream while the one before it is in use."""
+    """The same pairs, each computed on a second stream while the previous one is in use."""
     side = torch.cuda.Stream()
 
     def launch() -> Pair | None:
@@ -39,17 +39,17 @@ def prefetch(pairs: Iterator[Pair]) -> Iterator[Pair]:
         with torch.cuda.stream(side):
             return next(pairs, None)
 
-    coming = launch()
-    while coming is not None:
+    following = launch()
+    while following is not None:
         torch.cuda.current_stream().wait_stream(side)
-        here = coming[0].clone(), coming[1].clone()  # a recording writes the next pair into the same memory
-        coming = launch()
-        yield here
+        current = following[0].clone(), following[1].clone()  # a recording writes the next pair to the same memory
+        following = launch()
+        yield current
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep Python from collecting garbage during a recording: freeing an earlier recording then would spoil it."""
+    """Disable garbage collection during a recording, because freeing an earlier recording would invalidate it."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -60,10 +60,10 @@ def _no_collection() -> Iterator[None]:
 
 
 class Recorded:
-    """Calls work(*tensors, **options) and, after a few ordinary calls, replays a recording of it.
+    """Calls work(*tensors, **options) a few times, then records it as a CUDA graph and replays that.
 
-    There is one recording per choice of options. Shapes of tensors must not change. A replay overwrites what `work`
-    returned before.
+    There is one recording per combination of options. The shapes of tensors must not change. A replay overwrites the
+    previous result of `work`.
     """
 
     def __init__(self, work: Callable[..., Any], generator: torch.Generator | None = None) -> None:
@@ -81,14 +81,14 @@ class Recorded:
         key = tuple(sorted(options.items()))
         self.calls[key] = self.calls.get(key, 0) + 1
         if self.calls[key] <= WARM:
-            return self._call_aside(options)
+            return self._call_on_side(options)
         if key not in self.recordings:
             self.recordings[key] = self._record(options)
         graph, out = self.recordings[key]
         graph.replay()
         return out
 
-    def _call_aside(self, options: dict[str, Any]) -> Any:
+    def _call_on_side(self, options: dict[str, Any]) -> Any:
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
             out = self.work(*self.inputs, **options)
@@ -101,14 +101,14 @@ class Recorded:
             graph.register_generator_state(self.generator)
         pool = next(iter(self.recordings.values()))[0].pool() if self.recordings else None
         try:
-            # thread_local: threads that feed images may pin memory at the same time
+            # thread_local, because threads that load images may pin memory at the same time
             recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
             with _no_collection(), recording, warnings.catch_warnings():
-                # gradients of passes on two streams are summed on one of them, as intended
+                # gradients of passes on two streams are summed on one stream, as intended
                 warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
                 out = self.work(*self.inputs, **options)
         except RuntimeError as error:
-            # the state of random numbers is undefined after a failed recording, so this process cannot continue
+            # a failed recording leaves the random state undefined, so this process cannot continue
             reason = str(error).splitlines()[0]
             raise InputError(
                 "graph", "must be false if the step reads tensor values on the CPU (.item())", reason, "set graph=false"

@@ -1,6 +1,6 @@
-"""The training loop: views, embed, loss, step, measure; resumable at any moment.
+"""The training loop: views, embeddings, loss, update, measurement; it can resume after any step.
 
-`train` is the whole story; `Trainer` keeps its state, and `Trainer.step` is one step of learning.
+`train` is the entry point; `Trainer` holds the state, and `Trainer.step` is one step of training.
 """
 
 import time
@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -43,17 +43,17 @@ from stairwise.training.setup import Calendar, prepare, with_joint_norms
 
 __all__ = ["Diverged", "Stopped", "Trainer", "train"]
 
-ASK_EVERY = 10  # steps between agreements of several processes
+ASK_EVERY = 10  # steps between two agreements of several processes on saving or stopping
 GO_ON, SAVE, STOP = 0, 1, 2
-FREE = {"label", "keep", "held_out"}  # settings that do not change the course of a run
+FREE = {"label", "keep", "held_out"}  # settings that do not change the training
 
 
 class Stopped(RuntimeError):
-    """A signal ended the run after a checkpoint."""
+    """A signal stopped the run; a checkpoint was written."""
 
 
 class Diverged(RuntimeError):
-    """Loss or gradient are no longer finite."""
+    """The loss or the gradient is no longer finite."""
 
 
 def train(
@@ -66,16 +66,16 @@ def train(
     tensorboard: bool = False,
     progress: Progress = silent,
 ) -> Run:
-    """Train, or continue training, and return the run.
+    """Train a recipe, or continue its training, and return the run.
 
     Arguments:
         recipe: a recipe or the name of one.
-        folder: where the run is kept; default `runs/NAME`, or `runs/LOSS` for a recipe object. If it holds an
-            unfinished run of this recipe, that continues; a finished one is returned as it is.
+        folder: of the run; default `runs/NAME`, or `runs/LOSS` for a recipe object. An unfinished run of this recipe in
+            the folder continues; a finished one is returned unchanged.
         checkpoint_minutes: time between checkpoints; one is also written at the end and on Ctrl-C or SIGTERM.
-        restart: discard what the folder holds.
+        restart: discard the run in the folder.
         tensorboard: also write TensorBoard files (needs `tensorboard`).
-        progress: called with step, number of steps and a few words.
+        progress: called with the step, the number of steps and a short text.
     """
     name = Path(recipe).stem if isinstance(recipe, str) else recipe.loss
     folder = Path(folder) if folder else Path("runs") / name
@@ -94,7 +94,7 @@ def train(
         trainer = Trainer(recipe, folder, where, tensorboard)
         stack.callback(trainer.close)
         trainer.resume()
-        stop = stack.enter_context(StopRequest())  # before this, Ctrl-C loses nothing
+        stop = stack.enter_context(StopRequest())  # until here, Ctrl-C loses nothing
         trainer.run(stop, 60 * checkpoint_minutes, progress)
     return Run(folder)
 
@@ -111,7 +111,7 @@ def _fastest_convolutions(device: torch.device) -> Iterator[None]:
 
 
 class Trainer:
-    """The state of a run, and what can be done with it."""
+    """The state of a run, and the operations on it."""
 
     def __init__(self, recipe: Recipe, folder: Path, device: torch.device, tensorboard: bool = False) -> None:
         self.recipe, self.folder, self.device = recipe, folder, device
@@ -122,7 +122,7 @@ class Trainer:
         self.material = prepare(recipe, device)
         network = network_of(recipe, self.material.view_shape).to(device)
         if recipe.channels_last and device.type == "cuda":
-            network = network.to(memory_format=torch.channels_last)
+            cast(Any, network).to(memory_format=torch.channels_last)  # in place; missing from torch's type stubs
         self.alpha = self.stored.facts["alpha"] if self.stored else self._scale(network)
         self.objective: AbstractObjective = build_objective(
             network, recipe.d, recipe.loss, recipe.loss_options, recipe.precondition, recipe.together
@@ -141,14 +141,14 @@ class Trainer:
         self.recorder = Recorder(device, bool(standardizes), recipe.hidden_spectrum, board)
         self.take = Recorded(self.step) if self.material.graph and capturable(recipe.loss) else self.step
 
-    # one step of learning
+    # one step of training
 
     @property
     def network(self) -> Network:
         return self.objective.network
 
     def step(self, x_a: Tensor, x_b: Tensor, measure: bool) -> None:
-        """Embeddings of two views, loss, gradient, update; nothing here waits for the device."""
+        """Embed two views, compute loss and gradient, and update, without waiting for the device."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.material.bf16, cache_enabled=False):
             out: Embedded = self.objective(x_a, x_b)
@@ -161,12 +161,12 @@ class Trainer:
         self.recorder.observe(out, gradient, measure)
 
     def fixed_pairs(self) -> Pair:
-        """The pairs on which a recipe with `fixed_views` trains; every process keeps its share."""
+        """The pairs on which a recipe with `fixed_views` trains: this process's share."""
         x_a, x_b = self.material.pairs.fixed(torch.arange(self.material.training))
         return x_a.chunk(world())[rank()], x_b.chunk(world())[rank()]
 
-    def _pairs_from_here(self) -> Iterator[Pair]:
-        """Two views for every step that is left."""
+    def _remaining_pairs(self) -> Iterator[Pair]:
+        """Pairs of views for all remaining steps."""
         if self.recipe.fixed_views:
             return repeat(self.fixed_pairs())
         material = self.material
@@ -177,12 +177,12 @@ class Trainer:
     # the run
 
     def run(self, stop: StopRequest, checkpoint_seconds: float, progress: Progress) -> None:
-        """All remaining steps."""
+        """Take all remaining steps."""
         calendar = self.calendar
         if self.step_number >= calendar.total:
             return
         self.objective.train()
-        pairs = self._pairs_from_here()
+        pairs = self._remaining_pairs()
         saved = began = time.perf_counter()
         first, earlier = self.step_number, self.seconds
         while self.step_number < calendar.total:
@@ -198,14 +198,14 @@ class Trainer:
                 progress(self.step_number, calendar.total, "")
             if self.step_number in calendar.kept and rank() == 0:
                 self._keep_weights()
-            wish = self._agree(stop, time.perf_counter() - saved > checkpoint_seconds)
-            if wish or self.step_number == calendar.total:
+            action = self._agree(stop, time.perf_counter() - saved > checkpoint_seconds)
+            if action or self.step_number == calendar.total:
                 path = self.save()
                 saved = time.perf_counter()
-            if wish == STOP and self.step_number < calendar.total:
+            if action == STOP and self.step_number < calendar.total:
                 raise Stopped(
                     f"stopped by {Signals(stop.signal or SIGTERM).name} after step {self.step_number} of "
-                    f"{calendar.total}; {path} is whole: the same command continues"
+                    f"{calendar.total}; {path} is complete: run the same command again to continue"
                 )
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class Trainer:
         self.recorder.close()
 
     def _agree(self, stop: StopRequest, due: bool) -> int:
-        """What to do now, the same on all processes: GO_ON, SAVE or STOP (after saving)."""
+        """The next action, the same on all processes: GO_ON, SAVE or STOP (after saving)."""
         if world() > 1 and self.step_number % ASK_EVERY:
             return GO_ON
         return agreed(STOP if stop.signal else SAVE if due else GO_ON, self.device)
@@ -226,7 +226,7 @@ class Trainer:
         return lr
 
     def _record(self, rate: float) -> str:
-        """Measure what is due, and return a few words about it."""
+        """Record everything that is due, and return a short text about it."""
         numbers = self.recorder.numbers()
         self._check_finite(numbers)
         accuracies: dict[str, float] = {}
@@ -255,10 +255,10 @@ class Trainer:
         kept = sorted((self.folder / CHECKPOINTS).glob("step-*.safetensors"))
         finite = bool(torch.isfinite(self.optimizer.values).all())
         raise Diverged(
-            f"training diverged: loss or gradient were not finite for the first time at step {numbers['bad_step']:.0f} "
+            f"training diverged: the loss or the gradient was first not finite at step {numbers['bad_step']:.0f} "
             f"(last gradient length {numbers['gradient']:.3g}, weights are {'' if finite else 'not '}finite, "
             f"lr {float(self.optimizer.lr[0]):.3g}); "
-            + (f"last good checkpoint: {kept[-1]}; " if kept else "no checkpoint had been written; ")
+            + (f"last good checkpoint: {kept[-1]}; " if kept else "no checkpoint was written; ")
             + "lower lr, lengthen warmup_epochs or set clip"
         )
 
@@ -312,7 +312,7 @@ class Trainer:
         return path
 
     def resume(self) -> None:
-        """Continue from the newest whole checkpoint, or begin."""
+        """Continue from the newest complete checkpoint, or begin a new run."""
         stored = self.stored
         if stored is None:
             if rank() == 0:
@@ -341,10 +341,10 @@ class Trainer:
 
 
 def _check_same(stored: dict[str, Any], asked: dict[str, Any], path: Path) -> None:
-    stored = Recipe().plain() | stored  # settings that the run's version did not have
+    stored = Recipe().plain() | stored  # defaults for settings that did not exist in the run's version
     differing = [k for k in asked if k not in FREE and stored.get(k) != asked[k]]
     if differing:
         changes = ", ".join(f"{k} = {stored.get(k)!r} there, {asked[k]!r} here" for k in differing[:4])
         raise InputError(
-            "run folder", "holds a run of another recipe", f"{path}: {changes}", "give another --out, or --restart"
+            "run folder", "contains a run of another recipe", f"{path}: {changes}", "give another --out, or --restart"
         )

@@ -1,4 +1,4 @@
-"""What a run measures of its network besides the batches it trains on: probes, held-out images, the start."""
+"""Measurements that need extra passes: probes, spectra of held-out images, and the initial scale."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ __all__ = ["held_out_spectra", "probe_accuracies", "top_eigenvalue"]
 
 
 def probe_accuracies(network: Network, recipe: Recipe, material: Material) -> dict[str, float]:
-    """Accuracies of the recipe's probes on representations."""
+    """Accuracies of the recipe's probes, fitted to representations."""
     if not recipe.probes:
         return {}
     pairs, images = material.pairs, material.images
@@ -35,12 +35,12 @@ def probe_accuracies(network: Network, recipe: Recipe, material: Material) -> di
 
 
 def held_out_spectra(network: Network, recipe: Recipe, material: Material) -> dict[str, Any]:
-    """Spectra of images that are not trained on, in evaluation mode."""
+    """Spectra of images that the network is not trained on, in evaluation mode."""
     rows = torch.arange(material.training, len(material.images.pixels))[: recipe.held_out]
     if len(rows) == 0:
         return {}
     monitor = SpectrumMonitor()
-    # a copy: the original may be drawing the next step's views at this moment
+    # a copy, because the original may be drawing the views of the next step
     pairs = material.pairs.copy()
     with eval_mode(network), torch.autocast(pairs.feed.device.type, torch.bfloat16, enabled=material.bf16):
         for x_a, x_b in pairs.fixed_batches(rows):
@@ -52,7 +52,7 @@ def held_out_spectra(network: Network, recipe: Recipe, material: Material) -> di
 
 @torch.no_grad()
 def top_eigenvalue(network: Network, recipe: Recipe, material: Material) -> float:
-    """The largest eigenvalue at initialization: of C for Barlow Twins and its kin, else of the covariance."""
+    """The largest eigenvalue at initialization: of C for Barlow Twins and related losses, else of the covariance."""
     buffers = {name: b.clone() for name, b in network.named_buffers()}
     monitor, pairs = SpectrumMonitor(), material.pairs
     rows = torch.arange(material.training)[: max(512, 4 * recipe.d)]
@@ -61,6 +61,6 @@ def top_eigenvalue(network: Network, recipe: Recipe, material: Material) -> floa
             monitor.update(network(x_a)[1], network(x_b)[1])
     for name, b in network.named_buffers():
         b.copy_(buffers[name])
-    # the paper sets the scale of C even where the loss standardizes z afterwards
+    # the paper sets the scale of C, even if the loss standardizes z afterwards
     name = spectrum_of_loss(recipe.loss, recipe.loss_options | {"batch_norm": False})
     return float(getattr(monitor.compute(), name)[0])

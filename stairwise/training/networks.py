@@ -1,4 +1,4 @@
-"""Networks of recipes and of runs: as built, as they began, as they ended, as they were on the way."""
+"""Networks of recipes and runs: newly built, initial, final, and kept during training."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ __all__ = ["fixed_views", "initial_network", "kept_networks", "load_network", "n
 
 
 def network_of(recipe: Recipe, view_shape: tuple[int, ...]) -> Network:
-    """The network of a recipe for views of a shape (channels, height, width), with its random weights."""
+    """Build the network of a recipe, with random weights, for views of shape (channels, height, width)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         encoder = build_encoder(recipe.encoder, recipe.encoder_options)
@@ -33,7 +33,7 @@ def load_network(run: Run) -> Network:
 
 
 def initial_network(run: Run) -> Network:
-    """The network with which a run began, in evaluation mode on the CPU: a function of its recipe and its α."""
+    """The initial network of a run, rebuilt from its recipe and α, in evaluation mode on the CPU."""
     recipe = recipe_of(run)
     network = network_of(recipe, _newest(run).facts["view_shape"])
     if run.facts["alpha"] != 1:
@@ -42,14 +42,14 @@ def initial_network(run: Run) -> Network:
 
 
 def kept_networks(run: Run) -> Iterator[tuple[int, float, Network]]:
-    """Step, t and network at every time at which the recipe's `keep` had the weights kept."""
+    """Step, t and network for all weights that the run has kept (`keep` in the recipe)."""
     for path in reversed(checkpoint.every(run.folder / WEIGHTS)):
         state = checkpoint.load(path)
         yield state.facts["step"], state.facts["t"], _restored(run, state)
 
 
 def fixed_views(run: Run, n: int, seed: int, device: torch.device) -> Tensor:
-    """Two views of n training images that seed and data fix, first views first, (2n, channels, size, size)."""
+    """Two views of n training images, fixed by the seed, first views first, (2n, channels, size, size)."""
     recipe, training = recipe_of(run), int(run.facts["training_images"])
     if positive_int(n, "n") > training:
         raise InputError("n", f"must be at most {training}, the number of training images", n, f"n = {training}")
@@ -63,7 +63,7 @@ def fixed_views(run: Run, n: int, seed: int, device: torch.device) -> Tensor:
 def _newest(run: Run) -> checkpoint.Checkpoint:
     state = checkpoint.newest(run.folder / CHECKPOINTS)
     if state is None:
-        raise InputError("run", "must have a checkpoint", run.folder, "let it train for a while")
+        raise InputError("run", "must have a checkpoint", run.folder, "wait for its first checkpoint")
     return state
 
 

@@ -1,4 +1,4 @@
-"""What a step minimizes: two views in, the loss and everything measurable out."""
+"""Training objectives: from two views to the loss, the embeddings and the representations."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -19,21 +19,16 @@ __all__ = [
     "AbstractObjective",
     "Bootstrap",
     "Embedded",
-    "Joint",
     "build_objective",
     "can_pass_at_once",
     "capturable",
     "two_passes",
 ]
 
-TRIAL = (torch.eye(4)[:, :3], torch.eye(4)[:, :3])  # two views, to try options on
-
-# these decompose matrices on the host, which a captured graph cannot
-UNCAPTURABLE = ("sharpened", "smoothed", "fourth_power", "hinged")
-
-
+TRIAL = (torch.eye(4)[:, :3], torch.eye(4)[:, :3])  # two views, for testing options
+UNCAPTURABLE = ("sharpened", "smoothed", "fourth_power", "hinged")  # they decompose matrices on the CPU
 AVERAGES = ("running_mean", "running_var")
-STATELESS = ("torch", "torchvision", "timm", "stairwise")  # packages whose modules keep their state in buffers
+STATELESS = ("torch", "torchvision", "timm", "stairwise")  # packages whose modules keep all state in buffers
 Both = Callable[[Callable[[], Any], Callable[[], Any]], Any]
 
 
@@ -48,7 +43,7 @@ class Embedded(NamedTuple):
 
 
 class AbstractObjective(nn.Module, ABC):
-    """A network and its loss; all parameters in here are trained, all state is checkpointed."""
+    """A network and its loss. All its parameters are trained, and all its state is checkpointed."""
 
     network: Network
 
@@ -56,10 +51,10 @@ class AbstractObjective(nn.Module, ABC):
     def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded: ...
 
     def after_step(self) -> None:
-        """What follows the optimizer's step."""
+        """Called after each step of the optimizer."""
 
     def embed(self, x_a: Tensor, x_b: Tensor, together: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """h_a, z_a, h_b, z_b; together: batch norm sees both views as one batch."""
+        """h_a, z_a, h_b, z_b; if `together`, both views pass through the network as one batch."""
         if together:
             h, z = self.network(torch.cat([x_a, x_b]))
             (h_a, h_b), (z_a, z_b) = h.chunk(2), z.chunk(2)
@@ -71,16 +66,19 @@ class AbstractObjective(nn.Module, ABC):
 
 
 def two_passes(network: nn.Module, x_a: Tensor, x_b: Tensor, both: Both) -> Any:
-    """network(x_a), network(x_b) by both(first, second), which may run them at once, if `can_pass_at_once`.
+    """Compute network(x_a) and network(x_b) by both(first, second), which may run them in parallel.
 
-    Batch norms end as after one pass and then the other: the second pass has copies of their running averages r₀, and
-    r = (1 − m)ᵏ (r_a − r₀) + r_b, of a norm that is used k times in a pass, puts the updates in order.
+    The result is the same as after two successive passes, if `can_pass_at_once`: the second pass gets copies of the
+    running averages r₀ of batch norms, and r = (1 − m)ᵏ (r_a − r₀) + r_b combines the updates of a norm that is used k
+    times per pass.
     """
-    norms = [m for m in network.modules() if _remembers(m)]
+    norms: list[Any] = [m for m in network.modules() if _keeps_averages(m)]
     if not norms:
         return both(lambda: network(x_a), lambda: network(x_b))
-    own = [dict(m._buffers) for m in norms]
-    averages = [m._buffers[name].data for m in norms for name in AVERAGES]  # .data: autograd may have kept them
+    original = [dict(m._buffers) for m in norms]
+    averages = [
+        m._buffers[name].data for m in norms for name in AVERAGES
+    ]  # .data, because autograd may have saved them
     before, copies = torch._foreach_add(averages, 0.0), torch._foreach_add(averages, 0.0)
     used = Counter[nn.Module]()
 
@@ -92,12 +90,12 @@ def two_passes(network: nn.Module, x_a: Tensor, x_b: Tensor, both: Both) -> Any:
     hooks = [m.register_forward_pre_hook(lambda m, _: used.update([m])) for m in norms]
     try:
         for m in norms:
-            m._buffers["num_batches_tracked"] = None  # many small kernels; counted below
+            m._buffers["num_batches_tracked"] = None  # would launch many small kernels; counted below instead
         out = both(lambda: network(x_a), second)
     finally:
         for hook in hooks:
             hook.remove()
-        for m, buffers in zip(norms, own, strict=True):
+        for m, buffers in zip(norms, original, strict=True):
             m._buffers.update(buffers)
     torch._foreach_sub_(averages, before)
     torch._foreach_mul_(averages, [(1 - m.momentum) ** (used[m] // 2) for m in norms for _ in AVERAGES])
@@ -107,18 +105,18 @@ def two_passes(network: nn.Module, x_a: Tensor, x_b: Tensor, both: Both) -> Any:
 
 
 def can_pass_at_once(network: nn.Module) -> bool:
-    """Whether two passes at once cannot write over one another's state, as far as that can be seen.
+    """Whether two parallel passes are safe, that is, cannot overwrite each other's state.
 
-    Modules of your own and parameters that are not trained may be written to in a pass.
+    A pass may write to modules of unknown packages and to parameters that are not trained, so these count as unsafe.
     """
     return all(p.requires_grad for p in network.parameters()) and all(
-        type(m).__module__.partition(".")[0] in STATELESS and (_remembers(m) or not _has_buffers(m))
+        type(m).__module__.partition(".")[0] in STATELESS and (_keeps_averages(m) or not _has_buffers(m))
         for m in network.modules()
     )
 
 
-def _remembers(module: nn.Module) -> bool:
-    """A plain batch norm that updates running averages, exponentially."""
+def _keeps_averages(module: nn.Module) -> bool:
+    """Whether this is a plain batch norm that updates exponential running averages."""
     plain = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and module.training
     return plain and module.momentum is not None and None not in module._buffers.values()
 
@@ -127,8 +125,8 @@ def _has_buffers(module: nn.Module) -> bool:
     return module.training and any(value is not None for value in module._buffers.values())
 
 
-class Joint(AbstractObjective):
-    """loss(z_a, z_b), with the gradient preconditioned if options for that are given."""
+class _Joint(AbstractObjective):
+    """loss(z_a, z_b), with a preconditioned gradient if `stretch` (arguments of `precondition`) is not empty."""
 
     def __init__(self, network: Network, loss: nn.Module, stretch: dict[str, Any], together: bool = False) -> None:
         super().__init__()
@@ -141,7 +139,7 @@ class Joint(AbstractObjective):
 
 
 class Bootstrap(AbstractObjective):
-    """BYOL: a predictor of what a slowly moving copy of the network makes of the other view."""
+    """BYOL: predict the embedding of the other view by a slowly moving copy of the network."""
 
     def __init__(self, network: Network, d: int, width: int = 512, decay: float = 0.99, together: bool = False) -> None:
         super().__init__()
@@ -168,7 +166,7 @@ class Bootstrap(AbstractObjective):
 def build_objective(
     network: Network, d: int, loss: str, options: dict[str, Any], stretch: dict[str, Any], together: bool = False
 ) -> AbstractObjective:
-    """By the names that recipes use."""
+    """Make the objective of a loss by its name in recipes."""
     one_of(loss, "loss", MODULES)
     factory = Bootstrap if loss == "byol" else MODULES[loss]
     try:
@@ -177,14 +175,14 @@ def build_objective(
                 raise InputError("precondition", "does not apply to BYOL", stretch, "leave it out")
             return Bootstrap(network, d, together=together, **options)
         module = MODULES[loss](**options)
-        module(*TRIAL)  # wrong types show only when it is called
+        module(*TRIAL)  # wrong types only fail in a call
     except (TypeError, RuntimeError) as error:
         raise InputError("loss_options", f"must be arguments of {factory.__name__}", options, str(error)) from error
     try:
         precondition(*TRIAL, **stretch)
     except TypeError as error:
         raise InputError("precondition", "must be arguments of sw.precondition", stretch, str(error)) from error
-    return Joint(network, module, stretch, together)
+    return _Joint(network, module, stretch, together)
 
 
 def capturable(loss: str) -> bool:

@@ -1,8 +1,8 @@
 r"""SGD and LARS on flat memory.
 
-All parameters are moved into one vector, and so are their gradients, so that a step is a few kernels whatever the
-network, data parallelism is one reduction, and a checkpoint of the optimizer is one tensor. Matrices and filters come
-first, then biases and norms, which have a learning rate of their own.
+All parameters are moved into one vector, and their gradients into another. A step then takes a few kernels for any
+network, data parallelism takes one reduction, and a checkpoint of the optimizer is one tensor. Matrices and filters
+come first, then biases and norms, which have a separate learning rate.
 """
 
 import torch
@@ -13,18 +13,18 @@ from stairwise.checks import InputError, number, one_of
 __all__ = ["OPTIMIZERS", "FlatOptimizer"]
 
 OPTIMIZERS = ("sgd", "lars")
-TRUST = 1e-3  # LARS: length of a step relative to the length of the weights
+TRUST = 1e-3  # LARS: norm of a step relative to the norm of the weights
 
 
 class FlatOptimizer:
-    """Momentum descent, v ← m v + g, w ← w − lr v, where g is made of the gradient:
+    """Momentum descent, v ← m v + u, w ← w − lr v, where u is computed from the gradient g:
 
-    "sgd" (torch's rule): g + weight_decay · w for all parameters.
-    "lars" (Meta's rule): for parameters with more than one axis, g + weight_decay · w scaled by
-    1e-3 ‖w‖ / ‖g + weight_decay · w‖ where both lengths are positive; the others as they are, without decay.
+    "sgd" (torch's rule): u = g + weight_decay · w for all parameters.
+    "lars" (Meta's rule): for parameters with more than one axis, u = g + weight_decay · w, scaled by 1e-3 ‖w‖ / ‖u‖ if
+    both norms are positive; for the others u = g.
 
     Attributes:
-        lr: learning rates of (weights, biases and norms), a tensor to be filled before each step.
+        lr: learning rates of (weights, biases and norms); a tensor that the caller fills before each step.
         gradient: the flat gradient; the parameters' `.grad` are views of it.
         momentum_buffer: v, flat.
     """
@@ -62,12 +62,12 @@ class FlatOptimizer:
             start += size
 
     def zero_grad(self) -> None:
-        """Before the backward pass."""
+        """Set the gradient to zero, before the backward pass."""
         self.gradient.zero_()
 
     @torch.no_grad()
     def step(self) -> Tensor:
-        """Clip, update; returns the length of the gradient before clipping. Nothing here waits for the device."""
+        """Clip and update without waiting for the device; returns the norm of the gradient before clipping."""
         norm = self.gradient.norm()
         if self.clip:
             self.gradient.mul_((self.clip / (norm + 1e-6)).clamp_max(1.0))
@@ -91,6 +91,6 @@ class FlatOptimizer:
 
 
 def _shaped(flat: Tensor, like: Tensor) -> Tensor:
-    """A piece of the vector in the shape, and where it is dense also the memory order, of a parameter."""
+    """View a piece of the vector in the shape of a parameter and, if that is dense, in its memory order."""
     dense = like.is_contiguous() or (like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last))
     return flat.as_strided(like.shape, like.stride(), flat.storage_offset()) if dense else flat.view(like.shape)

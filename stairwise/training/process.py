@@ -1,4 +1,4 @@
-"""What surrounds a run: one process per folder, and signals that ask it to stop."""
+"""Lock a run folder for one process, and handle signals that ask a run to stop."""
 
 import fcntl
 import signal
@@ -15,7 +15,7 @@ __all__ = ["StopRequest", "locked"]
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process (group) at a time per run folder; the lock ends with the process, however it ends."""
+    """Allow one process (group) per run folder; the lock ends with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as stream:
         try:
@@ -28,7 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class StopRequest:
-    """Turns the first Ctrl-C or SIGTERM into a request that the loop honours after its step; a second one is final."""
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current step; a second one acts at once."""
 
     def __init__(self) -> None:
         self.signal = 0

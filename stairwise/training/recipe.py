@@ -1,4 +1,4 @@
-"""Recipes: everything that decides the outcome of a run, in one flat, checked, comparable value."""
+"""Recipes: all settings that determine the outcome of a run, in one checked, flat dataclass."""
 
 import dataclasses
 import tomllib
@@ -20,7 +20,7 @@ __all__ = ["Recipe", "load_recipe", "parsed", "recipe_names", "recipe_of"]
 
 HERE = Path(__file__).parent / "recipes"
 PRECISIONS = ("bf16", "float32")
-START = {"simclr": 1e-6}  # the paper's largest eigenvalue at small initialization, where it is not 1e-3
+START = {"simclr": 1e-6}  # largest initial eigenvalue of small initialization in the paper, if it is not 1e-3
 
 
 @dataclass(frozen=True)
@@ -29,36 +29,35 @@ class Recipe:
 
     Attributes:
         label: command, time and expected outcome, for people.
-        data: dataset by name, `images:FOLDER` or `array:FILE.npy`.
-        pretrain: train on this many images from the first on; 0: those its makers set aside for training, or all.
-        views: pipeline of augmentations.
+        data: name of a dataset, `images:FOLDER` or `array:FILE.npy`.
+        pretrain: train on this many images, from the first; 0: the dataset's training split, or all images.
+        views: name of the augmentation pipeline.
         size: side of a view in pixels; 0: that of the images.
-        fixed_views: draw the pairs once and train on the whole of them at every step (the paper's MLP).
-        encoder, encoder_options: by name or import path `package.module:factory`, and arguments of the factory.
+        fixed_views: draw the pairs once and train on all of them at every step (the paper's MLP).
+        encoder, encoder_options: name or import path `package.module:factory`, and arguments of the factory.
         hidden: widths of the head's hidden layers. head_norm, head_bias: batch norm and biases in the head.
         d: dimension of the embedding.
-        loss, loss_options: by name, and arguments of the loss.
+        loss, loss_options: name and arguments of the loss.
         precondition: arguments of `sw.precondition`; empty: off.
-        together: pass both views through the network as one batch (batch norm then sees both).
-        alpha: factor of the initial parameters in `scope`, or "auto": the one that puts the largest eigenvalue at
+        together: pass both views through the network as one batch, which matters for batch norm.
+        alpha: factor of the initial parameters in `scope`; "auto": the factor for which the largest eigenvalue is
             `target` (0: the paper's 1e-3, or 1e-6 for SimCLR).
         optimizer, lr, momentum, weight_decay, clip: clip 0 is off.
         lr_bias: learning rate of biases and norms; 0: that of the weights.
-        schedule, warmup_epochs, final_lr: final_lr as a multiple of lr.
-        batch: images a step, over all processes.
-        epochs: length of the run; steps, if not 0, instead.
-        precision: "bf16" (autocast, encoder only) or "float32" (convolutions in TF32, if cuDNN may: torch's default).
-        channels_last: memory format of convolutions on a GPU; on a CPU it buys nothing.
-        graph: record the step as a CUDA graph where that is possible.
+        schedule, warmup_epochs, final_lr: final_lr is a multiple of lr.
+        batch: images per step, over all processes.
+        epochs, steps: length of the run; if steps is not 0, epochs is ignored.
+        precision: "bf16" (autocast, encoder only) or "float32" (convolutions in TF32, if torch allows it).
+        channels_last: use this memory format on GPUs.
+        graph: record the step as a CUDA graph if possible.
         seed: of initialization, order and views.
-        records: number of measurements over the run, evenly spaced.
-        window: images behind a measured spectrum; 0: the larger of 4 d and 512.
-        hidden_spectrum: also measure the representations' covariance.
-        probes: "knn", "ridge", "logistic"; run `probe_times` times, the last at the end.
-        probe_images: at most this many images to fit and to score probes with; 0: all.
-        held_out: with every probe, also measure spectra of at most so many images not trained on, in evaluation
-            mode.
-        keep: keep the weights at so many times of the run, evenly spaced, in RUN/weights.
+        records: number of measurements in the run, evenly spaced.
+        window: number of images per measured spectrum; 0: the larger of 4 d and 512.
+        hidden_spectrum: also measure the covariance of the representations.
+        probes: "knn", "ridge", "logistic"; fitted `probe_times` times, the last time at the end.
+        probe_images: greatest number of images for fitting and scoring probes; 0: all.
+        held_out: with every probe, also measure spectra of up to this many images not trained on.
+        keep: keep the weights this many times, evenly spaced, in RUN/weights.
     """
 
     label: str = ""
@@ -118,7 +117,7 @@ class Recipe:
         positive_int(self.records, "records")
         positive_int(self.probe_times, "probe_times")
         if positive_int(self.batch, "batch") < 2:
-            raise InputError("batch", "must be at least 2", self.batch, "a loss compares samples")
+            raise InputError("batch", "must be at least 2", self.batch, "losses compare samples")
         check_seed(self.seed)
         if self.alpha != "auto":
             number(self.alpha, "alpha", above=0)
@@ -134,17 +133,17 @@ class Recipe:
 
     @property
     def start(self) -> float:
-        """The largest eigenvalue that alpha = "auto" aims at."""
+        """The largest eigenvalue that alpha = "auto" sets."""
         return self.target or START.get(self.loss, 1e-3)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON-ready values."""
+        """All settings as values that JSON can hold."""
         return dataclasses.asdict(self)
 
     def with_settings(self, settings: dict[str, Any]) -> "Recipe":
-        """Changed values, given as such or as text; `loss_options.temperature=0.1` reaches into tables.
+        """Change settings, given as values or as text; the key `loss_options.temperature` sets one entry of a table.
 
-        Another loss begins with no options.
+        A change of the loss clears its options.
 
         >>> Recipe().with_settings({"lr": "0.5", "hidden": "512,512", "loss_options.lambda_": "1"}).loss_options
         {'lambda_': 1}
@@ -152,7 +151,7 @@ class Recipe:
         known = {f.name: f for f in dataclasses.fields(self)}
         values: dict[str, Any] = {}
         if settings.get("loss", self.loss) != self.loss:
-            values["loss_options"] = {}  # they belong to the loss they were given for
+            values["loss_options"] = {}  # they belong to the previous loss
         for key, value in settings.items():
             name, dot, inner = key.partition(".")
             tables = [n for n in known if isinstance(getattr(self, n), dict)]
@@ -166,7 +165,7 @@ class Recipe:
 
 
 def load_recipe(name: str, settings: dict[str, Any] | None = None) -> Recipe:
-    """A recipe by name, or from a .toml file of yours, with changes."""
+    """Load a recipe by name or from your own .toml file, and change settings."""
     path = Path(name) if name.endswith(".toml") else HERE / f"{one_of(name, 'recipe', recipe_names())}.toml"
     try:
         with path.open("rb") as stream:
@@ -179,7 +178,7 @@ def load_recipe(name: str, settings: dict[str, Any] | None = None) -> Recipe:
 
 
 def recipe_of(run: Run) -> Recipe:
-    """The recipe of a run; settings that the run's version did not have get their defaults."""
+    """The recipe of a run, with defaults for settings that did not exist in its version."""
     return Recipe().with_settings(run.recipe)
 
 
@@ -189,7 +188,7 @@ def recipe_names() -> list[str]:
 
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
-    """`value`, perhaps text, as the annotated type of the field."""
+    """Convert a value, which may be text, to the annotated type of its field."""
     origin = get_origin(kind)
     try:
         if kind is bool:
@@ -213,7 +212,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
 
 
 def parsed(value: Any) -> Any:
-    """Text on the command line as the TOML value it would be."""
+    """Parse text from the command line as a TOML value, if it is one."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""What a run measures: summed on the device in every step, decomposed and written in the background, in order."""
+"""Measurements during training: summed on the device at every step, decomposed and written in the background."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,9 +18,9 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Loss, gradient and spectra since the last record; the first step that was not finite.
+    """Loss, gradient and spectra since the last record, and the first step that was not finite.
 
-    Numbers stay on the device, so that `observe` waits for nothing and can be part of a recorded graph.
+    Numbers stay on the device, so that `observe` does not wait and can be part of a CUDA graph.
     """
 
     NAMES = ("loss", "steps", "gradient", "step", "bad_step")
@@ -33,7 +33,7 @@ class Recorder:
         self.writer = BackgroundWriter()
 
     def observe(self, out: Embedded, gradient: Tensor, measure: bool) -> None:
-        """Take in one step."""
+        """Add one step."""
         v, loss = self.values, out.loss.detach()
         v[0] += loss
         v[1] += 1
@@ -45,12 +45,12 @@ class Recorder:
             self.monitor.update(out.z_a, out.z_b, *((out.h_a, out.h_b) if self.hidden else ()))
 
     def numbers(self) -> dict[str, float]:
-        """Mean loss since the last spectrum, length of the last gradient, first bad step or 0; waits for the device."""
+        """Mean loss since the last spectrum, norm of the last gradient, first bad step or 0; waits for the device."""
         numbers = dict(zip(self.NAMES, self.values.tolist(), strict=True))
         return numbers | {"loss": numbers["loss"] / max(1.0, numbers["steps"])}
 
     def write(self, record: Record, spectrum: bool) -> None:
-        """Write a record, with the spectra of what has been observed since the last one if asked."""
+        """Write a record; `spectrum` adds the spectra of all steps since the last one."""
         sums: dict[str, Any] = {}
         if spectrum:
             sums = self.monitor.snapshot(joint=True)
@@ -61,14 +61,14 @@ class Recorder:
             self.writer.submit(lambda: _measured(record, sums, self.monitor.normalized))
 
     def settle(self, wait: bool = True) -> None:
-        """Raise errors of the background and tell loggers what it has written; wait for all of it, if asked."""
+        """Raise errors of the background thread and send finished records to loggers; `wait`: wait for all records."""
         for record, error in self.writer.wait() if wait else self.writer.finished():
             if error is not None:
                 raise error
             send(record, self.loggers)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors from which `load` continues."""
+        """Tensors for `load` to continue from."""
         return {"numbers": self.values} | {f"monitor.{k}": v for k, v in self.monitor.state().items()}
 
     def load(self, numbers: Tensor, monitor: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step."""
+"""Learning rate as a function of the step."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SCHEDULES = ("constant", "cosine")
 class Schedule:
     """Linear warm-up from 0 over `warmup` steps, then constant, or half a cosine down to `final` at step `total`.
 
-    These are the rules of Barlow Twins' published code: `factor(step)` multiplies every group's learning rate.
+    This follows the published code of Barlow Twins; `factor(step)` multiplies the learning rate of every group.
 
     >>> s = Schedule("cosine", total=100, warmup=10, final=0.001)
     >>> [round(s.factor(i), 4) for i in (0, 5, 10, 55, 100)]
@@ -31,7 +31,7 @@ class Schedule:
         number(self.final, "final_lr", least=0)
 
     def factor(self, step: int) -> float:
-        """Multiple of the base learning rate with which step number `step` (from 0) is taken."""
+        """Factor of the base learning rate at step number `step` (from 0)."""
         if step < self.warmup:
             return step / self.warmup
         if self.kind == "constant":

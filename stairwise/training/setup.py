@@ -1,4 +1,4 @@
-"""What a run needs before its first step: images, views and sizes, checked against the recipe."""
+"""Prepare a run before its first step: load images, set up views, check sizes against the recipe."""
 
 import math
 import warnings
@@ -28,7 +28,7 @@ class Material:
     Attributes:
         training: number of images to train on, from the first.
         batch: images per step, over all processes.
-        pairs: their views.
+        pairs: draws the views.
         bf16: whether the encoder runs in bf16.
         graph: whether steps are recorded as CUDA graphs.
     """
@@ -42,25 +42,25 @@ class Material:
 
     @property
     def view_shape(self) -> tuple[int, int, int]:
-        """Of one view: channels, height, width."""
+        """Channels, height and width of a view."""
         return self.images.pixels.shape[3], self.pairs.size, self.pairs.size
 
     def identity(self, data: str) -> list[str]:
-        """What tells these images from others: shape and type (must match), and state of the files (should match)."""
+        """Identify these images by shape and type (must match) and by the state of the files (should match)."""
         return [f"{self.images.pixels.shape} {self.images.pixels.dtype}", fingerprint(data)]
 
     def check_same(self, data: str, there: list[str]) -> None:
-        """Refuse images of another shape or type than a run began with; warn if the files were written since."""
+        """Refuse images whose shape or type differs from the start of the run; warn if the files have changed since."""
         here = self.identity(data)
         if here[0] != there[0]:
-            remedy = "bring the old data back, or --restart"
-            raise InputError("data", "must be that with which the run began", f"{here[0]}, it was {there[0]}", remedy)
+            remedy = "restore the old data, or --restart"
+            raise InputError("data", "must be the same as when the run began", f"{here[0]}, was {there[0]}", remedy)
         if here[1] != there[1]:
-            warnings.warn(f"{data} has been written since the run began", RunWarning, stacklevel=4)
+            warnings.warn(f"the files of {data} have changed since the run began", RunWarning, stacklevel=4)
 
 
 def prepare(recipe: Recipe, device: torch.device) -> Material:
-    """Load the images of a recipe and check that they suffice for it."""
+    """Load the images of a recipe and check that there are enough."""
     images = load(recipe.data, size=recipe.size or 64)
     have = len(images.pixels)
     training = recipe.pretrain or images.training or have
@@ -72,7 +72,7 @@ def prepare(recipe: Recipe, device: torch.device) -> Material:
     if batch > training:
         raise InputError("batch", f"must be at most {training}, the number of training images", batch)
     if recipe.held_out and have - training < 2:
-        raise InputError("held_out", "needs images besides those for training", training, "lower pretrain")
+        raise InputError("held_out", "needs images that are not used for training", training, "lower pretrain")
     if recipe.probes:
         _check_classes(*probe_rows(images, training, recipe.probe_images), images)
     pairs = view_pairs(images, recipe.views, recipe.size, recipe.seed, device, training=training)
@@ -85,13 +85,13 @@ def prepare(recipe: Recipe, device: torch.device) -> Material:
 
 
 class Calendar:
-    """At which steps a run records, probes and keeps its weights.
+    """The steps at which a run records, fits probes and keeps its weights.
 
     Attributes:
         total: steps of the run.
         warmup: steps of the learning rate's warm-up.
-        window: steps behind a measured spectrum.
-        records, probes, kept: steps after which each is done.
+        window: number of steps in a measured spectrum.
+        records, probes, kept: steps after which each of these happens.
     """
 
     def __init__(self, recipe: Recipe, training: int, batch: int) -> None:
@@ -109,14 +109,14 @@ class Calendar:
 
     def measures(self, step: int) -> bool:
         """Whether step number `step` (from 1) lies in the window of a record."""
-        place = bisect_left(self._in_order, step)
-        return place < len(self._in_order) and self._in_order[place] < step + self.window
+        following = bisect_left(self._in_order, step)
+        return following < len(self._in_order) and self._in_order[following] < step + self.window
 
     def _evenly(self, count: int) -> list[int]:
         return [round(i * self.total / count) for i in range(1, count + 1)]
 
     def _spaced(self, steps: list[int]) -> set[int]:
-        """Steps at which to record, each a whole window after the one before; the first window ends with one too."""
+        """Steps at which to record, at least one window apart; the first is at the end of the first window."""
         kept = [self.window]
         for step in steps:
             if step - kept[-1] >= self.window:
@@ -125,12 +125,12 @@ class Calendar:
 
 
 def with_joint_norms(objective: AbstractObjective, device: torch.device) -> AbstractObjective:
-    """Batch norm over all processes, which torch has for GPUs only."""
+    """Make batch norms use the batches of all processes; torch supports this on GPUs only."""
     if device.type == "cuda":
         joint: AbstractObjective = torch.nn.SyncBatchNorm.convert_sync_batchnorm(objective)
         return joint
     if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in objective.modules()):
-        warnings.warn("on CPUs every process normalizes its own share of the batch", RunWarning, stacklevel=3)
+        warnings.warn("on CPUs, each process normalizes its share of the batch separately", RunWarning, stacklevel=3)
     return objective
 
 

@@ -1,4 +1,4 @@
-"""Tangent-kernel studies of runs: rebuild network and views, measure, keep the result in RUN/ntk."""
+"""Tangent-kernel studies of runs: rebuild network and views, measure, and store the result in RUN/ntk."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ from stairwise.training.networks import fixed_views, initial_network, kept_netwo
 
 __all__ = ["drift_of", "stored_drift", "stored_study", "study_of"]
 
-CODE = ("ntk", "kernel", "theory", "nets", "data")  # rooms whose changes make a stored study stale
+CODE = ("ntk", "kernel", "theory", "nets", "data")  # rooms; if their code changes, stored studies are out of date
 
 
 def study_of(
@@ -44,8 +44,9 @@ def study_of(
 def stored_study(
     run: Run, n: int, seed: int, device: str, precision: str, progress: Progress
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Scores and arrays of a run, read from RUN/ntk if the same study of the same weights is there, else made and
-    written. Without its checkpoints a run cannot be studied again, so any study of these pairs is taken."""
+    """Scores and arrays of a run, read from RUN/ntk, or computed and written there if that study does not match.
+
+    A run without checkpoints cannot be studied again, so any stored study of these pairs is used."""
     folder = run.folder / KERNELS
     wanted: dict[str, Any] = {"n": n, "seed": seed, "precision": precision, "initial": True}
     if weights := checkpoint.identity(run.folder / CHECKPOINTS):
@@ -65,19 +66,14 @@ def _holds(folder: Any, wanted: dict[str, Any]) -> bool:
 
 
 def drift_of(
-    run: Run,
-    n: int = 250,
-    seed: int = 0,
-    device: str = "auto",
-    precision: str = "float32",
-    progress: Progress = silent,
+    run: Run, n: int = 250, seed: int = 0, device: str = "auto", precision: str = "float32", progress: Progress = silent
 ) -> Drift:
-    """How the tangent kernel moved through a training, from the weights that the recipe's `keep` has kept."""
+    """Change of the tangent kernel during training, from the weights that the run has kept (`keep`)."""
     where = choose_device(device)
     kept = list(kept_networks(run))
     if not kept:
         remedy = "train it again with --set keep=10 --restart"
-        raise InputError("run", "must have kept weights on its way", run.folder, remedy)
+        raise InputError("run", "must have kept weights during training", run.folder, remedy)
     steps = [0, *(step for step, _, _ in kept)]
     networks = [(0, 0.0, initial_network(run)), *kept]
     models = [(step, t, Outputs(network).to(where).eval()) for step, t, network in networks]
@@ -92,8 +88,8 @@ def drift_of(
 def stored_drift(
     run: Run, n: int, seed: int, device: str, precision: str, progress: Progress
 ) -> dict[str, np.ndarray] | None:
-    """Arrays of `drift_of`, read from RUN/ntk if they are of the same pairs, else made and written; None if the run
-    has not kept weights."""
+    """Arrays of `drift_of`, read from RUN/ntk, or computed and written there if the pairs differ; None if the run has
+    kept no weights."""
     stored = run.folder / KERNELS / "drift.npz"
     if stored.is_file():
         arrays = load_arrays(stored)

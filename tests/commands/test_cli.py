@@ -1,4 +1,4 @@
-"""The command line as a person meets it."""
+"""The command line as a user sees it."""
 
 import json
 import os

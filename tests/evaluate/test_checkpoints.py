@@ -1,4 +1,4 @@
-"""Spectra of checkpoints that other people's scripts left."""
+"""Spectra of checkpoints written by other scripts."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ NET = "checkpointed_net:Net"
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A project folder with a module of its own and checkpoints whose head is scaled by 1, 2, 4, ..."""
+    """A project folder with its own module and checkpoints whose head is scaled by 1, 2, 4, ..."""
     (tmp_path / "checkpointed_net.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -94,7 +94,7 @@ def test_forms_of_checkpoints(form, place):
 
 
 def test_our_own_checkpoints(place):
-    """Those of `stairwise train` fit its network by any name, and give the spectrum of that network."""
+    """Checkpoints of `stairwise train` fit its network and give the spectrum of that network."""
     recipe = Recipe(
         data="photos",
         views="simclr",
@@ -157,7 +157,7 @@ def test_bad_checkpoints(place, capsys):
 
 
 def test_a_folder_a_checkpoint(place):
-    """checkpoint-500/model.pt, as some libraries lay them out."""
+    """checkpoint-500/model.pt, the layout of some libraries."""
     for i, state in states(3):
         (place / f"checkpoint-{9 + i}").mkdir()
         torch.save(state, place / f"checkpoint-{9 + i}" / "model.pt")
@@ -207,7 +207,7 @@ def test_bad_input(place):
                 place / "out",
                 "cpu",
             )
-    with pytest.warns(RunWarning, match="must carry its step"), pytest.raises(InputError, match="must fit the model"):
+    with pytest.warns(RunWarning, match="must contain its step"), pytest.raises(InputError, match="must fit the model"):
         measure_checkpoints(source(str(place / "kept" / "nameless.pt")), place / "out", "cpu")
     for i, state in states(2):
         torch.save({"model": state, "epoch": 3}, place / f"same-{i}.pt")

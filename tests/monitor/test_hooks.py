@@ -1,4 +1,4 @@
-"""The monitor in loops that other people write."""
+"""The monitor attached to training loops written by others."""
 
 import gc
 import json
@@ -31,7 +31,7 @@ class Model(nn.Module):
 
 
 def ordinary_loop(model, criterion, optimizer, steps=20, joined=False, spy=None):
-    """A training loop as others write it, with an evaluation now and then."""
+    """An ordinary training loop with occasional evaluations."""
     data = torch.Generator().manual_seed(1)
     for i in range(steps):
         x = torch.randn(32, 10, generator=data)
@@ -140,7 +140,9 @@ def test_embeddings_that_are_not_finite():
             watch.writer._thread.submit(lambda: None).result()  # let it catch up
         watch.close()
 
-    with pytest.warns(RunWarning, match="1 batches up to step 4 are left out, the first ever was batch 3"):
+    with pytest.warns(
+        RunWarning, match="1 batches up to step 4 are left out; the first such batch of the run was number 3"
+    ):
         loop()
     assert [r.samples for r in watch.records] == [16, 8, 16]
     assert all(np.isfinite(r.eigenvalues).all() for r in watch.records)
@@ -176,7 +178,7 @@ def test_several_loggers_and_boards(tmp_path):
 
 
 def test_time_counts_updates():
-    """With gradients accumulated over three batches a step is an update, as in the learning rate's schedule."""
+    """With gradients accumulated over three batches, a step is an update, as in the learning-rate schedule."""
     model, criterion = Model(), sw.losses.VICReg()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, every=1) as watch:
@@ -218,8 +220,8 @@ def test_bad_attachments():
     model, criterion = Model(), sw.losses.VICReg()
     monitor = sw.SpectrumMonitor()
     for options, says in (
-        ({}, "one and not the other"),
-        ({"loss": criterion, "projector": model.projector}, "one and not the other"),
+        ({}, "must not both be given"),
+        ({"loss": criterion, "projector": model.projector}, "must not both be given"),
         ({"loss": criterion, "log": 3}, "log"),
         ({"loss": criterion, "every": 0}, "every"),
     ):
@@ -229,7 +231,7 @@ def test_bad_attachments():
     watch = sw.SpectrumMonitor().attach(loss=identity)
     with pytest.raises(InputError, match="z_a, z_b"):
         identity(torch.zeros(3, 2))
-    with pytest.warns(RunWarning, match="nothing was seen"):
+    with pytest.warns(RunWarning, match="no embeddings were seen"):
         watch.close()
 
 
@@ -253,14 +255,14 @@ def test_hooks_that_come_after_compiling_say_that_they_see_nothing():
             criterion(compiled(x), compiled(x)).backward()
             optimizer.step()
 
-    with pytest.warns(RunWarning, match="nothing has been seen yet"):
+    with pytest.warns(RunWarning, match="no embeddings seen so far"):
         loop()
-    with pytest.warns(RunWarning, match="nothing was seen"):
+    with pytest.warns(RunWarning, match="no embeddings were seen"):
         watch.close()
 
 
 def test_nobody_has_to_keep_or_close_it(tmp_path):
-    """The documented line: its return value is dropped; every record is written as soon as it is decomposed."""
+    """The documented call drops its return value; each record is written as soon as it is decomposed."""
     model, criterion = Model(), sw.losses.VICReg()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     sw.SpectrumMonitor().attach(loss=criterion, optimizer=optimizer, log=tmp_path / "run", every=5)
@@ -342,7 +344,7 @@ def test_a_view_without_a_partner_does_not_meet_the_next_step():
             ordinary_loop(model, criterion, optimizer, steps=1, spy=spy)
         watch.close()
 
-    with pytest.warns(RunWarning, match="once for each of two views"):
+    with pytest.warns(RunWarning, match="once per view"):
         loop()
     # the stray call spoils the pair of its own step only
     assert watch.records[0].samples == 4 * 32
@@ -369,7 +371,7 @@ def test_backbones_that_are_not_called_for_both_views():
 
 
 def test_images_that_grow_do_not_stop_training():
-    """Maps are pooled, so their size may change; a changed number of channels is left out and said."""
+    """Positions are averaged, so image sizes may change; if the number of channels changes, a warning follows."""
     conv, criterion = nn.Conv2d(3, 6, 3), sw.losses.VICReg()
     watch = sw.SpectrumMonitor().attach(loss=criterion, backbone=conv, every=2)
     for size in (8, 8, 12, 12):
@@ -389,7 +391,7 @@ def test_dimensions_that_change_do_not_stop_training():
             criterion(z, z)
         watch.close()
 
-    with pytest.warns(RunWarning, match="must keep its 3 dimensions"):
+    with pytest.warns(RunWarning, match="must have 3 dimensions"):
         loop()
     assert watch.records[0].samples == 64
 
@@ -426,7 +428,7 @@ def test_a_full_disk_does_not_stop_training(tmp_path, monkeypatch):
 
 
 def test_a_slow_background_keeps_processes_together(tmp_path):
-    """The first process has decompositions waiting, the second never has: both must sum at the same steps."""
+    """Only the first process has a queue of decompositions, but both must sum at the same steps."""
     slow = "import time, stairwise.monitor.hooks as m; real = m.decompose_on_one_core\n"
     slow += "m.decompose_on_one_core = lambda *a: (time.sleep(0.5), real(*a))[1]\n"
     many = TWO.replace("every=2", "every=1").replace("z[2 * rank : 2 * rank + 2]", "z[:3].repeat(4, 1, 1)")
@@ -457,7 +459,7 @@ dist.destroy_process_group()
 
 
 def test_two_processes(tmp_path):
-    """One record of the joint batch, and what either of them had to leave out."""
+    """One record for the joint batch, and the batches skipped by either process."""
     assert run_two("-c", TWO, tmp_path) == [0, 0]
     (record,) = map(Record.from_json, json.loads((tmp_path / "record.json").read_text()))
     z = torch.randn(4, 16, 3, generator=torch.Generator().manual_seed(0)).double()

@@ -1,4 +1,4 @@
-"""The Lightning callback, in the Trainers of both packages; skipped where neither is installed."""
+"""The Lightning callback in the Trainers of both packages; skipped if neither is installed."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""Spectra from accumulated moments against dense computations on all the data."""
+"""Spectra from accumulated moments, compared with dense computations on all data."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def spectrum_of(a, b):
 
 
 def test_a_window_forgets():
-    """Between one and two windows of the most recent pairs."""
+    """A spectrum covers between one and two windows of the most recent pairs."""
     a, b = (np.concatenate(parts) for parts in zip(*(embeddings(50, 4, s) for s in range(9)), strict=True))
     monitor = sw.SpectrumMonitor(window=100)
     for i in range(9):
@@ -137,7 +137,7 @@ def test_bad_input():
     monitor = sw.SpectrumMonitor()
     with pytest.raises(InputError, match="two pairs"):
         monitor.compute()
-    with pytest.raises(InputError, match="one shape"):
+    with pytest.raises(InputError, match="same shape"):
         monitor.update(torch.zeros(3, 2), torch.zeros(3, 3))
     monitor.update(torch.zeros(3, 2), torch.zeros(3, 2))
     with pytest.raises(InputError, match="2 dimensions"):
@@ -146,7 +146,7 @@ def test_bad_input():
 
 @pytest.mark.parametrize("options", [{}, {"window": 70}, {"half_life": 30.0}])
 def test_collecting_equals_updating(options):
-    """Batches of two sizes, with and without representations, one of them not finite."""
+    """Batches of two sizes, with and without representations, some not finite."""
     at_once, later = (sw.SpectrumMonitor(**options) for _ in range(2))
     for i in range(29):
         n = 7 if i % 11 == 10 else 10

@@ -28,7 +28,7 @@ def test_step_times_and_gamma(pairs):
 
 
 def test_the_prediction_is_what_descent_does(pairs):
-    """The median and the interval against simulated descent from the same kind of initialization."""
+    """Median and interval agree with simulated descent from the same kind of initialization."""
     outlook = sw.predict(pairs.x_a, pairs.x_b, d=4, alpha=1e-5, draws=50)
     corr = sw.Correlation.from_pairs(pairs.x_a, pairs.x_b)
     t = np.linspace(0, 1.5 * outlook.high.max(), 2000)

@@ -1,4 +1,4 @@
-"""Every figure, run for real on embedded data."""
+"""Every figure, computed on built-in data."""
 
 import html
 import json
@@ -32,7 +32,7 @@ EVERY = [pytest.param(name, marks=pytest.mark.xdist_group("trained" if name in T
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
-    """For every figure, so that it takes seconds."""
+    """Settings with which each figure takes seconds."""
     runs = str(tmp_path_factory.mktemp("runs"))
     return {name: smoke_settings(name) | ({"runs": runs} if name in TRAINED else {}) for name in CATALOG}
 
@@ -99,7 +99,7 @@ def test_large_arrays_are_not_stored(results, tmp_path, monkeypatch):
 
 
 def invented(folder, name, rates, hidden_lag=0.0, small=True):
-    """A finished run that nobody trained: logistic staircases in all its spectra, and probes."""
+    """A simulated finished run: logistic staircases in all spectra, and probes."""
     t = np.linspace(0, 40, 400)
     start = 1e-6 if small else 1e-7
 
@@ -119,7 +119,7 @@ def invented(folder, name, rates, hidden_lag=0.0, small=True):
 
 
 def test_experiments_find_what_is_in_runs(tmp_path):
-    """Twelve modes that rise one by one, four that never do; hidden ones at the same times."""
+    """Twelve modes rise one by one and four never do; hidden modes rise at the same times."""
     rates = np.concatenate([1 / np.arange(1, 13), np.full(4, 1e-4)])
     for method in ("bt", "simclr", "vicreg"):
         for kind, small in (("", False), ("-small", True)):
@@ -175,7 +175,7 @@ def test_spectra_without_bands_have_no_valley(spectrum):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_spectra_without_bands(seed):
-    """The threshold is where the gap is widest, so a gap by chance must not count; with few modes it may."""
+    """The threshold is at the widest gap, so random gaps must not count, except with few modes."""
     rng = np.random.default_rng(seed)
     featureless = {
         "log-uniform": np.exp(-9 * rng.random(512)),

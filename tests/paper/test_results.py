@@ -1,4 +1,4 @@
-"""Stored results: what is kept in docs/results shows what its page says."""
+"""The stored results in docs/results agree with their pages."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ PAGE = (RESULTS / "staircases.md").read_text(encoding="utf-8")
 
 
 def clean_steps(spectra):
-    """Modes that rise from below a hundredth to half of their plateau while the next one is below a tenth of theirs."""
+    """Number of modes that rise from below 1 % to half of their plateau while the next one is below 10 % of its own."""
     count = 0
     for j in range(spectra.shape[1] - 1):
         plateau = np.median(spectra[:, j][spectra[:, j] > 0.2 * spectra[:, j].max()])
@@ -67,7 +67,7 @@ def test_staircases_on_cifar10(loss):
     ],
 )
 def test_forecasts_of_real_networks(loss, seed, row):
-    """From the record at which a mode has reached a hundredth of its plateau; errors relative to the remaining time."""
+    """Forecasts are made when a mode reaches a hundredth of its plateau; errors are relative to the remaining time."""
     t, lam = stored_run(loss, seed)
     steps = sw.detect_steps(t, lam)
     errors, inside = [], []
@@ -156,7 +156,7 @@ def test_grown_modes_on_images_not_trained_on():
 
 
 def test_scores_at_the_end_of_the_stl10_runs():
-    """On the page and in the recipes' labels."""
+    """The page and the labels of the recipes agree."""
     page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
     (row,) = (line.split(" | ") for line in page.splitlines() if line.startswith("| at the end"))
     about = [load_arrays(RESULTS / f"{name}.npz")["about"] for name in ("fig3", "fig1cd", "stl10-bt-d50")]
@@ -188,7 +188,7 @@ def test_numbers_in_the_index():
 
 
 def test_everything_stored_is_drawn_again_by_one_command(tmp_path):
-    """Within two minutes."""
+    """It takes at most two minutes."""
     command = [sys.executable, "-m", "stairwise", "reproduce", "all", "--from-stored", "--stored", str(RESULTS)]
     done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert [one["experiment"] for one in json.loads(done.stdout)] == stored_names(RESULTS)
@@ -206,7 +206,7 @@ def test_the_index_names_every_experiment_and_its_state():
 
 
 def test_settings_of_stored_results_are_the_papers():
-    """Where the paper gives them; Fig. 2A,B ran longer, as its page says."""
+    """If the paper gives them; Fig. 2A,B ran longer, as its page says."""
     for name in stored_names(RESULTS):
         config = json.loads((RESULTS / f"{name}.json").read_text())["config"]
         for key, value in PAPER.get(name, {}).items():
@@ -263,7 +263,7 @@ def test_the_tangent_kernel_of_the_stl10_run():
         assert f"| Barlow Twins, STL-10 | {step} | " + " | ".join(f"{v:.3f}" for v in values) + " |" in page
 
 
-def test_the_tangent_kernel_foretells_the_first_eight_steps():
+def test_the_tangent_kernel_predicts_the_first_eight_steps():
     """docs/results/fig2ab.md: CIFAR-10, within 10 %."""
     arrays = load_arrays(RESULTS / "fig2ab.npz")
     measured, predicted = fig2ab.step_times(arrays)

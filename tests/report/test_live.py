@@ -1,4 +1,4 @@
-"""The live page: what it answers, whom it refuses, and that a browser draws it."""
+"""The live page: its answers, the requests it refuses, and a browser that draws it."""
 
 import http.client
 import json
@@ -140,14 +140,14 @@ def test_command_line(tmp_path):
         time.sleep(0.2)
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)
-    assert "the run goes on" in out
+    assert "the run continues" in out
     assert err == ""
     assert process.returncode == 0
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
 def test_draws_in_a_browser(tmp_path):
-    """Everything is drawn, and records that come later appear by themselves."""
+    """All charts are drawn, and later records appear without a reload."""
     size = write_records(tmp_path, 0, 200)
     with serving(tmp_path) as server:
         flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"

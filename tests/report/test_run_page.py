@@ -1,4 +1,4 @@
-"""The page of a run, and the words that its spectra are put into."""
+"""The page of a run, and the sentences about its spectra."""
 
 import json
 import subprocess
@@ -111,7 +111,7 @@ def test_a_damaged_recipe(run):
 
 
 def test_collapse_to_a_point_that_is_not_the_origin(tmp_path):
-    """All embeddings are 0.7 in every dimension: eigenvalues are rounding noise, or those of the mean."""
+    """All embeddings are 0.7 in every dimension: the eigenvalues are rounding error, or come from the mean."""
     monitor, run = SpectrumMonitor(), RunFolder(tmp_path)
     for i in range(20):
         monitor.reset()
@@ -130,7 +130,7 @@ def test_falling_after_steps_have_been_taken(fall):
 
 @pytest.mark.parametrize("scale", [1e4, 1.0, 1e-3])
 def test_covariances_may_have_any_scale(scale):
-    """Before the first step nothing is foretold, afterwards the same whatever the unit."""
+    """There is no forecast before the first step; afterwards it does not depend on the scale."""
     lam = staircase([2.0, 0.8, 0.25])
     early = advise(T[:30], scale * lam[:30], level=None)
     assert early[0].startswith("No step has been seen yet")

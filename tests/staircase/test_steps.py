@@ -1,4 +1,4 @@
-"""Steps found and foretold, on simulated staircases and on stored ones of real networks."""
+"""Steps detected and forecast on simulated staircases."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def staircases():
 
 
 def score(staircases, tolerance):
-    """F1 of isolated steps: found within a tolerance, one to one; a step found elsewhere is both missed and wrong."""
+    """F1 score of isolated steps, matched one to one within a tolerance; a step found elsewhere counts twice."""
     found = missed = wrong = 0
     for t, lam, tau, rise in staircases:
         off = np.abs(sw.detect_steps(t, lam).times[:, None] - tau)
@@ -25,13 +25,13 @@ def score(staircases, tolerance):
             hit = near is not None and off[near, j] <= allowed[j]
             found, missed = found + hit, missed + (not hit)
             free -= {near} if hit else set()
-        crowded = ~isolated(tau, rise)  # what is found near these is neither right nor wrong
+        crowded = ~isolated(tau, rise)  # detections near these are not counted
         wrong += sum(not (off[k, crowded] <= 2 * rise[crowded]).any() for k in free)
     return 2 * found / (2 * found + missed + wrong)
 
 
 def test_isolated_steps_are_found_at_their_time(staircases):
-    """Within half a rise time, or half the time between records where these are further apart than that."""
+    """Within half a rise time, or within half the time between records if that is longer."""
     assert score(staircases, lambda rise, spacing: np.maximum(rise, spacing) / 2) >= 0.95
     assert score(staircases, lambda rise, spacing: rise / 2) >= 0.93  # some rise between two records
     assert score(staircases, lambda rise, spacing: 2 * rise) >= 0.97
@@ -48,7 +48,7 @@ def test_neighbours_are_one_event():
 
 
 def test_other_levels_and_units():
-    """Plateaus of covariances are not 1, and time has any unit."""
+    """Plateaus of covariances differ from 1, and time may have any unit."""
     t = np.linspace(0, 8, 400)
     lam = 1 / (1 + 1e8 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.5])))
     plain, scaled = sw.detect_steps(t, lam), sw.detect_steps(1e3 * t, 40 * lam)
@@ -69,7 +69,7 @@ def test_steps_of_modes_that_accelerate():
 
 
 def test_steps_that_begin_on_a_low_plateau():
-    """Sorted eigenvalues: one that rests at 0.05 is passed by every other, whose curves begin there."""
+    """One eigenvalue stays at 0.05; the others overtake it, so their sorted curves begin there."""
     t = np.linspace(0, 100, 400)
     at = np.array([20.0, 50.0, 80.0])
     lam = 1 / (1 + np.exp(-2 * (t[:, None] - at)))
@@ -79,11 +79,11 @@ def test_steps_that_begin_on_a_low_plateau():
     high = steps.levels > 0.5
     assert steps.modes[high].tolist() == [0, 1, 2]
     assert np.abs(steps.times[high] - at).max() < 1.0
-    assert steps.rise_times[high].max() < 1.5  # 0.5, and what 0.25 between records allows
+    assert steps.rise_times[high].max() < 1.5  # 0.5, measured with records 0.25 apart
 
 
 def test_coupling_against_chance():
-    """Staircases that rise together are above what shifts in time give, those of other times are not."""
+    """Staircases that rise together correlate more than shifted ones; staircases that rise apart do not."""
     t = np.linspace(0, 100, 400)
     rng = np.random.default_rng(0)
 
@@ -107,7 +107,7 @@ def test_what_is_no_step():
 
 
 def test_forecasts_when_a_mode_has_reached_a_hundredth(staircases):
-    """Median error at most 10 % of the remaining time, intervals of 80 % cover between 70 and 90 %."""
+    """The median error is at most 10 % of the remaining time, and 80 % intervals cover 70 to 90 %."""
     errors, inside = [], []
     for t, lam, tau, rise in staircases:
         for j, (step, width) in enumerate(zip(tau, rise, strict=True)):
@@ -124,7 +124,7 @@ def test_forecasts_when_a_mode_has_reached_a_hundredth(staircases):
 
 
 def test_acceleration_is_learned_from_earlier_steps():
-    """y' = r e^{κ y}: without it the forecast would be late by half of the remaining time."""
+    """y' = r e^{κ y}: without acceleration the forecast would be late by half of the remaining time."""
     t = np.linspace(0, 520, 3000)
     kappa, rates = 0.35, np.array([4.0, 1.6, 1.0, 0.7, 0.5])
     start = np.log(1e-6)

@@ -1,4 +1,4 @@
-"""The loop: it learns, resumes to the bit, survives kill -9, damage and divergence, and says what is wrong."""
+"""The loop learns, resumes bit for bit, survives kill -9, damage and divergence, and reports clear errors."""
 
 import json
 import os
@@ -52,7 +52,7 @@ TINY = Recipe(
 
 
 class Classifier(nn.Module):
-    """An encoder as a user would write one, with randomness of its own."""
+    """An encoder as a user would write it, with its own random numbers."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Classifier(nn.Module):
 
 
 def metrics(folder):
-    """Records without clocks."""
+    """Records without timings."""
     return [
         {k: v for k, v in r.as_json().items() if k not in CLOCKS} for r in read_log(Path(folder) / "metrics.jsonl")[0]
     ]
@@ -97,7 +97,7 @@ STAIRS = Recipe(
 
 
 def test_a_small_network_learns_in_steps(tmp_path):
-    """From small initialization: the loss begins at d, one eigenvalue after another rises to 1."""
+    """From small initialization, the loss begins at d and the eigenvalues rise to 1 one after another."""
     run = sw.train(STAIRS, tmp_path)
     spectra, loss = run.series("eigenvalues"), run.series("loss")
     assert spectra[0, 0] < 1e-3
@@ -173,7 +173,7 @@ def test_streaming_equals_resident(tmp_path, monkeypatch):
 
 
 def test_fixed_views_are_full_batch_descent(tmp_path):
-    """A linear network on fixed pairs follows gradient descent of the theory, eigenvalue by eigenvalue."""
+    """A linear network on fixed pairs has the same eigenvalues as gradient descent in `dynamics`."""
     recipe = Recipe(
         data="photos",
         pretrain=200,
@@ -218,7 +218,7 @@ def test_resuming_after_a_signal_is_exact_to_the_bit(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM if step == 10 else signal.SIGINT)
 
     for name, at in (("SIGTERM", 10), ("SIGINT", 20)):
-        with pytest.raises(Stopped, match=f"stopped by {name} after step {at} of 40.*same command continues"):
+        with pytest.raises(Stopped, match=f"stopped by {name} after step {at} of 40.*same command again"):
             sw.train(recipe, tmp_path / "parts", progress=interrupt)
     sw.train(recipe, tmp_path / "parts")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
@@ -336,7 +336,7 @@ def test_two_trainers_do_not_share_a_folder(tmp_path):
 
 
 def test_no_record_is_lost_when_writing_fails(tmp_path, monkeypatch):
-    """A disk that is full for a moment: the run stops and says so; it does not go on with gaps."""
+    """If the disk is full for a moment, the run stops with an error instead of continuing with gaps."""
     real, calls = MetricsLog.write, []
 
     def sometimes(log, record):
@@ -365,10 +365,10 @@ def test_other_data_and_a_lost_log_are_noticed(tmp_path):
     with pytest.warns(RunWarning, match="lost earlier records"), pytest.raises(Stopped):
         sw.train(recipe, tmp_path / "run", progress=lambda step, *_: os.kill(os.getpid(), signal.SIGTERM))
     np.save(tmp_path / "data.npy", load("digits").pixels[:200])
-    with pytest.warns(RunWarning, match="written since"), pytest.raises(Stopped):
+    with pytest.warns(RunWarning, match="changed since"), pytest.raises(Stopped):
         sw.train(recipe, tmp_path / "run", progress=lambda step, *_: os.kill(os.getpid(), signal.SIGTERM))
     np.save(tmp_path / "data.npy", load("digits").pixels[:90])
-    with pytest.raises(InputError, match="with which the run began"):
+    with pytest.raises(InputError, match="same as when the run began"):
         sw.train(recipe, tmp_path / "run")
 
 
@@ -396,7 +396,7 @@ def test_the_callers_settings_of_cudnn_hold(value, tmp_path, monkeypatch):
 
 
 def test_on_a_cpu_nothing_is_channels_last(tmp_path):
-    """There it buys nothing, and torch 2.13 without AVX-512 has wrong gradients of strided 1 × 1 convolutions."""
+    """It is no faster there, and torch 2.13 without AVX-512 computes wrong gradients of strided 1 × 1 convolutions."""
     trainer = Trainer(TINY, tmp_path, CPU)
     x_a, x_b = trainer.material.pairs.fixed(torch.arange(4))
     assert TINY.channels_last
@@ -423,7 +423,7 @@ def test_pixels_must_be_bytes_or_shares(tmp_path):
 
 
 def test_divergence_of_a_spectral_loss_is_called_that(tmp_path):
-    with pytest.raises(Diverged, match="first time at step"):
+    with pytest.raises(Diverged, match="first not finite at step"):
         sw.train(replace(TINY, loss="sharpened", lr=1e20), tmp_path)
 
 
@@ -443,7 +443,9 @@ def test_divergence_names_the_step_and_keeps_the_checkpoint(tmp_path):
     trainer.resume()
     original = trainer.schedule.factor
     object.__setattr__(trainer.schedule, "factor", lambda step: 1e30 if step == 15 else original(step))
-    with pytest.raises(Diverged, match=r"first time at step 17 .*last good checkpoint: .*step-0000000010.*lower lr"):
+    with pytest.raises(
+        Diverged, match=r"first not finite at step 17 .*last good checkpoint: .*step-0000000010.*lower lr"
+    ):
         trainer.run(StopRequest(), 1e9, lambda *_: None)
     trainer.close()
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-0000000010.safetensors"]
@@ -451,7 +453,7 @@ def test_divergence_names_the_step_and_keeps_the_checkpoint(tmp_path):
 
 
 def test_divergence_before_any_checkpoint(tmp_path):
-    with pytest.raises(Diverged, match="no checkpoint had been written"):
+    with pytest.raises(Diverged, match="no checkpoint was written"):
         sw.train(replace(TINY, loss="vicreg", lr=1e20), tmp_path)
 
 
@@ -487,7 +489,7 @@ def test_bad_recipes(changes, says):
         ({"loss": "byol", "precondition": {"power": 0.5}}, "does not apply to BYOL"),
         ({"encoder": "torch.nn:Identity", "encoder_options": {}}, "2-D"),
         ({"data": "nowhere"}, "dataset is unknown"),
-        ({"held_out": 10}, "besides those for training"),
+        ({"held_out": 10}, "not used for training"),
         ({"views": "crop", "size": 20}, "at most 8"),
         ({"loss_options": {"lambda_": "abc"}}, "arguments of BarlowTwins"),
         ({"precondition": {"dampening": 0.1}}, "arguments of sw.precondition"),
@@ -506,7 +508,7 @@ def test_probes_need_labels(tmp_path):
 
 
 def test_spectra_of_held_out_images(tmp_path):
-    """Measured in evaluation mode on views of images beyond `pretrain`, and the training does not notice."""
+    """They are measured in evaluation mode on images beyond `pretrain`, without side effects on training."""
     recipe = replace(TINY, pretrain=1000, probes=["knn"], probe_times=2, probe_images=50)
     run = sw.train(replace(recipe, held_out=300), tmp_path / "with", device="cpu")
     bare = sw.train(recipe, tmp_path / "without", device="cpu")
@@ -651,7 +653,7 @@ def test_run_reads_what_there_is(tmp_path):
     with pytest.raises(InputError, match="measured: "):
         run.series("accuracy")
     (tmp_path / "recipe.json").write_text("{")
-    with pytest.raises(InputError, match="whole JSON"):
+    with pytest.raises(InputError, match="valid JSON"):
         _ = Run(tmp_path).facts
 
 
@@ -674,7 +676,7 @@ def test_command_line(tmp_path):
 
 
 def test_two_processes_train_like_one(tmp_path):
-    """Without batch norm, whose statistics are per process on CPUs, the joint batch decides: the same losses."""
+    """Without batch norm, whose statistics are per process on CPUs, the losses are those of the joint batch."""
     recipe = replace(TINY, encoder="mlp", encoder_options={"inputs": 64, "widths": [32]}, head_norm=False, views="none")
     one = sw.train(recipe, tmp_path / "one")
     (tmp_path / "recipe.json").write_text(json.dumps(recipe.plain()))
@@ -696,7 +698,7 @@ def test_no_stray_warnings(tmp_path):
 
 
 class _Twice(nn.Module):
-    """A norm that is used twice in a pass, one once and one never."""
+    """One norm is used twice per pass, one once and one never."""
 
     def __init__(self):
         super().__init__()
@@ -719,7 +721,7 @@ def test_two_passes_at_once_with_norms_used_twice_and_never():
 
 
 def test_what_may_pass_at_once():
-    """State that two passes would write over one another's must be that of plain batch norms."""
+    """Two parallel passes may share no state except that of plain batch norms."""
 
     def net(*modules):
         return nn.Sequential(nn.Linear(4, 4), *modules)
@@ -742,7 +744,7 @@ def test_what_may_pass_at_once():
 
 
 def test_two_passes_at_once_leave_what_two_in_order_leave():
-    """Batch norms' running averages, their counters and the gradient."""
+    """Running averages and counters of batch norms, and the gradient, are the same."""
     torch.manual_seed(0)
     network = build_network(build_encoder("resnet18", {"stem": "small", "width": 8}), torch.zeros(2, 3, 16, 16), [8], 4)
     for m, momentum in zip(network.modules(), np.linspace(0.05, 0.5, 200), strict=False):

@@ -1,4 +1,4 @@
-"""Optimizers and schedules against independent statements of their rules."""
+"""Optimizers and schedules, compared with independent implementations of their rules."""
 
 import math
 
@@ -63,7 +63,7 @@ def test_sgd_is_torchs(channels_last, clip):
 
 
 def test_lars_is_metas():
-    """Excluded from adaptation and decay: parameters with one axis."""
+    """Parameters with one axis are excluded from adaptation and decay."""
     ours, theirs = net(), net()
     velocity = {name: torch.zeros_like(p) for name, p in theirs.named_parameters()}
 

@@ -118,9 +118,9 @@ def test_the_kernel_through_training(runs, tmp_path):
 
 
 def test_few_modes(tmp_path):
-    """A kernel at the beginning of training has fewer modes than there are embeddings; the run says what to do."""
+    """Early in training the kernel has fewer modes than the embedding has dimensions; the error says what to do."""
     run = sw.train(TINY.with_settings({"steps": 2}), tmp_path / "young", device="cpu")
-    with pytest.raises(InputError, match=r"4 modes above rounding.*take more pairs \(n\)"):
+    with pytest.raises(InputError, match=r"4 modes above rounding error.*take more pairs \(n\)"):
         study_of(run, n=1, device="cpu")
 
 
