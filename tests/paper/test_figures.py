@@ -20,7 +20,7 @@ from stairwise.paper.harness import CATALOG, Claim, from_stored, label, page, ru
 from stairwise.paper.trained import steps_of
 from stairwise.runs.reader import Run
 from stairwise.theory.spectra import bimodality
-from stairwise.training.recipe import load_recipe
+from stairwise.training.recipe import load_recipe, recipe_of
 from stairwise.training.studies import stored_study
 
 TRAINED = [name for name in CATALOG if "smoke" in smoke_settings(name)]  # of networks that train for minutes on a GPU
@@ -195,7 +195,7 @@ def test_a_study_of_other_weights_is_made_again(settings, results, tmp_path):
     shutil.copytree(runs / "smoke-bt-d50", folder)
     before = stored_study(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0]
     assert before == json.loads((runs / "smoke-bt-d50" / "ntk" / "tangent.json").read_text())["scores"]
-    sw.train(Run(folder).recipe.with_settings({"seed": 5}), folder, device="cpu", restart=True)
+    sw.train(recipe_of(Run(folder)).with_settings({"seed": 5}), folder, device="cpu", restart=True)
     assert stored_study(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0] != before
 
 
