@@ -45,14 +45,12 @@ class Contraction:
             bounded by it, too.
         half: multiplies in float16; None: in the precision of the factors.
         more_ways: functions (one, other, symmetric, contraction) that propose further ways, or None.
-        copy: copies the second tensor into the first.
         buffers: memory for slices, kept for the next layer: 1.3 × on a CPU, where fresh memory is slow to write.
     """
 
     slice_bytes: float = 1e9
     half: "HalfProducts | None" = None
     more_ways: tuple[Callable[["Outer", "Outer", bool, "Contraction"], Way | None], ...] = ()
-    copy: Callable[[Tensor, Tensor], Tensor] = Tensor.copy_
     buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
@@ -78,7 +76,7 @@ class Contraction:
 
     def copied(self, name: str) -> Callable[[Tensor], Tensor]:
         """A function that copies a view into the buffer of that name."""
-        return lambda view: self.copy(self.buffer(name, view.numel(), view).view(view.shape), view)
+        return lambda view: self.buffer(name, view.numel(), view).view(view.shape).copy_(view)
 
 
 class AbstractFactor(ABC):

@@ -7,11 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stairwise.ntk.factors import AbstractFactor, Direct, Lookup, Outer
-from stairwise.ntk.patches import channels_last
 
 __all__ = ["RULES", "factors"]
-
-FEW = 64  # positions below which torch's sums per channel are slow
 
 
 def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
@@ -28,21 +25,10 @@ def _batch_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, 
     assert isinstance(module, nn.modules.batchnorm._BatchNorm)
     assert module.running_mean is not None
     assert module.running_var is not None
-    n, channels = x.shape[:2]
-    if x[0, 0].numel() < FEW or channels_last(x):
-        x, b = (v if v.ndim == 4 else v.reshape(n, channels, -1, 1) for v in (x, b))
-        normed = (x - module.running_mean[:, None, None]).mul_(b)
-        yield "weight", Direct(normed.sum(dim=(2, 3)) / (module.running_var + module.eps).sqrt())
-        yield "bias", Direct(b.sum(dim=(2, 3)))
-        return
-    # torch's fused sums are per channel: make one of every channel of every sample
-    as_channels = [v.reshape(1, n * channels, -1) for v in (b, x)]
-    statistics = [v.to(x.dtype).repeat(n) for v in (module.running_mean, module.running_var)]
-    ones, none = x.new_ones(n * channels), x.new_empty(0)  # CUDA's version needs a tensor for unused arguments
-    backward = torch.ops.aten.native_batch_norm_backward
-    _, weight, bias = backward(*as_channels, ones, *statistics, none, none, False, module.eps, [False, True, True])
-    yield "weight", Direct(weight.view(n, channels))
-    yield "bias", Direct(bias.view(n, channels))
+    x, b = (v if v.ndim == 4 else v.reshape(*v.shape[:2], -1, 1) for v in (x, b))  # images keep their layout
+    normed = (x - module.running_mean[:, None, None]).mul_(b)
+    yield "weight", Direct(normed.sum(dim=(2, 3)) / (module.running_var + module.eps).sqrt())
+    yield "bias", Direct(b.sum(dim=(2, 3)))
 
 
 def _layer_norm(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:

@@ -269,7 +269,8 @@ def test_nobody_has_to_keep_or_close_it(tmp_path):
     assert (tmp_path / "run").is_dir()
     gc.collect()
     ordinary_loop(model, criterion, optimizer, steps=10)
-    (watch,) = (one for one in hooks._alive if one.writer.folder.folder == tmp_path / "run")
+    folders = {one.writer.folder.folder: one for one in hooks._alive if one.writer.folder is not None}
+    watch = folders[tmp_path / "run"]
     watch.writer._thread.submit(lambda: None).result()
     assert [r.step for r in read_log(tmp_path / "run" / "metrics.jsonl")[0]] == [5, 10]
     watch.close()

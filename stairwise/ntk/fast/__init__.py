@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from stairwise.ntk.factors import Contraction
-from stairwise.ntk.fast.convolutions import ConvolutionsByProducts, copy_words
+from stairwise.ntk.fast.convolutions import ConvolutionsByProducts
 from stairwise.ntk.fast.half import HalfProducts
 from stairwise.ntk.fast.pixels import propose
 from stairwise.ntk.fast.second_stream import SecondStream
@@ -45,4 +45,4 @@ def choose(device: torch.device, precision: str) -> Paths:
         return Paths(contraction=Contraction(half=half, more_ways=(propose,)))
     # with TF32, cuDNN's convolutions are the faster ones
     convolutions = ConvolutionsByProducts if precision in ("float32", "float16") else None
-    return Paths(convolutions, SecondStream, Contraction(half=half, copy=copy_words))
+    return Paths(convolutions, SecondStream, Contraction(half=half))

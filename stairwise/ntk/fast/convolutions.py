@@ -14,10 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from stairwise.ntk.patches import windows
 
-__all__ = ["ConvolutionsByProducts", "copy_words"]
+__all__ = ["ConvolutionsByProducts"]
 
 WINOGRAD = 64  # positions above which cuDNN is better at kernels of stride 1
-WORD = 16  # bytes, the most that a GPU thread copies at once
 Pair = tuple[int, int]
 
 
@@ -50,17 +49,6 @@ class ConvolutionsByProducts(TorchFunctionMode):
             if x.ndim == 4 and x.dtype == torch.float32 and all(_is_given(v, x) for v in (mean, var, weight, bias)):
                 return _BatchNorm.apply(x, mean, var, weight, bias, kwargs["eps"])
         return func(*args, **kwargs)
-
-
-def copy_words(out: Tensor, view: Tensor) -> Tensor:
-    """Copy a view into contiguous memory, 16 bytes at a time if its last axis allows that."""
-    words = WORD // view.element_size()
-    steps = [*view.stride()[:-1], view.storage_offset(), out.storage_offset(), view.shape[-1]]
-    aligned = view.data_ptr() % WORD == out.data_ptr() % WORD == 0
-    if aligned and view.stride(-1) == 1 and all(step % words == 0 for step in steps):
-        out.view(torch.complex128).copy_(view.view(torch.complex128))
-        return out
-    return out.copy_(view)
 
 
 def _is_given(v: Tensor | None, x: Tensor) -> bool:
@@ -147,7 +135,7 @@ def _products(x: Tensor, matrix: Tensor, kernel: Pair, stride: Pair, padding: Pa
     rows = x.permute(0, 2, 3, 1)  # these are the rows of kernels of one pixel
     if not kernel == stride == (1, 1):
         view = seen.permute(0, 5, 6, 1, 3, 4, 2)
-        rows = copy_words(view.new_empty(view.shape), view)
+        rows = view.contiguous()
     out = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     torch.mm(rows.reshape(-1, len(matrix)), matrix, out=out.permute(0, 2, 3, 1).view(-1, matrix.shape[1]))
     return out

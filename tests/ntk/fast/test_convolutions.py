@@ -14,7 +14,7 @@ from stairwise.ntk import fast
 from stairwise.ntk.capture import Capture
 from stairwise.ntk.empirical import empirical_ntk
 from stairwise.ntk.factors import Contraction, Outer
-from stairwise.ntk.fast.convolutions import ConvolutionsByProducts, copy_words
+from stairwise.ntk.fast.convolutions import ConvolutionsByProducts
 from stairwise.ntk.fast.half import HalfProducts
 from tests.ntk.zoo import Net, apply, by_autograd, mean, pool
 
@@ -22,7 +22,7 @@ from tests.ntk.zoo import Net, apply, by_autograd, mean, pool
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     """Use them in `empirical_ntk`, which otherwise does so on a GPU only."""
-    paths = fast.Paths(ConvolutionsByProducts, None, Contraction(copy=copy_words))
+    paths = fast.Paths(ConvolutionsByProducts, None, Contraction())
     monkeypatch.setattr(fast, "choose", lambda *_: paths)
 
 
@@ -42,14 +42,6 @@ def test_convolutions_by_products(size, out):
         b = torch.randn_like(wanted)
         gradients = [torch.autograd.grad(y, x, b)[0] for y in (by_products, wanted)]
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("channels", [3, 4, 8, 16])  # copied one by one, or in words of 16 bytes
-def test_copies_by_words(kind, channels):
-    x = torch.randn(3, 7, 6, channels).to(kind)
-    for view in (x[1:], x[:, ::2], x[:, :, 1:4], x.transpose(1, 2), x.transpose(2, 3)):
-        assert torch.equal(copy_words(torch.empty(view.shape, dtype=kind), view), view)
 
 
 @pytest.mark.parametrize("options", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding_mode": "circular"}])
@@ -108,7 +100,7 @@ def test_passes_by_products(make, taken, size, monkeypatch):
     for name, factor in one.items():
         torch.testing.assert_close(other[name].gradients(), factor.gradients(), rtol=1e-3, atol=1e-4)
         for half in (None, HalfProducts()):
-            how = Contraction(1e4, half, copy=copy_words)
+            how = Contraction(1e4, half)
             exact = factor.gram(None, Contraction())
             tolerance = {"rtol": 1e-2 if half else 1e-3, "atol": float(exact.max()) * 1e-3 + 1e-9}
             for gram in (other[name].gram(None, how), other[name].gram(factor, how)):  # the latter mixes layouts
