@@ -1,6 +1,32 @@
-"""One thread per test process, also in the processes that tests start: workers of pytest-xdist share the cores."""
+"""One thread per test process, and a schedule for pytest-xdist that shares expensive fixtures.
+
+Workers share no fixtures. Tests whose id is [GROUP:…], and all tests of a file that says `SHARED = True`, go to one
+worker; every other test goes to whichever is free.
+"""
 
 import os
+import re
+from functools import cache
+from pathlib import Path
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(name, "1")
+    os.environ.setdefault(name, "1")  # also for the processes that tests start
+
+
+@cache
+def _shared(path: str) -> bool:
+    return "\nSHARED = True" in Path(path).read_text(encoding="utf-8")
+
+
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Schedule(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path = nodeid.partition("::")[0]
+            group = re.search(r"\[(\w+):", nodeid)
+            if group:
+                return f"{path} {group[1]}"
+            return path if _shared(str(config.rootpath / path)) else nodeid
+
+    return Schedule(config, log)

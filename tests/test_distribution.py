@@ -13,7 +13,8 @@ import pytest
 import stairwise as sw
 
 ROOT = Path(__file__).parents[1]
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distribution")]
+pytestmark = pytest.mark.slow
+SHARED = True
 
 
 def run(*command, cwd):

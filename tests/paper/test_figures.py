@@ -26,8 +26,8 @@ from stairwise.training.studies import stored_study
 TRAINED = [name for name in CATALOG if "smoke" in smoke_settings(name)]  # of networks that train for minutes on a GPU
 
 
-# workers of pytest-xdist share no results: all tests of a figure, and all figures of the same runs, go to one of them
-EVERY = [pytest.param(name, marks=pytest.mark.xdist_group("trained" if name in TRAINED else name)) for name in CATALOG]
+# all tests of a figure, and all figures of the same runs, are run by one worker (tests/conftest.py)
+EVERY = [pytest.param(name, id=f"{'trained' if name in TRAINED else name}:{name}") for name in CATALOG]
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +91,11 @@ def test_stored_results_are_drawn_again(results, name, tmp_path):
     page(again).write(tmp_path / "page.html")
 
 
-@pytest.mark.xdist_group("fig8")
-def test_large_arrays_are_not_stored(results, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["fig8"], ids=["fig8:fig8"])
+def test_large_arrays_are_not_stored(results, name, tmp_path, monkeypatch):
     monkeypatch.setattr("stairwise.paper.harness.LARGEST", 10.0)
     with pytest.raises(InputError, match="to be stored"):
-        store(results["fig8"], tmp_path)
+        store(results[name], tmp_path)
 
 
 def invented(folder, name, rates, hidden_lag=0.0, small=True):
@@ -208,9 +208,9 @@ def test_long_runs_need_a_gpu(tmp_path):
         run("fig3", tmp_path, {"runs": str(tmp_path), "methods": "byol"})
 
 
-@pytest.mark.xdist_group("fig1ab")
-def test_checks_can_fail(results):
-    arrays = dict(results["fig1ab"].arrays)
+@pytest.mark.parametrize("name", ["fig1ab"], ids=["fig1ab:fig1ab"])
+def test_checks_can_fail(results, name):
+    arrays = dict(results[name].arrays)
     arrays["law"] = arrays["law"] + 0.1
     arrays["law_descent"] = np.roll(arrays["law_descent"], 40, axis=0)
     assert sum(not claim.holds for claim in fig1ab.check(arrays)) >= 3

@@ -21,6 +21,7 @@ from stairwise.training.recipe import Recipe
 from stairwise.training.studies import drift_of, stored_drift, study_of
 
 CPU = torch.device("cpu")
+SHARED = True
 TINY = Recipe(
     data="photos",
     views="simclr-small",
