@@ -12,8 +12,6 @@ import numpy as np
 
 from stairwise.checks import InputError
 
-__all__ = ["atomic", "load_arrays", "save_arrays", "save_json", "save_text"]
-
 
 @contextmanager
 def atomic(target: str | Path) -> Iterator[Path]:

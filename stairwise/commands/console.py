@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from stairwise.progress import Progress
     from stairwise.table import Table
 
-__all__ = ["Interrupted", "Json", "bar", "err", "out", "print_json", "print_table", "run_app", "setting"]
-
 out, err = Console(), Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

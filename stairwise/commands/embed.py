@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from stairwise.kernel.estimator import KernelSSL
     from stairwise.table import Table
 
-__all__ = ["embed"]
-
 
 def embed(
     source: Source = "photos",

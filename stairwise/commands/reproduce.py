@@ -12,8 +12,6 @@ from stairwise.commands.console import Json, bar, err, out, print_json, setting
 if TYPE_CHECKING:
     from stairwise.paper.harness import Result
 
-__all__ = ["print_claims", "reproduce", "run_with_bar"]
-
 
 Smoke = Annotated[bool, typer.Option("--smoke", help="Test the code in seconds; claims are not judged.")]
 Stored = Annotated[bool, typer.Option("--from-stored", help="Draw stored measurements instead of running.")]

@@ -12,8 +12,6 @@ from stairwise.commands.console import Json, bar, out, print_json, print_table, 
 if TYPE_CHECKING:
     from stairwise.runs.reader import Run
 
-__all__ = ["train"]
-
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe (see --list) or your own .toml file.")] = "",

@@ -9,8 +9,6 @@ from stairwise.progress import Progress, silent
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.trajectory import Trajectory
 
-__all__ = ["gradient_descent"]
-
 
 def gradient_descent(
     W0: ArrayLike,

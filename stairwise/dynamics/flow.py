@@ -10,8 +10,6 @@ from stairwise.theory.correlation import Correlation
 from stairwise.theory.quartic import Quartic
 from stairwise.theory.trajectory import Trajectory
 
-__all__ = ["appendix_flow", "gradient_flow", "quartic_flow"]
-
 Floats = NDArray[np.float64]
 
 

@@ -7,8 +7,6 @@ from stairwise.checks import number, positive_int, time_vector
 from stairwise.dynamics.integrate import integrate
 from stairwise.theory.landscapes import AbstractLandscape
 
-__all__ = ["landscape_descent", "landscape_flow"]
-
 Floats = NDArray[np.float64]
 
 

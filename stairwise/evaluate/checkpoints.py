@@ -29,8 +29,6 @@ from stairwise.progress import Progress, silent
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.record import Record
 
-__all__ = ["Source", "measure_checkpoints"]
-
 COUNTERS = ("global_step", "step", "iteration", "epoch")  # common names of the step in checkpoints
 
 

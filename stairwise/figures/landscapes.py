@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from stairwise.figures.style import MEASURED, PREDICTED, key, mode_colors, panels
 
-__all__ = ["draw_landscapes", "draw_symmetry_breaking"]
-
 
 def _landscape(ax: Axes, x: NDArray, loss: NDArray, title: str, rests: Sequence[float], coordinate: str) -> None:
     ax.plot(x, loss, **{**MEASURED, "color": "#4a6fa5", "linewidth": 1.8})

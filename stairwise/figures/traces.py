@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from stairwise.figures.style import MEASURED, PREDICTED, key, panels
 
-__all__ = ["draw_traces"]
-
 # the paper's red, blue and green, light enough to show the theory on top
 DIAGONAL, ABOVE, BELOW = "#d98880", "#7fb3d5", "#7dcea0"
 

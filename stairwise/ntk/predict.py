@@ -14,8 +14,6 @@ from stairwise.kernel.arrays import as_numpy
 from stairwise.kernel.operators import DensePairs
 from stairwise.kernel.solvers import solve
 
-__all__ = ["kernel_pca", "predict_embeddings"]
-
 Floats = NDArray[np.float64]
 ASYMMETRY = 1e-4  # relative to the largest entry; rounding in low precision may cause it
 

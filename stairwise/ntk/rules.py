@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from stairwise.ntk.factors import AbstractFactor, Direct, Lookup, Outer
 from stairwise.ntk.patches import channels_last
 
-__all__ = ["RULES", "factors"]
-
 FEW = 64  # positions below which torch's sums per channel are slow
 
 

@@ -22,8 +22,6 @@ from stairwise.progress import Progress, silent
 from stairwise.table import Table
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
 
-__all__ = ["Drift", "Outputs", "Tangent", "compare", "embed", "kernel_drift", "study", "study_drift"]
-
 Floats = NDArray[np.float64]
 BATCH = 256
 

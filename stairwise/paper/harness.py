@@ -21,22 +21,6 @@ from stairwise.provenance import code_digest, provenance
 from stairwise.report.page import Page, Picture
 from stairwise.table import Table
 
-__all__ = [
-    "CATALOG",
-    "LARGEST",
-    "Arrays",
-    "Claim",
-    "Result",
-    "from_stored",
-    "label",
-    "page",
-    "run",
-    "smoke_settings",
-    "store",
-    "stored_names",
-    "stored_results",
-]
-
 LARGEST = 300e3  # bytes of a stored result
 PLACES = {"runs", "device"}  # settings that do not affect the result
 

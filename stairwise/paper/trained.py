@@ -25,26 +25,6 @@ from stairwise.theory.spectra import grown
 from stairwise.training.loop import train
 from stairwise.training.recipe import Recipe, load_recipe, recipe_of
 
-__all__ = [
-    "D50",
-    "FAST",
-    "METHODS",
-    "SMALL",
-    "STANDARD",
-    "NeedsGPU",
-    "RunsConfig",
-    "about",
-    "curves",
-    "methods_in",
-    "obtain",
-    "runs_table",
-    "spectrum_panels",
-    "steps_of",
-    "steps_table",
-    "unseen",
-    "unseen_claims",
-]
-
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 SMALL, STANDARD, D50, FAST = "-small", "", "-d50", "-small-fast"

@@ -14,8 +14,6 @@ from stairwise.files import save_json
 from stairwise.runs.log import MetricsLog
 from stairwise.runs.record import Record
 
-__all__ = ["CHECKPOINTS", "KERNELS", "METRICS", "PICTURE", "RECIPE", "WEIGHTS", "RunFolder", "discard", "read_picture"]
-
 METRICS = "metrics.jsonl"  # one line per record
 PICTURE = "embeddings.json"  # the newest embeddings in their two leading modes
 RECIPE = "recipe.json"  # the recipe and the provenance of the run

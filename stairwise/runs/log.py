@@ -7,8 +7,6 @@ from pathlib import Path
 from stairwise.files import plain
 from stairwise.runs.record import Record
 
-__all__ = ["MetricsLog", "read_log"]
-
 
 class MetricsLog:
     """Appends records and flushes each, so that a killed run loses none."""

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CLOCKS", "Record", "spectrum_of_loss"]
-
 Floats = NDArray[np.float64]
 SPECTRA = ("eigenvalues", "covariance", "normalized", "hidden", "held_eigenvalues", "held_covariance", "held_hidden")
 CLOCKS = ("seconds", "views_per_second")  # the only values that differ between identical runs on a CPU

@@ -41,8 +41,6 @@ from stairwise.training.recorder import Recorder
 from stairwise.training.schedule import Schedule
 from stairwise.training.setup import Calendar, prepare, with_joint_norms
 
-__all__ = ["Diverged", "Stopped", "Trainer", "train"]
-
 ASK_EVERY = 10  # steps between two agreements of several processes on saving or stopping
 GO_ON, SAVE, STOP = 0, 1, 2
 FREE = {"label", "keep", "held_out"}  # settings that do not change the training

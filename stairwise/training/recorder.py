@@ -14,8 +14,6 @@ from stairwise.runs.record import Record
 from stairwise.runs.writer import BackgroundWriter
 from stairwise.training.objective import Embedded
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """Loss, gradient and spectra since the last record, and the first step that was not finite.

@@ -15,8 +15,6 @@ from stairwise.ntk.fast.half import HalfProducts
 from stairwise.ntk.fast.pixels import propose
 from stairwise.ntk.fast.second_stream import SecondStream
 
-__all__ = ["Paths", "choose"]
-
 ENABLED = True  # False: plain code everywhere, float32 products for "float16" and "tf32"
 
 

@@ -14,8 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 from stairwise.ntk.patches import windows
 
-__all__ = ["ConvolutionsByProducts", "copy_words"]
-
 WINOGRAD = 64  # positions above which cuDNN is better at kernels of stride 1
 WORD = 16  # bytes, the most that a GPU thread copies at once
 Pair = tuple[int, int]
