@@ -52,7 +52,6 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Spectra of C over time: descent, flow, and the laws for each."""
     progress(0.0, 1, "cutting crops")
     x_a, x_b = two_crops(load(config.data), config.n, config.crop, config.pixels, config.seed)
     progress(0.05, 1, "eigenvectors of Γ")
@@ -104,7 +103,6 @@ def _step_times(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check the claims of the caption and of the text."""
     d = arrays["descent"].shape[1]
     steps = _step_times(arrays)
     error = {name: np.abs(arrays[name] - arrays["flow"]).max() for name in ("law", "aligned")}
@@ -130,13 +128,11 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """The paper's two panels: descent, and the law for descent."""
     steps = _step_times(arrays)["law_descent"]
     return draw_staircase(arrays["times"], arrays["descent"], arrays["law_descent"], steps)
 
 
 def table(arrays: Arrays) -> Table:
-    """Predicted and measured step times."""
     steps, lr = _step_times(arrays), float(arrays["lr"])
     rows = [
         [
@@ -155,7 +151,6 @@ def table(arrays: Arrays) -> Table:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     t, d = arrays["times"], arrays["descent"].shape[1]
     loss = {name: ((1 - arrays[name]) ** 2).sum(axis=1) for name in ("descent", "law_descent")}
     marks = list(_step_times(arrays)["law_descent"])

@@ -37,7 +37,6 @@ class Config(trained.RunsConfig):
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Loss, eigenvalues of C and of the covariance."""
     if config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt", config.methods, "fig2cf shows the others")
     kinds = {"": trained.SMALL, "fast ": trained.FAST} if config.fast else {"": trained.SMALL}
@@ -77,7 +76,6 @@ def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Number of steps, and a loss that begins at d."""
     claims = []
     for name, words in _runs_in(arrays).items():
         lam, loss, d = (arrays[f"{name}C.{x}"] for x in ("lam", "loss", "d"))
@@ -97,7 +95,6 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Loss and eigenvalues of C, one row per run."""
     courses = []
     for name in _runs_in(arrays):
         t, loss, lam = (arrays[f"{name}C.{x}"] for x in ("t", "loss", "lam"))
@@ -106,7 +103,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     spectra = {
         f"{name}{key}": what + (", twice the rate" if name else "")
         for name in _runs_in(arrays)

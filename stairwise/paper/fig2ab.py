@@ -74,7 +74,6 @@ class _Trained:
 
 
 def train(config: Config, progress: Progress) -> _Trained:
-    """Train the network of the figure."""
     recipe = load_recipe(
         "mlp",
         {
@@ -151,7 +150,6 @@ def step_times(arrays: Arrays) -> tuple[Floats, Floats]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check the caption, and the prediction."""
     measured, predicted = step_times(arrays)
     reached = np.isfinite(measured[:FIRST])
     off = np.abs(predicted[:FIRST][reached] / measured[:FIRST][reached] - 1)
@@ -170,7 +168,6 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Both panels, with the prediction."""
     return draw_staircase(
         arrays["times"],
         arrays["measured"],
@@ -182,7 +179,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def table(arrays: Arrays) -> Table:
-    """Step times, mode by mode."""
     measured, predicted = step_times(arrays)
     rows = [
         [
@@ -198,7 +194,6 @@ def table(arrays: Arrays) -> Table:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     t, d = arrays["times"], arrays["measured"].shape[1]
     marks = list(step_times(arrays)[1])
     loss = {name: ((1 - arrays[name]) ** 2).sum(axis=1) for name in ("measured", "predicted")}

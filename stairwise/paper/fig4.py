@@ -36,7 +36,6 @@ class Config(RunsConfig):
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """All eigenvalues at four times."""
     runs = obtain(config, STANDARD, progress)
     arrays = about(runs)
     for method, run in runs.items():
@@ -56,7 +55,6 @@ def _by_time(arrays: Arrays) -> list[tuple[str, float, int, float, float]]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check that the upper band gains modes."""
     claims = []
     for m in methods_in(arrays):
         counts = [count for name, _, count, _, _ in _by_time(arrays) if name == m]
@@ -68,13 +66,11 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def table(arrays: Arrays) -> Table:
-    """One row per method and time."""
     rows = [[METHODS[m], f"{t:,.4g}", str(n), f"{cut:.3g}", f"{two:.3f}"] for m, t, n, cut, two in _by_time(arrays)]
     return Table("Grown modes", ["method", "t", "grown", "threshold", "depth of the valley"], rows)
 
 
 def draw(arrays: Arrays) -> Figure:
-    """One row per method, one column per time."""
     return draw_histograms(
         [
             (
@@ -89,7 +85,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Tables."""
     return Page(
         "Histograms of eigenvalues",
         "Grown modes and waiting modes form two bands on a logarithmic axis; over time modes move from the lower band "

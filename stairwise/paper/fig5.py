@@ -68,7 +68,6 @@ def together(arrays: Arrays, method: str) -> dict[str, tuple[float, ...]]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check that they rise at the same times."""
     claims = []
     for m in trained.methods_in(arrays):
         for when, (unshifted, chance, _, lag) in together(arrays, m).items():
@@ -82,7 +81,6 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def table(arrays: Arrays) -> Table:
-    """One row per method and part of the time."""
     rows = []
     for m in trained.methods_in(arrays):
         for when, (unshifted, chance, correlation, lag) in together(arrays, m).items():
@@ -94,7 +92,6 @@ def table(arrays: Arrays) -> Table:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """One column per method: embeddings above, representations below."""
     return draw_layers(
         [
             (
@@ -110,7 +107,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     layers = [
         (f"{m}.{x}", f"{TITLES[m]}, {name}")
         for m in trained.methods_in(arrays)

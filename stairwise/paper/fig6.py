@@ -37,7 +37,6 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """A(t), integrated and in closed form."""
     progress(0.0, 1, "integrating A(t)")
     if not 2 <= config.d <= config.m:
         raise InputError("d", f"must lie between 2 and m = {config.m}", config.d)
@@ -55,7 +54,6 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check the entries on, above and below the diagonal."""
     true, theory = np.abs(arrays["true"]), np.abs(arrays["theory"])
     _, d, _ = true.shape
     square = true[:, :, :d]
@@ -72,12 +70,10 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """All entries, on a log scale."""
     return draw_traces(arrays["times"], arrays["true"], arrays["theory"], floor=float(arrays["alpha"]) / 30)
 
 
 def page(arrays: Arrays) -> Page:
-    """Text only."""
     return Page(
         "How the entries of the weights grow",
         "In the basis where the weights start upper triangular, the diagonal entries grow to order one in turn, and "

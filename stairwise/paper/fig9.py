@@ -69,7 +69,6 @@ def _largest_lr(landscape: AbstractLandscape, rest: float, seed: int) -> float:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check step times and stability."""
     claims = []
     for i, name in enumerate(SHOWN):
         measured, predicted = arrays[f"step{i}"]
@@ -94,13 +93,11 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Panels A–D."""
     rests = [[-float(arrays[f"rest{i}"]), float(arrays[f"rest{i}"])] for i in range(len(SHOWN))]
     return draw_landscapes(arrays["x"], [arrays[f"loss{i}"] for i in range(len(SHOWN))], list(SHOWN), rests)
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive paths."""
     lines = [Line(name, arrays["times"], arrays[f"path{i}"], (i, len(SHOWN))) for i, name in enumerate(SHOWN)]
     return Page(
         "Landscapes modified for speed",

@@ -84,7 +84,6 @@ class Result:
 
 
 def _claims_table(claims: list[Claim]) -> Table:
-    """A table of claims."""
     rows = [
         [
             claim.text,

@@ -89,7 +89,6 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check that X = X′ agrees with KernelPCA, and report the gain by pairs."""
     pairs, same, pca = arrays["pairs"], arrays["same"], arrays["pca"]
     gain = float((pairs - pca).mean())
     return [
@@ -107,7 +106,6 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Accuracy over d, accuracy over d and t, and the images with extreme values of the first modes."""
     return draw_kernel_pca(
         {"pairs of crops": arrays["pairs"], "X = X′": arrays["same"], "KernelPCA": arrays["pca"]},
         float(arrays["chance"]),
@@ -118,7 +116,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive accuracy curves."""
     dims = np.arange(1, len(arrays["pairs"]) + 1)
     names = {"pairs": "pairs of crops", "same": "X = X′", "pca": "KernelPCA"}
     lines = [Line(name, dims, arrays[key], (i, 3)) for i, (key, name) in enumerate(names.items())]

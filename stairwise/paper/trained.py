@@ -81,7 +81,6 @@ class RunsConfig:
         return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
 
     def folder(self, method: str, kind: str) -> Path:
-        """The folder of a run."""
         return Path(self.runs) / f"{'smoke' if self.smoke else self.data}-{method}{kind}"
 
     def source(self) -> str:
@@ -151,12 +150,10 @@ def about(runs: dict[str, Run]) -> dict[str, Any]:
 
 
 def methods_in(arrays: Arrays) -> list[str]:
-    """The methods in the arrays."""
     return list(json.loads(str(arrays["about"])))
 
 
 def runs_table(arrays: Arrays) -> Table:
-    """A table of the runs."""
     rows = [
         [
             str(one["recipe"]),

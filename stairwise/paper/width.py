@@ -79,7 +79,6 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check that the kernel predicts the widest network, and the narrowest one less well."""
     aligned, error = arrays["alignment"], arrays["step_error"]
     return [
         Claim.close("dimensions learned by the widest", arrays["learned"][-1], float(arrays["d"]), 0),
@@ -90,14 +89,12 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Alignment, step times and drift over the width."""
     return draw_widths(
         arrays["widths"], arrays["alignment"], arrays["kernel_pca"], arrays["step_error"], arrays["drift"]
     )
 
 
 def table(arrays: Arrays) -> Table:
-    """One row per width."""
     rows = [
         [f"{w:,}", f"{a:.4f}", f"{p:.4f}", f"{100 * e:.1f} %", f"{m:.3g}"]
         for w, a, p, e, m in zip(
@@ -109,7 +106,6 @@ def table(arrays: Arrays) -> Table:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     w = np.log2(arrays["widths"].astype(float))
     lines = [Line("theory", w, arrays["alignment"], (0, 2)), Line("kernel PCA", w, arrays["kernel_pca"], (1, 2))]
     return Page(
