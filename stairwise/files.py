@@ -34,7 +34,6 @@ def atomic(target: str | Path) -> Iterator[Path]:
 
 
 def save_text(target: str | Path, text: str) -> None:
-    """Write UTF-8 text."""
     with atomic(target) as part:
         part.write_text(text, encoding="utf-8")
 

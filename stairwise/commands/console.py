@@ -89,7 +89,6 @@ def bar(name: str, *columns: ProgressColumn) -> Iterator["Progress"]:
 
 
 def print_table(table: "Table") -> None:
-    """Print a table to the terminal."""
     shown = RichTable(*table.header, title=escape(table.title))
     for column in shown.columns[1:]:
         column.justify = "right"
@@ -106,7 +105,6 @@ def print_json(value: Any) -> None:
 
 
 def setting(text: str, name: str = "--set") -> tuple[str, str]:
-    """Split KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals:
         from stairwise.checks import InputError

@@ -57,7 +57,6 @@ def embed(
 
 
 def _table(name: str, est: "KernelSSL", alpha: float) -> "Table":
-    """γ and predicted step times."""
     from stairwise.table import Table
 
     low, middle, high = est.step_times(alpha)

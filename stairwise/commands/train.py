@@ -82,7 +82,6 @@ def _list(json_: bool) -> None:
 
 
 def _draw(run: "Run") -> None:
-    """Draw RUN/figure.png."""
     from stairwise.figures.style import style
     from stairwise.figures.training import draw_courses
     from stairwise.files import atomic
@@ -92,7 +91,6 @@ def _draw(run: "Run") -> None:
 
 
 def _course(run: "Run") -> Any:
-    """The curves of a run, for drawing."""
     from stairwise.figures.training import Course
 
     of = "C" if run.followed == "eigenvalues" else "Cov z"

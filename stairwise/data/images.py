@@ -31,7 +31,6 @@ class Images:
     training: int | None = None
 
     def take(self, rows: NDArray) -> "Images":
-        """The images with these row numbers."""
         return Images(self.name, self.pixels[rows], None if self.labels is None else self.labels[rows])
 
 

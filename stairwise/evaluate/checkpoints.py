@@ -34,18 +34,8 @@ COUNTERS = ("global_step", "step", "iteration", "epoch")  # common names of the 
 
 @dataclass(frozen=True)
 class Source:
-    """What to measure.
-
-    Attributes:
-        model: package.module:factory of the network; images → z, or (h, z).
-        options: arguments of the factory.
-        checkpoints: pattern of file names, safetensors or torch files.
-        z, h: names of submodules whose outputs are used instead of the network's.
-        data: dataset.
-        views, size, mean, std: pipeline, side and normalization of the views; empty mean: their own statistics.
-        n: number of pairs; 0: the larger of 4 d and 1024, but at most the number of images.
-        lr: learning rate, which defines t = lr × step.
-    """
+    """What to measure: the options of `stairwise spectrum`. With an empty `mean` the views are normalized by their own
+    statistics; `n` = 0 takes the larger of 4 d and 1024 pairs, but at most one per image."""
 
     model: str
     checkpoints: str

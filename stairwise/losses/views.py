@@ -51,7 +51,6 @@ def correlation(z_a: Tensor, z_b: Tensor) -> Tensor:
 
 
 def centred(z: Tensor) -> Tensor:
-    """Subtract the mean of each column."""
     return z - z.mean(dim=0)
 
 

@@ -86,7 +86,6 @@ class Attachment:
     def _hook(
         self, loss: nn.Module | None, projector: nn.Module | None, backbone: nn.Module | None, optimizer: Any
     ) -> list[Any]:
-        """Register hooks; returns their handles."""
         handles = []
         if self.counts_updates:
             handles.append(optimizer.register_step_post_hook(_Hook(self, "_after_update")))

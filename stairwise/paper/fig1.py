@@ -42,11 +42,10 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 def check(arrays: Arrays) -> list[Claim]:
     error = np.abs(arrays["law_descent"] - arrays["descent"]).max()
     taken, d = (arrays["descent"][-1] > 0.5).sum(), arrays["descent"].shape[1]
-    steps = len(steps_of(arrays, "C"))
     return [
         Claim.close("linear model: steps", taken, d, 0),
         Claim.at_most("linear model: largest error of λ, predicted against descent", error, 0.03),
-        Claim("network: steps", steps, "≥ 2", steps >= 2),
+        Claim.at_least("network: steps", len(steps_of(arrays, "C")), 2),
     ]
 
 

@@ -81,15 +81,14 @@ def check(arrays: Arrays) -> list[Claim]:
         lam, loss, d = (arrays[f"{name}C.{x}"] for x in ("lam", "loss", "d"))
         ratio, both = sharper(arrays, f"{name}C", f"{name}covariance")
         for what, text in (("C", "the eigenvalues of C"), ("covariance", "those of the covariance")):
-            steps = len(trained.steps_of(arrays, f"{name}{what}"))
-            claims.append(Claim(f"{words}steps in {text}", steps, "≥ 10", steps >= 10))
+            claims.append(Claim.at_least(f"{words}steps in {text}", len(trained.steps_of(arrays, f"{name}{what}")), 10))
         claims += [
             Claim.close(f"{words}loss at the first record, over d", float(loss[0] / d), 1.0, 0.05),
             Claim.at_most(f"{words}largest eigenvalue of C at the first record", float(lam[0, 0]), 0.1),
         ]
         if both:
             text = f"{words}rise time in C over that in the covariance, median of {both} that are resolved"
-            claims.append(Claim(text, ratio, "reported", True))
+            claims.append(Claim.note(text, ratio))
         claims += trained.unseen_claims(arrays, name, words)
     return claims
 

@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 from stairwise.figures.staircase import draw_staircase
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.nets.encoder import Network
+from stairwise.ntk.study import Outputs, embed
+from stairwise.paper.fig1ab import staircase_panels
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress, part
-from stairwise.report.page import Line, Page, Panel
+from stairwise.report.page import Page
 from stairwise.runs.reader import Run
 from stairwise.table import Table
 from stairwise.theory.trajectory import Trajectory
@@ -92,7 +94,7 @@ def train(config: Config, progress: Progress) -> _Trained:
         trainer = Trainer(recipe, Path(folder), torch.device("cpu"))
         try:
             x = torch.cat(trainer.fixed_pairs())
-            kernel, outputs = tangent_kernel(trainer.network, x), _initial_outputs(trainer.network, x)
+            kernel, outputs = tangent_kernel(trainer.network, x), embed(Outputs(trainer.network), x)
             trainer.resume()
             trainer.run(
                 StopRequest(), 1e9, lambda i, n, words: progress(i, n, f"training, step {i:,} of {n:,}; {words}")
@@ -136,12 +138,6 @@ def tangent_kernel(network: Network, x: torch.Tensor) -> Floats:
         weights = readout.square().sum(dim=0) / len(readout)
         kernel = h @ h.T + 1 + (x @ x.T + 1) * ((active * weights) @ active.T)
     return np.asarray(kernel.numpy())
-
-
-def _initial_outputs(network: Network, x: torch.Tensor) -> Floats:
-    """f₀ on the points, (2n, d)."""
-    with torch.no_grad():
-        return np.asarray(network(x)[1].double().numpy())
 
 
 def step_times(arrays: Arrays) -> tuple[Floats, Floats]:
@@ -194,23 +190,12 @@ def table(arrays: Arrays) -> Table:
 
 
 def page(arrays: Arrays) -> Page:
-    t, d = arrays["times"], arrays["measured"].shape[1]
-    marks = list(step_times(arrays)[1])
-    loss = {name: ((1 - arrays[name]) ** 2).sum(axis=1) for name in ("measured", "predicted")}
-    curves = []
-    for j in range(d):
-        curves.append(Line(f"λ{j + 1}", t, arrays["measured"][:, j], (j, d)))
-        curves.append(Line(f"λ{j + 1} predicted", t, arrays["predicted"][:, j], dashed=True, legend=False))
-    axis = "time t = learning rate × step"
-    lines = [Line("trained network", t, loss["measured"], (1, 3)), Line("predicted", t, loss["predicted"], dashed=True)]
+    times, measured, predicted, steps = (arrays[k] for k in ("times", "measured", "predicted", "predicted_steps"))
     return Page(
         "A nonlinear network learns one dimension at a time",
         "A network with one hidden layer of ReLUs is trained from a small readout to map two crops of an image to the "
         "same point while keeping its outputs uncorrelated. Solid: trained. Dashed: predicted in closed form from the "
         "kernel of its gradients at initialization.",
-        [
-            Panel("Loss", axis, "loss ‖C − I‖²", lines, marks),
-            Panel("Eigenvalues of C", axis, "λ", curves, marks, log=True),
-        ],
+        staircase_panels("trained network", times, measured, predicted, steps),
         [table(arrays)],
     )

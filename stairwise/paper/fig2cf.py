@@ -39,8 +39,10 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    counts = {trained.METHODS[m]: len(trained.steps_of(arrays, m)) for m in trained.methods_in(arrays)}
-    return [Claim(f"steps of {name}", steps, "≥ 4", steps >= 4) for name, steps in counts.items()]
+    return [
+        Claim.at_least(f"steps of {trained.METHODS[m]}", len(trained.steps_of(arrays, m)), 4)
+        for m in trained.methods_in(arrays)
+    ]
 
 
 def draw(arrays: Arrays) -> Figure:

@@ -68,8 +68,8 @@ def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for key, title in _shown(arrays):
         count, _ = arrays[f"{key}.grown"]
-        two = float(arrays[f"{key}.bimodality"])
-        claims.append(Claim(f"{title}: depth of the valley at the threshold", two, "≥ 0.5", two >= DEEP))
+        depth = float(arrays[f"{key}.bimodality"])
+        claims.append(Claim.at_least(f"{title}: depth of the valley at the threshold", depth, DEEP))
         d = int(arrays[f"{key}.d"])
         claims.append(Claim(f"{title}: grown of {d}", float(count), f"1 … {d - 1}", 0 < count < d))
     for method in trained.methods_in(arrays):

@@ -58,10 +58,11 @@ def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for m in methods_in(arrays):
         counts = [count for name, _, count, _, _ in _by_time(arrays) if name == m]
-        more = counts[-1] - counts[0]
-        claims.append(Claim(f"{METHODS[m]}: grown at the last time, less at the first", more, "≥ 1", more >= 1))
-        two = min(x[4] for x in _by_time(arrays) if x[0] == m)
-        claims.append(Claim(f"{METHODS[m]}: least depth of the valley", two, "≥ 0.5", two >= DEEP))
+        depth = min(x[4] for x in _by_time(arrays) if x[0] == m)
+        claims += [
+            Claim.at_least(f"{METHODS[m]}: grown at the last time, less at the first", counts[-1] - counts[0], 1),
+            Claim.at_least(f"{METHODS[m]}: least depth of the valley", depth, DEEP),
+        ]
     return claims
 
 

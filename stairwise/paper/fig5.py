@@ -71,12 +71,12 @@ def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for m in trained.methods_in(arrays):
         for when, (unshifted, chance, _, lag) in together(arrays, m).items():
-            text = f"{TITLES[m]}: correlation of the changes{when}"
-            claims.append(Claim(text, unshifted, "≥ 0.5", unshifted >= 0.5))
-            text = f"{TITLES[m]}: the same, against chance{when}"
-            claims.append(Claim(text, unshifted, f"> {chance:.3f}, 99 % of shifts in time", unshifted > chance))
-            text = f"{TITLES[m]}: |best lag|, as a share of the whole time{when}"
-            claims.append(Claim.at_most(text, abs(lag), 0.02))
+            text, bound = f"{TITLES[m]}: the same, against chance{when}", f"> {chance:.3f}, 99 % of shifts in time"
+            claims += [
+                Claim.at_least(f"{TITLES[m]}: correlation of the changes{when}", unshifted, 0.5),
+                Claim(text, unshifted, bound, unshifted > chance),
+                Claim.at_most(f"{TITLES[m]}: |best lag|, as a share of the whole time{when}", abs(lag), 0.02),
+            ]
     return claims
 
 

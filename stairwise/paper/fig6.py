@@ -16,12 +16,11 @@ from matplotlib.figure import Figure
 
 from stairwise.checks import InputError, number, seed
 from stairwise.dynamics.flow import appendix_flow
-from stairwise.figures.traces import draw_traces
+from stairwise.figures.appendix import draw_traces
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
-from stairwise.theory.alignment import qr_nonnegative
-from stairwise.theory.traces import appendix_entries
+from stairwise.theory.alignment import appendix_entries, qr_nonnegative
 
 ALT = "Sizes of all entries of A(t) over time on a log scale, integrated and in closed form."
 

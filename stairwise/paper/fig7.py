@@ -80,7 +80,6 @@ def _progress(run: Run, probe: str) -> list[float]:
 
 
 def _spectrum(method: str, run: Run) -> str:
-    """The spectrum whose grown modes are counted."""
     if method != "bt":
         return "covariance"
     return "normalized" if run.recipe["loss_options"].get("batch_norm", True) else "eigenvalues"

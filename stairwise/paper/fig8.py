@@ -14,8 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from stairwise.checks import InputError, number
-from stairwise.dynamics.landscape import landscape_flow
-from stairwise.figures.landscapes import draw_symmetry_breaking
+from stairwise.dynamics.flow import landscape_flow
+from stairwise.figures.appendix import draw_symmetry_breaking
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Line, Page, Panel

@@ -71,7 +71,6 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def _scores(arrays: Arrays) -> dict[str, dict[str, float]]:
-    """Alignments by method and name."""
     return {m: json.loads(str(arrays[f"{m}.scores"])) for m in methods_in(arrays)}
 
 

@@ -77,7 +77,6 @@ class RunsConfig:
     smoke: bool = False
 
     def chosen(self) -> list[str]:
-        """The chosen methods, checked."""
         return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
 
     def folder(self, method: str, kind: str) -> Path:

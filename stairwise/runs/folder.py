@@ -39,7 +39,6 @@ class RunFolder:
         return self._log.size if self._log is not None else 0
 
     def write(self, record: Record) -> None:
-        """Add a record."""
         if self._log is None:
             _rename_old(self.folder / METRICS)
             self._log = MetricsLog(self.folder / METRICS)
@@ -55,7 +54,6 @@ class RunFolder:
             self._log.sync()
 
     def close(self) -> None:
-        """Close the file."""
         if self._log is not None:
             self._log.close()
 

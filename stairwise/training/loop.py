@@ -175,7 +175,6 @@ class Trainer:
     # the run
 
     def run(self, stop: StopRequest, checkpoint_seconds: float, progress: Progress) -> None:
-        """Take all remaining steps."""
         calendar = self.calendar
         if self.step_number >= calendar.total:
             return
@@ -207,7 +206,6 @@ class Trainer:
                 )
 
     def close(self) -> None:
-        """End threads and close files."""
         self.recorder.close()
 
     def _agree(self, stop: StopRequest, due: bool) -> int:

@@ -31,7 +31,6 @@ class Recorder:
         self.writer = BackgroundWriter()
 
     def observe(self, out: Embedded, gradient: Tensor, measure: bool) -> None:
-        """Add one step."""
         v, loss = self.values, out.loss.detach()
         v[0] += loss
         v[1] += 1
@@ -70,12 +69,10 @@ class Recorder:
         return {"numbers": self.values} | {f"monitor.{k}": v for k, v in self.monitor.state().items()}
 
     def load(self, numbers: Tensor, monitor: dict[str, Tensor]) -> None:
-        """Continue from `state`."""
         self.values.copy_(numbers)
         self.monitor.load(monitor, self.device)
 
     def close(self) -> None:
-        """End the thread and close files."""
         self.writer.close()
         if self.board is not None:
             self.board.close()

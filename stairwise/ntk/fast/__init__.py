@@ -34,7 +34,6 @@ class Paths:
 
 
 def choose(device: torch.device, precision: str) -> Paths:
-    """The fast paths for this device and precision."""
     if not ENABLED:
         return Paths()
     gpu = device.type == "cuda"
