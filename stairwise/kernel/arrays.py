@@ -8,8 +8,6 @@ import numpy as np
 
 from stairwise.checks import InputError, matrix
 
-__all__ = ["Matrix", "as_numpy", "cast", "checked", "is_tensor", "like", "namespace", "stack"]
-
 Matrix = Any  # a numpy array or a torch tensor
 
 

@@ -21,8 +21,6 @@ from stairwise.kernel.solvers import SOLVERS, Solution, refuse_large, solve
 from stairwise.theory.ensemble import predict_staircase
 from stairwise.theory.laws import evolve
 
-__all__ = ["KernelSSL"]
-
 FORMAT = 1  # version of the saved files
 SPARE = 20  # number of modes beyond n_components, which compete with the last ones during training
 

@@ -14,8 +14,6 @@ from stairwise.checks import InputError
 from stairwise.kernel.arrays import Matrix, as_numpy, cast, like, namespace
 from stairwise.kernel.kernels import Kernel
 
-__all__ = ["AbstractPairs", "Blocks", "DensePairs", "FeaturePairs", "TiledPairs"]
-
 MEMORY = 4 << 30  # bytes that K̃ may take before it is recomputed in tiles
 
 

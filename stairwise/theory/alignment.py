@@ -9,16 +9,6 @@ from stairwise.checks import seed as check_seed
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.modes import Modes
 
-__all__ = [
-    "align",
-    "aligned_init",
-    "appendix_entries",
-    "effective_singular_values",
-    "gaussian_init",
-    "qr_nonnegative",
-    "step_time_quantiles",
-]
-
 Floats = NDArray[np.float64]
 
 
