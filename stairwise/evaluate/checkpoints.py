@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import glob
 from operator import attrgetter
 from pathlib import Path
@@ -101,18 +102,15 @@ def _outputs(network: nn.Module, source: Source) -> Iterator[Callable[[Tensor], 
     """Make a function x → (h, z), with hooks on the named submodules."""
     caught: dict[str, Tensor] = {}
 
-    def catch(role: str) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            caught[role] = output
-
-        return hook
+    def catch(role: str, _: nn.Module, __: Any, output: Any) -> None:
+        caught[role] = output
 
     hooks = []
     for role in ("z", "h"):
         name = getattr(source, role)
         if name:
             try:
-                hooks.append(attrgetter(name)(network).register_forward_hook(catch(role)))
+                hooks.append(attrgetter(name)(network).register_forward_hook(partial(catch, role)))
             except AttributeError:
                 known = [n for n, _ in network.named_children()]
                 raise InputError(f"--{role}", "must name a submodule of the model", name, f"it has {known}") from None
