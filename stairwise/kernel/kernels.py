@@ -160,8 +160,7 @@ def resolve(kernel: str | Kernel, X: Matrix) -> Kernel:
     return kernel
 
 
-def describe(kernel: Kernel) -> tuple[str, dict]:
-    """Name and parameters of one of the kernels above, for a file."""
+def describe(kernel: Kernel) -> tuple[str, dict]:  # for `KernelSSL.save`
     if type(kernel) not in KERNELS.values():
         raise InputError("kernel", "must be one of stairwise's kernels to be saved", kernel, ", ".join(KERNELS))
     return type(kernel).__name__, dict(vars(kernel))
