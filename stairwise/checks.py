@@ -9,25 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "InputError",
-    "RunWarning",
-    "TheoryWarning",
-    "array",
-    "finite",
-    "in_blocks",
-    "matrix",
-    "number",
-    "one_of",
-    "pair",
-    "positive_int",
-    "seed",
-    "symmetric",
-    "time_vector",
-    "times",
-    "vector",
-]
-
 Array = NDArray[Any]
 BLOCK_BYTES = 1 << 26
 

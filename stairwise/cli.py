@@ -17,8 +17,6 @@ from stairwise.commands.spectrum import spectrum
 from stairwise.commands.train import train
 from stairwise.commands.watch import watch
 
-__all__ = ["main"]
-
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 for command in (demo, predict, embed, train, watch, report, spectrum, ntk, reproduce):
     app.command()(command)

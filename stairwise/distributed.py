@@ -16,8 +16,6 @@ from torch import Tensor
 
 from stairwise.checks import InputError
 
-__all__ = ["agreed", "choose_device", "gather", "launched_rank", "process_group", "rank", "total", "world"]
-
 
 def world() -> int:
     """Number of processes; 1 without a process group."""

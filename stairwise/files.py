@@ -12,8 +12,6 @@ import numpy as np
 
 from stairwise.checks import InputError
 
-__all__ = ["atomic", "load_arrays", "save_arrays", "save_json", "save_text"]
-
 
 @contextmanager
 def atomic(target: str | Path) -> Iterator[Path]:
@@ -36,7 +34,6 @@ def atomic(target: str | Path) -> Iterator[Path]:
 
 
 def save_text(target: str | Path, text: str) -> None:
-    """Write UTF-8 text."""
     with atomic(target) as part:
         part.write_text(text, encoding="utf-8")
 

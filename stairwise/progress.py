@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-__all__ = ["Progress", "part", "silent"]
-
 Progress = Callable[[float, float, str], None]  # how much is done, of how much, and a few words
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import stairwise
 
-__all__ = ["code_digest", "provenance"]
-
 
 def provenance(
     device: str | None = None, packages: tuple[str, ...] = ("numpy", "scipy", "matplotlib")

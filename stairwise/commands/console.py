@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from stairwise.progress import Progress
     from stairwise.table import Table
 
-__all__ = ["Interrupted", "Json", "bar", "err", "out", "print_json", "print_table", "run_app", "setting"]
-
 out, err = Console(), Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -91,7 +89,6 @@ def bar(name: str, *columns: ProgressColumn) -> Iterator["Progress"]:
 
 
 def print_table(table: "Table") -> None:
-    """Print a table to the terminal."""
     shown = RichTable(*table.header, title=escape(table.title))
     for column in shown.columns[1:]:
         column.justify = "right"
@@ -108,7 +105,6 @@ def print_json(value: Any) -> None:
 
 
 def setting(text: str, name: str = "--set") -> tuple[str, str]:
-    """Split KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals:
         from stairwise.checks import InputError

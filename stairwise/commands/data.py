@@ -10,8 +10,6 @@ from rich.table import Table as RichTable
 
 from stairwise.commands.console import Json, bar, out, print_json
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, help="List, fetch and check datasets.", rich_markup_mode="markdown")
 
 

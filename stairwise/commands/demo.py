@@ -8,8 +8,6 @@ import typer
 from stairwise.commands.console import Json, print_json, print_table
 from stairwise.commands.reproduce import print_claims, run_with_bar
 
-__all__ = ["demo"]
-
 
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where to write.")] = Path("demo"),

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from stairwise.kernel.estimator import KernelSSL
     from stairwise.table import Table
 
-__all__ = ["embed"]
-
 
 def embed(
     source: Source = "photos",
@@ -59,7 +57,6 @@ def embed(
 
 
 def _table(name: str, est: "KernelSSL", alpha: float) -> "Table":
-    """γ and predicted step times."""
     from stairwise.table import Table
 
     low, middle, high = est.step_times(alpha)

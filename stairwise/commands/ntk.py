@@ -10,8 +10,6 @@ from stairwise.commands.console import Json, bar, print_json, print_table
 if TYPE_CHECKING:
     from stairwise.ntk.study import Drift, Tangent
 
-__all__ = ["ntk"]
-
 
 def ntk(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are also compared.")],

@@ -8,8 +8,6 @@ import typer
 from stairwise.commands.console import Json, err, print_json, print_table
 from stairwise.commands.sources import Crop, Dimension, Number, Pixels, Size, Source, SourceB
 
-__all__ = ["predict"]
-
 
 def predict(
     source: Source = "photos",

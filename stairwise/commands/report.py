@@ -7,8 +7,6 @@ import typer
 
 from stairwise.commands.console import Json, print_json
 
-__all__ = ["Followed", "RunArgument", "report"]
-
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run, written by `stairwise train` or by a monitor.")]
 Followed = Annotated[
     str, typer.Option("--spectrum", help="eigenvalues (of C) or covariance; default: the one for the run's loss.")

@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table as RichTable
 
-from stairwise.commands.console import Json, bar, err, out, print_json, setting
+from stairwise.commands.console import Json, bar, err, out, print_json, print_table, setting
 
 if TYPE_CHECKING:
     from stairwise.paper.harness import Result
-
-__all__ = ["print_claims", "reproduce", "run_with_bar"]
 
 
 Smoke = Annotated[bool, typer.Option("--smoke", help="Test the code in seconds; claims are not judged.")]
@@ -137,7 +134,6 @@ def _checked_names(
 
 
 def run_with_bar(name: str, folder: Path, settings: dict[str, Any], force: bool) -> "Result":
-    """Run a figure with a progress bar."""
     from stairwise.paper.harness import run
 
     with bar(name) as progress:
@@ -155,12 +151,9 @@ def _show(result: "Result", quiet: bool, again: bool) -> None:
 
 
 def print_claims(result: "Result") -> None:
-    """Print the claims in colour."""
-    table = RichTable("claim", "measured", "predicted", "expected", "holds", title=f"{result.name}: what was checked")
-    for column in table.columns[1:4]:
-        column.justify = "right"
-    for claim in result.claims:
-        predicted = "" if claim.predicted is None else f"{claim.predicted:.4g}"
-        holds = "[green]yes[/green]" if claim.holds else "[red]NO[/red]"
-        table.add_row(claim.text, f"{claim.measured:.4g}", predicted, claim.expected, holds)
-    out.print(table)
+    from stairwise.paper.harness import claims_table
+    from stairwise.table import Table
+
+    claims, colored = claims_table(result.claims), {"yes": "[green]yes[/green]", "NO": "[red]NO[/red]"}
+    rows = [[*row, colored[holds]] for *row, holds in claims.rows]
+    print_table(Table(f"{result.name}: what was checked", claims.header, rows))

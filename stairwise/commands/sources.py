@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Crop", "Dimension", "Number", "Pixels", "Size", "Source", "SourceB"]
-
 Source = Annotated[
     str, typer.Argument(help="photos, digits, cifar10, stl10, images:FOLDER, array:FILE.npy, or features x_a.npy.")
 ]

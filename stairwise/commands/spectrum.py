@@ -8,8 +8,6 @@ from rich.progress import MofNCompleteColumn
 
 from stairwise.commands.console import Json, bar, print_json, print_table, setting
 
-__all__ = ["spectrum"]
-
 
 def spectrum(
     model: Annotated[str, typer.Option(help="package.module:factory of your network; images → z, or (h, z).")],

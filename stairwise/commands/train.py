@@ -12,8 +12,6 @@ from stairwise.commands.console import Json, bar, out, print_json, print_table, 
 if TYPE_CHECKING:
     from stairwise.runs.reader import Run
 
-__all__ = ["train"]
-
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe (see --list) or your own .toml file.")] = "",
@@ -84,7 +82,6 @@ def _list(json_: bool) -> None:
 
 
 def _draw(run: "Run") -> None:
-    """Draw RUN/figure.png."""
     from stairwise.figures.style import style
     from stairwise.figures.training import draw_courses
     from stairwise.files import atomic
@@ -94,7 +91,6 @@ def _draw(run: "Run") -> None:
 
 
 def _course(run: "Run") -> Any:
-    """The curves of a run, for drawing."""
     from stairwise.figures.training import Course
 
     of = "C" if run.followed == "eigenvalues" else "Cov z"

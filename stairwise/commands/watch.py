@@ -7,8 +7,6 @@ import typer
 from stairwise.commands.console import Interrupted
 from stairwise.commands.report import Followed, RunArgument
 
-__all__ = ["watch"]
-
 
 def watch(
     run: RunArgument,

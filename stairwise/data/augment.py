@@ -16,8 +16,6 @@ from torch import Tensor
 
 from stairwise.checks import InputError, one_of
 
-__all__ = ["PIPELINES", "View", "augment", "full_view", "to_layout"]
-
 FILTERS = ("bilinear", "bicubic")
 GRAY = (0.299, 0.587, 0.114)
 TRIES = 10  # as in torchvision, before falling back to a central crop

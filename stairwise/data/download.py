@@ -15,8 +15,6 @@ from stairwise.checks import InputError
 from stairwise.files import atomic
 from stairwise.progress import Progress, silent
 
-__all__ = ["Unreachable", "Whole", "check_file", "extract", "fetch"]
-
 CHUNK = 1 << 20
 AGAIN = "run the command again; it continues"
 

@@ -15,18 +15,6 @@ from stairwise.checks import InputError
 from stairwise.data.augment import to_layout
 from stairwise.data.images import Images
 
-__all__ = [
-    "ORDER",
-    "START",
-    "VIEWS",
-    "AbstractFeed",
-    "Resident",
-    "Streamed",
-    "batch_rows",
-    "build_feed",
-    "channel_statistics",
-]
-
 Pixels = NDArray[np.generic]
 ORDER, VIEWS, START = 1, 2, 3  # one seed stream per purpose of random numbers
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from stairwise.checks import InputError, one_of
 from stairwise.data import cifar10, stl10
 
-__all__ = ["DATASETS", "Images", "data_root", "fingerprint", "load"]
-
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
@@ -33,7 +31,6 @@ class Images:
     training: int | None = None
 
     def take(self, rows: NDArray) -> "Images":
-        """The images with these row numbers."""
         return Images(self.name, self.pixels[rows], None if self.labels is None else self.labels[rows])
 
 

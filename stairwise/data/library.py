@@ -9,8 +9,6 @@ from stairwise.data import cifar10, stl10
 from stairwise.data.images import DATASETS, data_root
 from stairwise.progress import Progress, silent
 
-__all__ = ["State", "get", "states"]
-
 FETCHED: dict[str, ModuleType] = {"cifar10": cifar10, "stl10": stl10}
 
 

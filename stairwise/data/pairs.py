@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from stairwise.data.views import ViewPairs
 
-__all__ = ["RowPairs", "read_features", "read_pairs", "view_pairs"]
-
 
 class RowPairs(NamedTuple):
     """Two views of n samples as rows, (n, features) each, and a name for them."""

@@ -9,8 +9,6 @@ from stairwise.checks import InputError
 from stairwise.data.download import Whole, check_file, extract, fetch
 from stairwise.progress import Progress, silent
 
-__all__ = ["FILES", "get", "problems", "read", "read_full"]
-
 URL = "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz"
 ARCHIVE = Whole(2_640_397_119, "91f7769df0f17e558f3565bffb0c7dfb")
 PIXELS = 3 * 96 * 96

@@ -10,8 +10,6 @@ from stairwise.data.augment import View, augment
 from stairwise.data.feed import START, VIEWS, AbstractFeed, mixed
 from stairwise.distributed import rank
 
-__all__ = ["Both", "Pair", "ViewPairs"]
-
 Pair = tuple[Tensor, Tensor]
 Both = Callable[[Callable[[], Any], Callable[[], Any]], tuple[Any, Any]]
 

@@ -1,4 +1,4 @@
-"""Full-batch gradient descent of the linear model, simulated step by step in the eigenbasis."""
+"""Full-batch gradient descent of the linear model, simulated step by step in the eigenbasis, and of single modes."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -7,9 +7,10 @@ from stairwise.checks import InputError, number, positive_int
 from stairwise.dynamics.eigenbasis import Split
 from stairwise.progress import Progress, silent
 from stairwise.theory.correlation import Correlation
+from stairwise.theory.landscapes import AbstractLandscape
 from stairwise.theory.trajectory import Trajectory
 
-__all__ = ["gradient_descent"]
+Floats = NDArray[np.float64]
 
 
 def gradient_descent(
@@ -82,3 +83,21 @@ def _records(steps: int, every: int | NDArray) -> NDArray:
     if every.dtype.kind not in "iu" or every.size == 0 or every.min() < 0 or every.max() > steps:
         raise InputError("record_every", f"must be whole numbers between 0 and {steps}", every)
     return np.unique(every)
+
+
+def landscape_descent(
+    landscape: AbstractLandscape, s_bar0: ArrayLike, gamma: ArrayLike, lr: float, steps: int
+) -> Floats:
+    """s̄ after 0, 1, … steps of s̄ ← s̄ − lr γ dL/ds̄; shape (steps + 1, *modes).
+
+    >>> from stairwise.theory.landscapes import BarlowTwins
+    >>> landscape_descent(BarlowTwins(), 0.5, 1.0, lr=0.1, steps=2).round(4)
+    array([0.5   , 0.65  , 0.8002])
+    """
+    lr, steps = number(lr, "lr", above=0), positive_int(steps, "steps")
+    s, gamma = np.broadcast_arrays(np.asarray(s_bar0, dtype=float), np.asarray(gamma, dtype=float))
+    out = np.empty((steps + 1, *s.shape))
+    out[0] = s
+    for i in range(steps):
+        out[i + 1] = out[i] + lr * landscape.rate(out[i], gamma)
+    return out

@@ -16,8 +16,6 @@ from stairwise.theory.correlation import Correlation
 from stairwise.theory.laws import learning_rate_bound, log_growth
 from stairwise.theory.trajectory import Trajectory
 
-__all__ = ["Split", "jacobian", "rhs"]
-
 Floats = NDArray[np.float64]
 
 

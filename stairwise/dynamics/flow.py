@@ -1,4 +1,4 @@
-"""Gradient flow of the linear model, dW/dt = −4 (W Γ Wᵀ − I) W Γ, and of the quartic family."""
+"""Gradient flow of the linear model, dW/dt = −4 (W Γ Wᵀ − I) W Γ, of the quartic family, and of single modes."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -7,10 +7,9 @@ from stairwise.checks import matrix, number, time_vector, vector
 from stairwise.dynamics.eigenbasis import Split, jacobian, rhs
 from stairwise.dynamics.integrate import integrate
 from stairwise.theory.correlation import Correlation
+from stairwise.theory.landscapes import AbstractLandscape
 from stairwise.theory.quartic import Quartic
 from stairwise.theory.trajectory import Trajectory
-
-__all__ = ["appendix_flow", "gradient_flow", "quartic_flow"]
 
 Floats = NDArray[np.float64]
 
@@ -71,3 +70,12 @@ def quartic_flow(W0: ArrayLike, problem: Quartic, t: ArrayLike, rtol: float = 1e
     """
     start = np.asarray(matrix(W0, "W0", len(np.asarray(problem.A))), dtype=np.float64)
     return integrate(lambda w: -problem.gradient(w), start, time_vector(t, infinite=False), rtol)
+
+
+def landscape_flow(
+    landscape: AbstractLandscape, s_bar0: ArrayLike, gamma: ArrayLike, t: ArrayLike, rtol: float = 1e-9
+) -> Floats:
+    """s̄(t) of s̄' = −γ dL/ds̄, by numerical integration; shape (T, *modes)."""
+    start, gamma = np.broadcast_arrays(np.asarray(s_bar0, dtype=float), np.asarray(gamma, dtype=float))
+    moments = time_vector(t, infinite=False)
+    return integrate(lambda s: landscape.rate(s, gamma), start.copy(), moments, rtol)

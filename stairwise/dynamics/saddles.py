@@ -9,8 +9,6 @@ from stairwise.checks import positive_int
 from stairwise.dynamics.eigenbasis import jacobian
 from stairwise.theory.correlation import Correlation
 
-__all__ = ["Saddle", "saddle_at"]
-
 
 @dataclass(frozen=True)
 class Saddle:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import glob
 from operator import attrgetter
 from pathlib import Path
@@ -29,25 +30,13 @@ from stairwise.progress import Progress, silent
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.record import Record
 
-__all__ = ["Source", "measure_checkpoints"]
-
 COUNTERS = ("global_step", "step", "iteration", "epoch")  # common names of the step in checkpoints
 
 
 @dataclass(frozen=True)
 class Source:
-    """What to measure.
-
-    Attributes:
-        model: package.module:factory of the network; images → z, or (h, z).
-        options: arguments of the factory.
-        checkpoints: pattern of file names, safetensors or torch files.
-        z, h: names of submodules whose outputs are used instead of the network's.
-        data: dataset.
-        views, size, mean, std: pipeline, side and normalization of the views; empty mean: their own statistics.
-        n: number of pairs; 0: the larger of 4 d and 1024, but at most the number of images.
-        lr: learning rate, which defines t = lr × step.
-    """
+    """What to measure: the options of `stairwise spectrum`. With an empty `mean` the views are normalized by their own
+    statistics; `n` = 0 takes the larger of 4 d and 1024 pairs, but at most one per image."""
 
     model: str
     checkpoints: str
@@ -113,18 +102,15 @@ def _outputs(network: nn.Module, source: Source) -> Iterator[Callable[[Tensor], 
     """Make a function x → (h, z), with hooks on the named submodules."""
     caught: dict[str, Tensor] = {}
 
-    def catch(role: str) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            caught[role] = output
-
-        return hook
+    def catch(role: str, _: nn.Module, __: Any, output: Any) -> None:
+        caught[role] = output
 
     hooks = []
     for role in ("z", "h"):
         name = getattr(source, role)
         if name:
             try:
-                hooks.append(attrgetter(name)(network).register_forward_hook(catch(role)))
+                hooks.append(attrgetter(name)(network).register_forward_hook(partial(catch, role)))
             except AttributeError:
                 known = [n for n, _ in network.named_children()]
                 raise InputError(f"--{role}", "must name a submodule of the model", name, f"it has {known}") from None

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from stairwise.checks import InputError, number, positive_int
 
-__all__ = ["PROBES", "knn_probe", "logistic_probe", "ridge_probe"]
-
 
 def knn_probe(h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, k: int = 200, temperature: float = 0.1) -> float:
     r"""Accuracy of weighted k nearest neighbours by cosine, with weights e^{cos/τ} (Wu et al. 2018).

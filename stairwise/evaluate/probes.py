@@ -11,8 +11,6 @@ from stairwise.kernel.arrays import as_numpy
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.theory.modes import Modes
 
-__all__ = ["ProbeCurve", "probe_curve", "ridge_accuracy"]
-
 Floats = NDArray[np.float64]
 
 

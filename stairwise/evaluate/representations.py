@@ -11,8 +11,6 @@ from stairwise.data.augment import full_view
 from stairwise.data.feed import AbstractFeed
 from stairwise.data.images import Images
 
-__all__ = ["eval_mode", "probe_rows", "represent"]
-
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from stairwise.figures.style import WIDTH, mode_colors, panels
 
-__all__ = ["draw_embedding", "draw_kernel_pca", "draw_retrieval"]
-
 LOOKS = ("-", "--", ":")
 
 

@@ -12,8 +12,6 @@ from stairwise.figures.style import MEASURED, PREDICTED, key, mode_colors, panel
 
 MARK: dict[str, Any] = {"color": "0.72", "linewidth": 0.7, "linestyle": (0, (1, 1.5))}
 
-__all__ = ["draw_loss", "draw_outlook", "draw_spectrum", "draw_staircase"]
-
 
 def draw_loss(
     ax: Axes, times: NDArray, measured: NDArray, predicted: NDArray | None = None, steps: NDArray | Sequence[float] = ()

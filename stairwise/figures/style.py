@@ -9,8 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-__all__ = ["MEASURED", "PREDICTED", "key", "mode_colors", "panels", "style"]
-
 MEASURED: dict[str, Any] = {"linestyle": "-", "linewidth": 2.4, "solid_capstyle": "round"}
 PREDICTED: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 0.9, "color": "black"}
 WIDTH = 6.75  # inches: a conference page with two columns

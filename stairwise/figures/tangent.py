@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from stairwise.figures.style import MEASURED, panels
 
-__all__ = ["draw_alignments", "draw_drift", "draw_matrix", "draw_tangent", "draw_widths"]
-
 THEORY, PCA, CHANCE = "#1b4a7a", "#c08a2d", "#9aa3b2"
 
 

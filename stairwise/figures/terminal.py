@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["text_curve"]
-
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from stairwise.figures.staircase import draw_loss, draw_spectrum
 from stairwise.figures.style import MEASURED, PREDICTED, mode_colors, panels
 
-__all__ = ["Course", "draw_bands", "draw_banner", "draw_courses", "draw_histograms", "draw_layers", "draw_probes"]
-
 THIN = {**MEASURED, "linewidth": 1.1}  # for dozens of curves per panel
 RISEN, WAITING = 0.02, "#c9ced6"  # modes that never reach this fraction of the largest eigenvalue are grey
 

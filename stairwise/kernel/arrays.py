@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Matrix", "as_numpy", "cast", "is_tensor", "like", "namespace", "stack"]
+from stairwise.checks import InputError, matrix
 
 Matrix = Any  # a numpy array or a torch tensor
 
@@ -40,6 +40,18 @@ def cast(x: Matrix, dtype: str) -> Matrix:
     if is_tensor(x):
         return x.detach().to(getattr(namespace(x), dtype))
     return np.asarray(x, dtype=dtype)
+
+
+def checked(x: object, dtype: str, name: str) -> Matrix:
+    """Return `x` as a finite matrix of floats; otherwise raise InputError."""
+    if not is_tensor(x):
+        return np.asarray(matrix(np.asarray(x), name), dtype=dtype)
+    out = cast(x, dtype)
+    if out.ndim != 2 or 0 in out.shape:
+        raise InputError(name, "must be 2-D and not empty", f"shape {tuple(out.shape)}")
+    if not bool(namespace(out).isfinite(out).all()):
+        raise InputError(name, "must be finite", None, "drop or impute such rows")
+    return out
 
 
 def like(values: np.ndarray, x: Matrix) -> Matrix:

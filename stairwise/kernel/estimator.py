@@ -11,17 +11,15 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from stairwise.checks import InputError, matrix, number, one_of, times
+from stairwise.checks import InputError, number, one_of, times
 from stairwise.files import load_arrays, plain, save_arrays
-from stairwise.kernel.arrays import Matrix, as_numpy, cast, is_tensor, like, namespace, stack
-from stairwise.kernel.kernels import KERNELS, Kernel, resolve
+from stairwise.kernel.arrays import Matrix, as_numpy, cast, checked, is_tensor, like, namespace, stack
+from stairwise.kernel.kernels import KERNELS, describe, resolve
 from stairwise.kernel.kernels import linear as LinearKernel
 from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, FeaturePairs, build_pairs
 from stairwise.kernel.solvers import SOLVERS, Solution, refuse_large, solve
 from stairwise.theory.ensemble import predict_staircase
 from stairwise.theory.laws import evolve
-
-__all__ = ["KernelSSL"]
 
 FORMAT = 1  # version of the saved files
 SPARE = 20  # number of modes beyond n_components, which compete with the last ones during training
@@ -201,10 +199,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def save(self, path: str | Path) -> None:
         """Write to one .npz file without pickled objects. Your own kernel functions cannot be saved."""
         check_is_fitted(self)
-        if self.precomputed_:
-            kernels: Any = "precomputed"
-        else:
-            kernels = [_describe(k) for k in self.blocks_.kernels]
+        kernels = "precomputed" if self.precomputed_ else [describe(k) for k in self.blocks_.kernels]
+        solution = self.solution_
         facts = {
             "format": FORMAT,
             "n_components": self.n_components,
@@ -215,12 +211,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             "n_features_in": int(self.n_features_in_),
             "swaps": self.swaps_,
             "memory": self.memory,
-            "solution": [
-                self.solution_.residual,
-                self.solution_.products,
-                self.solution_.solver,
-                self.solution_.precision,
-            ],
+            "solution": [solution.residual, solution.products, solution.solver, solution.precision],
         }
         if self.precomputed_:
             more = self._modes()
@@ -285,7 +276,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.swaps_ = True
         single = given.endswith(("float32", "float16"))
         pairs = DensePairs((K + K.T) / 2, swaps=True, precision=float(np.finfo(np.float32).eps) if single else 0.0)
-        _refuse_indefinite(pairs)
+        if pairs.size <= 5000:  # beyond, the solver notices
+            pairs.refuse_indefinite("X")
         return pairs
 
     def _fit_views(self, X: ArrayLike, X_b: ArrayLike | None) -> AbstractPairs:
@@ -320,7 +312,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return build_pairs(blocks, self.swaps_, self.memory)
 
     def _second(self, X_b: ArrayLike, a: Matrix, like_first: bool) -> Matrix:
-        b = _checked(X_b, self.dtype, "X_b")
+        b = checked(X_b, self.dtype, "X_b")
         if is_tensor(a) != is_tensor(b) or (is_tensor(a) and a.device != b.device):
             raise InputError("X and X_b", "must both be numpy arrays, or torch tensors on one device")
         if len(a) != len(b):
@@ -332,7 +324,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _validated(self, X: ArrayLike, reset: bool) -> Matrix:
         if is_tensor(X):
-            out = _checked(X, self.dtype, "X")
+            out = checked(X, self.dtype, "X")
             if reset:
                 self.n_features_in_ = out.shape[1]
             elif out.shape[1] != self.n_features_in_:
@@ -352,7 +344,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             X = as_numpy(X)
         if self.precomputed_ or part == 0 or self.blocks_.shared:
             return self._validated(X, reset=False), 0
-        x = _checked(X, self.dtype, "X")
+        x = checked(X, self.dtype, "X")
         if x.shape[1] != self.blocks_.parts[1].shape[1]:
             raise InputError("X", f"must have {self.blocks_.parts[1].shape[1]} features for view b", x.shape[1])
         return x, 1
@@ -390,7 +382,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 if self.precomputed_:
                     raise InputError("init", 'must be values for kernel="precomputed"', None, "the points are unknown")
                 init = stack([init(points) for points in self.blocks_.parts])
-            values = as_numpy(_checked(init, "float64", "init"))
+            values = as_numpy(checked(init, "float64", "init"))
             if values.shape != (len(modes.coefficients), d):
                 rule = f"must have shape {(len(modes.coefficients), d)}: values on the fitted points"
                 raise InputError("init", rule, values.shape)
@@ -400,36 +392,3 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             name = "alpha" if init is None else "init"
             raise InputError(name, "must start with all eigenvalues of C below 1", f"{start:.3g}", "scale it down")
         return modes, u
-
-
-def _checked(x: object, dtype: str, name: str) -> Matrix:
-    """Return `x` as a finite matrix of floats, numpy or torch; otherwise raise InputError."""
-    if not is_tensor(x):
-        return np.asarray(matrix(np.asarray(x), name), dtype=dtype)
-    out = cast(x, dtype)
-    if out.ndim != 2 or 0 in out.shape:
-        raise InputError(name, "must be 2-D and not empty", f"shape {tuple(out.shape)}")
-    if not bool(namespace(out).isfinite(out).all()):
-        raise InputError(name, "must be finite", None, "drop or impute such rows")
-    return out
-
-
-def _refuse_indefinite(pairs: DensePairs, most: int = 5000) -> None:
-    """Check K̃ by Cholesky, allowing for rounding error. For larger K̃ the solver checks it."""
-    if pairs.size > most:
-        return
-    dense = np.asarray(as_numpy(pairs.matrix), dtype=np.float64)
-    shift = max(pairs.eps, 1e-12) * pairs.size * np.abs(np.diag(dense)).max(initial=0.0)
-    try:
-        np.linalg.cholesky(dense + shift * np.eye(pairs.size))
-    except np.linalg.LinAlgError:
-        low = float(np.linalg.eigvalsh(dense)[0])
-        raise InputError(
-            "X", "must be a positive semidefinite kernel matrix", f"an eigenvalue of {low:.3g}", "clip it, or shift K̃"
-        ) from None
-
-
-def _describe(kernel: Kernel) -> tuple[str, dict]:
-    if type(kernel) not in KERNELS.values():
-        raise InputError("kernel", "must be one of stairwise's kernels to be saved", kernel, ", ".join(KERNELS))
-    return type(kernel).__name__, dict(vars(kernel))

@@ -160,6 +160,12 @@ def resolve(kernel: str | Kernel, X: Matrix) -> Kernel:
     return kernel
 
 
+def describe(kernel: Kernel) -> tuple[str, dict]:  # for `KernelSSL.save`
+    if type(kernel) not in KERNELS.values():
+        raise InputError("kernel", "must be one of stairwise's kernels to be saved", kernel, ", ".join(KERNELS))
+    return type(kernel).__name__, dict(vars(kernel))
+
+
 def _squared_distances(X: Matrix, Y: Matrix) -> Matrix:
     """‖x − y‖², computed after centring, because a large mean offset would lose all digits."""
     xp = namespace(X)

@@ -11,10 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from stairwise.checks import InputError
-from stairwise.kernel.arrays import Matrix, cast, like, namespace
+from stairwise.kernel.arrays import Matrix, as_numpy, cast, like, namespace
 from stairwise.kernel.kernels import Kernel
-
-__all__ = ["AbstractPairs", "Blocks", "DensePairs", "FeaturePairs", "TiledPairs"]
 
 MEMORY = 4 << 30  # bytes that K̃ may take before it is recomputed in tiles
 
@@ -108,6 +106,16 @@ class DensePairs(AbstractPairs):
 
     def matmul(self, block: Matrix) -> Matrix:
         return _times(block.T, self.matrix).T  # K̃ is symmetric, and BLAS is faster this way round
+
+    def refuse_indefinite(self, name: str) -> None:
+        """Check K̃ by Cholesky, allowing for rounding error."""
+        dense = np.asarray(as_numpy(self.matrix), dtype=np.float64)
+        shift = max(self.eps, 1e-12) * self.size * np.abs(np.diag(dense)).max(initial=0.0)
+        try:
+            np.linalg.cholesky(dense + shift * np.eye(self.size))
+        except np.linalg.LinAlgError:
+            low = f"an eigenvalue of {np.linalg.eigvalsh(dense)[0]:.3g}"
+            raise InputError(name, "must be positive semidefinite", low, "clip it, or add a multiple of I") from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,6 @@ from stairwise.checks import InputError, one_of, positive_int
 from stairwise.kernel.arrays import Matrix, as_numpy, like, namespace
 from stairwise.kernel.operators import AbstractPairs, DensePairs, FeaturePairs
 
-__all__ = ["SOLVERS", "Solution", "cholesky", "features", "krylov", "refuse_large", "solve"]
-
 SMALL = 600  # points below which a dense factorization is fastest
 MOST_DENSE = 12_000  # points above which a dense factorization is refused
 CONFIRM = 4  # number of steps with an extra random block before the modes are accepted

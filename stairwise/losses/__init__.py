@@ -21,7 +21,6 @@ from stairwise.losses.vicreg_loss import VICReg, vicreg
 __all__ = [
     "BYOL",
     "MODULES",
-    "OF_CORRELATION",
     "BarlowTwins",
     "FourthPower",
     "FroSSL",
@@ -57,6 +56,3 @@ MODULES = {
     "fourth_power": FourthPower,
     "hinged": Hinged,
 }
-
-# losses that are functions of C; for the others the monitor measures the centred covariance
-OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from stairwise.losses.views import of_views
 
-__all__ = ["BarlowTwins", "barlow_twins"]
-
 
 @of_views
 def barlow_twins(

@@ -4,8 +4,6 @@ from torch import Tensor, nn
 
 from stairwise.losses.views import of_views
 
-__all__ = ["BYOL", "byol"]
-
 
 @of_views
 def byol(p: Tensor, target: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ from torch import Tensor, nn
 
 from stairwise.losses.views import centred, of_views
 
-__all__ = ["FroSSL", "frossl"]
-
 
 @of_views
 def frossl(z_a: Tensor, z_b: Tensor, invariance: float = 1.0) -> Tensor:

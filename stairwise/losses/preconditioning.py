@@ -15,8 +15,6 @@ from stairwise.checks import InputError, number
 from stairwise.distributed import total, world
 from stairwise.losses.views import check_views
 
-__all__ = ["inverse_root", "precondition"]
-
 POWERS = (0.5, 1.0)
 
 

@@ -6,8 +6,6 @@ from torch import Tensor, nn
 from stairwise.checks import number
 from stairwise.losses.views import of_views
 
-__all__ = ["SimCLR", "simclr"]
-
 
 @of_views
 def simclr(z_a: Tensor, z_b: Tensor, temperature: float = 0.2) -> Tensor:

@@ -4,8 +4,6 @@ from torch import Tensor, nn
 
 from stairwise.losses.views import of_views
 
-__all__ = ["SpectralContrastive", "spectral_contrastive"]
-
 
 @of_views
 def spectral_contrastive(z_a: Tensor, z_b: Tensor) -> Tensor:

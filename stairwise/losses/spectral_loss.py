@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, number
 from stairwise.losses.views import correlation, of_views, warn_if_undetermined
 
-__all__ = ["FourthPower", "Hinged", "Sharpened", "Smoothed", "fourth_power", "hinged", "sharpened", "smoothed"]
-
 TINY = 1e-12  # below this |λ|, the root is linear
 
 

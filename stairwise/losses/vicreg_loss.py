@@ -4,8 +4,6 @@ from torch import Tensor, nn
 
 from stairwise.losses.views import centred, of_views
 
-__all__ = ["VICReg", "vicreg"]
-
 
 @of_views
 def vicreg(

@@ -11,8 +11,6 @@ from torch import Tensor
 from stairwise.checks import InputError, TheoryWarning
 from stairwise.distributed import gather, world
 
-__all__ = ["centred", "correlation", "of_views", "warn_if_undetermined"]
-
 P = ParamSpec("P")
 Loss = Callable[Concatenate[Tensor, Tensor, P], Tensor]
 
@@ -51,7 +49,6 @@ def correlation(z_a: Tensor, z_b: Tensor) -> Tensor:
 
 
 def centred(z: Tensor) -> Tensor:
-    """Subtract the mean of each column."""
     return z - z.mean(dim=0)
 
 

@@ -12,8 +12,6 @@ from threadpoolctl import ThreadpoolController
 
 from stairwise.checks import InputError
 
-__all__ = ["ONES", "Spectrum", "decompose", "decompose_on_one_core"]
-
 Floats = NDArray[np.float64]
 
 ONES = 8  # columns of ones next to the data; one is enough, but eight keep rows aligned, which is faster on GPUs

@@ -28,8 +28,6 @@ from stairwise.runs.writer import BackgroundWriter
 if TYPE_CHECKING:
     from stairwise.monitor.spectrum import SpectrumMonitor
 
-__all__ = ["Attachment"]
-
 FEWEST = 4  # a spectrum needs at least this many pairs per dimension
 WAITING = 4  # number of records that may be queued; while the queue is full, no record is made
 PATIENCE = 10  # number of updates without any view before a warning
@@ -86,7 +84,6 @@ class Attachment:
     def _hook(
         self, loss: nn.Module | None, projector: nn.Module | None, backbone: nn.Module | None, optimizer: Any
     ) -> list[Any]:
-        """Register hooks; returns their handles."""
         handles = []
         if self.counts_updates:
             handles.append(optimizer.register_step_post_hook(_Hook(self, "_after_update")))

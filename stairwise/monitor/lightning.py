@@ -15,8 +15,6 @@ from stairwise.checks import InputError
 from stairwise.monitor.hooks import Attachment
 from stairwise.monitor.spectrum import SpectrumMonitor
 
-__all__ = ["SpectrumCallback"]
-
 try:
     from lightning.pytorch import Callback
 except ImportError:

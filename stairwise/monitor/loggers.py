@@ -9,8 +9,6 @@ from stairwise.checks import InputError, RunWarning
 from stairwise.runs.record import Record
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
 
-__all__ = ["destinations", "send", "tensorboard_in"]
-
 SHOWN = 16  # number of eigenvalues per spectrum that are sent to loggers
 Logger = Callable[[dict[str, float]], None]
 

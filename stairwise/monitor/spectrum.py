@@ -20,8 +20,6 @@ from stairwise.monitor.decompose import ONES, Spectrum, decompose
 if TYPE_CHECKING:
     from stairwise.monitor.hooks import Attachment
 
-__all__ = ["SpectrumMonitor"]
-
 Floats = NDArray[np.float64]
 
 AT_ONCE = 8  # number of batches that are summed together,

@@ -14,8 +14,6 @@ from stairwise.checks import InputError, one_of
 from stairwise.nets.perceptron import MLP, head
 from stairwise.nets.resnet import resnet18, resnet34, resnet50
 
-__all__ = ["ENCODERS", "Network", "build_encoder", "build_network"]
-
 ENCODERS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "resnet34": resnet34,

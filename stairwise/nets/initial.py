@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, number, one_of
 from stairwise.nets.encoder import Network
 
-__all__ = ["SCOPES", "find_alpha", "scale_parameters", "scoped"]
-
 SCOPES = ("all", "weights", "weights+norm", "readout")
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, positive_int
 
-__all__ = ["MLP", "head"]
-
 
 class MLP(nn.Module):
     """Flatten the input and apply ReLU layers in PyTorch's default parametrization; the last layer is the output h.

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from stairwise.checks import one_of
 
-__all__ = ["ResNet", "resnet18", "resnet34", "resnet50"]
-
 STEMS = ("large", "small")
 
 

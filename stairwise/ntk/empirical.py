@@ -20,8 +20,6 @@ from stairwise.ntk.capture import Capture, RulesChanged, Scalar, check_output
 from stairwise.ntk.factors import AbstractFactor, Contraction
 from stairwise.ntk.state import float32_products, restored
 
-__all__ = ["PRECISIONS", "empirical_ntk", "ntk_error"]
-
 PRECISIONS = ("float32", "tf32", "float16", "float64")
 SLICE = 2.5e8  # bytes of explicit gradients at a time on a CPU
 PEAK = 1.5  # peak memory of the two passes, relative to the factors: most activations are factors

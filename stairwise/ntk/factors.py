@@ -19,8 +19,6 @@ from stairwise.ntk.patches import LinearMap, patches
 if TYPE_CHECKING:
     from stairwise.ntk.fast.half import HalfProducts
 
-__all__ = ["AbstractFactor", "Contraction", "Direct", "Lookup", "Outer", "Way", "by_rows", "unscaled"]
-
 BLOCKS, BLOCKS_GPU = 4, 2  # row blocks of a symmetric product: saves three eighths of it, or a quarter
 SMALL_LAYER = 10_000  # multiplications per pair of samples, below which lower precision saves no time
 ENTRY, ENTRY_GPU = 100, 1000  # cost of writing and reading an entry of a ghost product, in multiplications (rough)

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["LinearMap", "channels_last", "patches", "patches_bytes", "windows"]
-
 LinearMap: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d
 
 

@@ -8,8 +8,6 @@ from torch.nn import functional as F
 
 from stairwise.ntk.factors import AbstractFactor, Direct, Lookup, Outer
 
-__all__ = ["RULES", "factors"]
-
 
 def _linear(module: nn.Module, x: Tensor, b: Tensor) -> Iterator[tuple[str, AbstractFactor]]:
     assert isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)

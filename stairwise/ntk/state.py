@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["float32_products", "restored"]
-
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 OPAQUE = (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)  # modules that keep their contents elsewhere
 

@@ -22,8 +22,6 @@ from stairwise.progress import Progress, silent
 from stairwise.table import Table
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
 
-__all__ = ["Drift", "Outputs", "Tangent", "compare", "embed", "kernel_drift", "study", "study_drift"]
-
 Floats = NDArray[np.float64]
 BATCH = 256
 
@@ -36,7 +34,6 @@ class Outputs(nn.Module):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """x → z."""
         out: Tensor = self.network(x)[1]
         return out
 
@@ -64,7 +61,6 @@ class Tangent:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def table(self) -> Table:
-        """A table of the scores."""
         rows = [[name, f"{value:.4g}"] for name, value in self.scores.items()]
         return Table(f"{self.name}: span of the trained embeddings", ["aligned with", "share"], rows)
 
@@ -172,7 +168,6 @@ class Drift:
     chance: float
 
     def table(self) -> Table:
-        """One row per time."""
         columns = (self.change, self.with_first, self.with_last, self.theory)
         rows = [[str(s), *(_or_unknown(v) for v in values)] for s, *values in zip(self.steps, *columns, strict=True)]
         final = "theory with the final embeddings"

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from stairwise.checks import InputError
 from stairwise.ntk.factors import AbstractFactor
 
-__all__ = ["Call", "Gradients", "Pass", "agree", "check_finite", "check_mode", "check_rows", "right_rules"]
-
 Call = tuple[str, Tensor]  # name of the module, its input
 Gradients = Sequence[Tensor | None]  # None: not used
 Tensors = Sequence[Tensor]

@@ -19,8 +19,6 @@ from stairwise.theory.solutions import check_dimension
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Outlook", "predict"]
-
 Floats = NDArray[np.float64]
 SPARE = 50  # number of modes beyond d, which compete with the last ones
 

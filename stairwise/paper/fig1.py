@@ -34,32 +34,27 @@ class Config(fig1cd.Config):
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Arrays of both figures."""
     network = fig1cd.compute(replace(config, fast=False), part(progress, 0, 0.9))
     linear = fig1ab.compute(fig1ab.Config(data=config.linear, pixels="unit"), part(progress, 0.9, 1))
     return {k: linear[k] for k in LINEAR} | {k: network[k] for k in NETWORK}
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Both models take steps, and those of the linear model are predicted."""
     error = np.abs(arrays["law_descent"] - arrays["descent"]).max()
     taken, d = (arrays["descent"][-1] > 0.5).sum(), arrays["descent"].shape[1]
-    steps = len(steps_of(arrays, "C"))
     return [
         Claim.close("linear model: steps", taken, d, 0),
         Claim.at_most("linear model: largest error of λ, predicted against descent", error, 0.03),
-        Claim("network: steps", steps, "≥ 2", steps >= 2),
+        Claim.at_least("network: steps", len(steps_of(arrays, "C")), 2),
     ]
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Four panels."""
     course = Course("ResNet", arrays["C.t"], arrays["C.loss"], arrays["C.lam"], "C")
     return draw_banner(arrays["times"], arrays["descent"], arrays["law_descent"], course)
 
 
 def page(arrays: Arrays) -> Page:
-    """Tables."""
     return Page(
         "Self-supervised learning, one dimension at a time",
         "Loss and eigenvalues of C over time, for a linear model with its prediction and for a deep network.",

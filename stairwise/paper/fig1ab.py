@@ -52,7 +52,6 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Spectra of C over time: descent, flow, and the laws for each."""
     progress(0.0, 1, "cutting crops")
     x_a, x_b = two_crops(load(config.data), config.n, config.crop, config.pixels, config.seed)
     progress(0.05, 1, "eigenvectors of Γ")
@@ -104,7 +103,6 @@ def _step_times(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check the claims of the caption and of the text."""
     d = arrays["descent"].shape[1]
     steps = _step_times(arrays)
     error = {name: np.abs(arrays[name] - arrays["flow"]).max() for name in ("law", "aligned")}
@@ -120,23 +118,16 @@ def check(arrays: Arrays) -> list[Claim]:
             0.03,
         ),
         Claim.at_most("relative error of the step times, median", np.median(off), 0.01),
-        Claim(
-            "largest error of λ, the paper's aligned law against flow (for comparison)",
-            float(error["aligned"]),
-            "any",
-            True,
-        ),
+        Claim.note("largest error of λ, the paper's aligned law against flow (for comparison)", error["aligned"]),
     ]
 
 
 def draw(arrays: Arrays) -> Figure:
-    """The paper's two panels: descent, and the law for descent."""
     steps = _step_times(arrays)["law_descent"]
     return draw_staircase(arrays["times"], arrays["descent"], arrays["law_descent"], steps)
 
 
 def table(arrays: Arrays) -> Table:
-    """Predicted and measured step times."""
     steps, lr = _step_times(arrays), float(arrays["lr"])
     rows = [
         [
@@ -154,26 +145,31 @@ def table(arrays: Arrays) -> Table:
     return Table("When each dimension is learned (λ = ½)", header, rows)
 
 
-def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
-    t, d = arrays["times"], arrays["descent"].shape[1]
-    loss = {name: ((1 - arrays[name]) ** 2).sum(axis=1) for name in ("descent", "law_descent")}
-    marks = list(_step_times(arrays)["law_descent"])
-    lines = [Line("descent", t, loss["descent"], (1, 3)), Line("predicted", t, loss["law_descent"], dashed=True)]
+def staircase_panels(
+    name: str, t: np.ndarray, measured: np.ndarray, predicted: np.ndarray, steps: np.ndarray
+) -> list[Panel]:
+    """Charts of the loss and of the eigenvalues of C (T, d), measured and predicted, with the predicted steps (d,)."""
+    axis, d = "time t = learning rate × step", measured.shape[1]
+    losses = [((1 - spectra) ** 2).sum(axis=1) for spectra in (measured, predicted)]
+    lines = [Line(name, t, losses[0], (1, 3)), Line("predicted", t, losses[1], dashed=True)]
     curves = []
     for j in range(d):
-        curves.append(Line(f"λ{j + 1}", t, arrays["descent"][:, j], (j, d)))
-        curves.append(Line(f"λ{j + 1} predicted", t, arrays["law_descent"][:, j], dashed=True, legend=False))
-    axis = "time t = learning rate × step"
+        curves.append(Line(f"λ{j + 1}", t, measured[:, j], (j, d)))
+        curves.append(Line(f"λ{j + 1} predicted", t, predicted[:, j], dashed=True, legend=False))
+    return [
+        Panel("Loss", axis, "loss ‖C − I‖²", lines, list(steps)),
+        Panel("Eigenvalues of C", axis, "λ", curves, list(steps), log=True),
+    ]
+
+
+def page(arrays: Arrays) -> Page:
+    measured, predicted = arrays["descent"], arrays["law_descent"]
     return Page(
         "Learning one dimension at a time",
         "A linear model f(x) = W x is trained to map two crops of the same image to the same point while keeping its "
-        f"{d} outputs uncorrelated (loss ‖C − I‖²). From a small start it learns one dimension after another: each "
-        "step down of the loss is one eigenvalue of C going from 0 to 1. Solid: trained by gradient descent. Dashed: "
-        "predicted in closed form from the data and the initial weights.",
-        [
-            Panel("Loss", axis, "loss ‖C − I‖²", lines, marks),
-            Panel("Eigenvalues of C", axis, "λ", curves, marks, log=True),
-        ],
+        f"{measured.shape[1]} outputs uncorrelated (loss ‖C − I‖²). From a small start it learns one dimension after "
+        "another: each step down of the loss is one eigenvalue of C going from 0 to 1. Solid: trained by gradient "
+        "descent. Dashed: predicted in closed form from the data and the initial weights.",
+        staircase_panels("descent", arrays["times"], measured, predicted, _step_times(arrays)["law_descent"]),
         [table(arrays)],
     )

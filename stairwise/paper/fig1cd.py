@@ -37,7 +37,6 @@ class Config(trained.RunsConfig):
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Loss, eigenvalues of C and of the covariance."""
     if config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt", config.methods, "fig2cf shows the others")
     kinds = {"": trained.SMALL, "fast ": trained.FAST} if config.fast else {"": trained.SMALL}
@@ -77,27 +76,24 @@ def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Number of steps, and a loss that begins at d."""
     claims = []
     for name, words in _runs_in(arrays).items():
         lam, loss, d = (arrays[f"{name}C.{x}"] for x in ("lam", "loss", "d"))
         ratio, both = sharper(arrays, f"{name}C", f"{name}covariance")
         for what, text in (("C", "the eigenvalues of C"), ("covariance", "those of the covariance")):
-            steps = len(trained.steps_of(arrays, f"{name}{what}"))
-            claims.append(Claim(f"{words}steps in {text}", steps, "≥ 10", steps >= 10))
+            claims.append(Claim.at_least(f"{words}steps in {text}", len(trained.steps_of(arrays, f"{name}{what}")), 10))
         claims += [
             Claim.close(f"{words}loss at the first record, over d", float(loss[0] / d), 1.0, 0.05),
             Claim.at_most(f"{words}largest eigenvalue of C at the first record", float(lam[0, 0]), 0.1),
         ]
         if both:
             text = f"{words}rise time in C over that in the covariance, median of {both} that are resolved"
-            claims.append(Claim(text, ratio, "reported", True))
+            claims.append(Claim.note(text, ratio))
         claims += trained.unseen_claims(arrays, name, words)
     return claims
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Loss and eigenvalues of C, one row per run."""
     courses = []
     for name in _runs_in(arrays):
         t, loss, lam = (arrays[f"{name}C.{x}"] for x in ("t", "loss", "lam"))
@@ -106,7 +102,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     spectra = {
         f"{name}{key}": what + (", twice the rate" if name else "")
         for name in _runs_in(arrays)

@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 from stairwise.figures.staircase import draw_staircase
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.nets.encoder import Network
+from stairwise.ntk.study import Outputs, embed
+from stairwise.paper.fig1ab import staircase_panels
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress, part
-from stairwise.report.page import Line, Page, Panel
+from stairwise.report.page import Page
 from stairwise.runs.reader import Run
 from stairwise.table import Table
 from stairwise.theory.trajectory import Trajectory
@@ -36,7 +38,7 @@ from stairwise.training.recipe import load_recipe
 Floats = NDArray[np.float64]
 FIRST = 8  # modes whose step times are checked
 
-SMOKE = {"steps": 1400}
+SMOKE = {"steps": 1000}
 ALT = "Loss and eigenvalues of C of a trained network, with the prediction of its tangent kernel."
 
 
@@ -74,7 +76,6 @@ class _Trained:
 
 
 def train(config: Config, progress: Progress) -> _Trained:
-    """Train the network of the figure."""
     recipe = load_recipe(
         "mlp",
         {
@@ -93,7 +94,7 @@ def train(config: Config, progress: Progress) -> _Trained:
         trainer = Trainer(recipe, Path(folder), torch.device("cpu"))
         try:
             x = torch.cat(trainer.fixed_pairs())
-            kernel, outputs = tangent_kernel(trainer.network, x), _initial_outputs(trainer.network, x)
+            kernel, outputs = tangent_kernel(trainer.network, x), embed(Outputs(trainer.network), x)
             trainer.resume()
             trainer.run(
                 StopRequest(), 1e9, lambda i, n, words: progress(i, n, f"training, step {i:,} of {n:,}; {words}")
@@ -139,19 +140,12 @@ def tangent_kernel(network: Network, x: torch.Tensor) -> Floats:
     return np.asarray(kernel.numpy())
 
 
-def _initial_outputs(network: Network, x: torch.Tensor) -> Floats:
-    """f₀ on the points, (2n, d)."""
-    with torch.no_grad():
-        return np.asarray(network(x)[1].double().numpy())
-
-
 def step_times(arrays: Arrays) -> tuple[Floats, Floats]:
     """Measured and predicted times at which eigenvalues cross one half."""
     return Trajectory(arrays["times"], arrays["measured"], "trained").step_times(), arrays["predicted_steps"]
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check the caption, and the prediction."""
     measured, predicted = step_times(arrays)
     reached = np.isfinite(measured[:FIRST])
     off = np.abs(predicted[:FIRST][reached] / measured[:FIRST][reached] - 1)
@@ -170,7 +164,6 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Both panels, with the prediction."""
     return draw_staircase(
         arrays["times"],
         arrays["measured"],
@@ -182,7 +175,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def table(arrays: Arrays) -> Table:
-    """Step times, mode by mode."""
     measured, predicted = step_times(arrays)
     rows = [
         [
@@ -198,24 +190,12 @@ def table(arrays: Arrays) -> Table:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
-    t, d = arrays["times"], arrays["measured"].shape[1]
-    marks = list(step_times(arrays)[1])
-    loss = {name: ((1 - arrays[name]) ** 2).sum(axis=1) for name in ("measured", "predicted")}
-    curves = []
-    for j in range(d):
-        curves.append(Line(f"λ{j + 1}", t, arrays["measured"][:, j], (j, d)))
-        curves.append(Line(f"λ{j + 1} predicted", t, arrays["predicted"][:, j], dashed=True, legend=False))
-    axis = "time t = learning rate × step"
-    lines = [Line("trained network", t, loss["measured"], (1, 3)), Line("predicted", t, loss["predicted"], dashed=True)]
+    times, measured, predicted, steps = (arrays[k] for k in ("times", "measured", "predicted", "predicted_steps"))
     return Page(
         "A nonlinear network learns one dimension at a time",
         "A network with one hidden layer of ReLUs is trained from a small readout to map two crops of an image to the "
         "same point while keeping its outputs uncorrelated. Solid: trained. Dashed: predicted in closed form from the "
         "kernel of its gradients at initialization.",
-        [
-            Panel("Loss", axis, "loss ‖C − I‖²", lines, marks),
-            Panel("Eigenvalues of C", axis, "λ", curves, marks, log=True),
-        ],
+        staircase_panels("trained network", times, measured, predicted, steps),
         [table(arrays)],
     )

@@ -31,7 +31,6 @@ class Config(trained.RunsConfig):
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Loss and eigenvalues of the covariance."""
     runs = trained.obtain(config, trained.SMALL, progress)
     arrays = trained.about(runs)
     for method, run in runs.items():
@@ -40,13 +39,13 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Number of steps of each method."""
-    counts = {trained.METHODS[m]: len(trained.steps_of(arrays, m)) for m in trained.methods_in(arrays)}
-    return [Claim(f"steps of {name}", steps, "≥ 4", steps >= 4) for name, steps in counts.items()]
+    return [
+        Claim.at_least(f"steps of {trained.METHODS[m]}", len(trained.steps_of(arrays, m)), 4)
+        for m in trained.methods_in(arrays)
+    ]
 
 
 def draw(arrays: Arrays) -> Figure:
-    """One row per method."""
     return draw_courses(
         [
             Course(trained.METHODS[m], arrays[f"{m}.t"], arrays[f"{m}.loss"], arrays[f"{m}.lam"], "Cov z")
@@ -57,7 +56,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     return Page(
         "Other losses, the same steps",
         "SimCLR and VICReg from small initialization: eigenvalues of the embedding's covariance.",

@@ -65,12 +65,11 @@ def _shown(arrays: Arrays) -> list[tuple[str, str]]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check that there are two bands."""
     claims = []
     for key, title in _shown(arrays):
         count, _ = arrays[f"{key}.grown"]
-        two = float(arrays[f"{key}.bimodality"])
-        claims.append(Claim(f"{title}: depth of the valley at the threshold", two, "≥ 0.5", two >= DEEP))
+        depth = float(arrays[f"{key}.bimodality"])
+        claims.append(Claim.at_least(f"{title}: depth of the valley at the threshold", depth, DEEP))
         d = int(arrays[f"{key}.d"])
         claims.append(Claim(f"{title}: grown of {d}", float(count), f"1 … {d - 1}", 0 < count < d))
     for method in trained.methods_in(arrays):
@@ -79,7 +78,6 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def table(arrays: Arrays) -> Table:
-    """The bands at the end."""
     rows = []
     for key, title in _shown(arrays):
         (count, threshold), last = arrays[f"{key}.grown"], arrays[f"{key}.last"]
@@ -98,7 +96,6 @@ def table(arrays: Arrays) -> Table:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """One panel per spectrum."""
     return draw_bands(
         [
             (title, arrays[f"{key}.t"], arrays[f"{key}.lam"], float(arrays[f"{key}.grown"][1]))
@@ -108,7 +105,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     return Page(
         "Standard initialization: grown and waiting modes",
         "From ordinary initial weights the steps blur, but the spectrum still has two bands: modes that have grown and "

@@ -16,12 +16,11 @@ from matplotlib.figure import Figure
 
 from stairwise.checks import InputError, number, seed
 from stairwise.dynamics.flow import appendix_flow
-from stairwise.figures.traces import draw_traces
+from stairwise.figures.appendix import draw_traces
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
-from stairwise.theory.alignment import qr_nonnegative
-from stairwise.theory.traces import appendix_entries
+from stairwise.theory.alignment import appendix_entries, qr_nonnegative
 
 ALT = "Sizes of all entries of A(t) over time on a log scale, integrated and in closed form."
 
@@ -37,7 +36,6 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """A(t), integrated and in closed form."""
     progress(0.0, 1, "integrating A(t)")
     if not 2 <= config.d <= config.m:
         raise InputError("d", f"must lie between 2 and m = {config.m}", config.d)
@@ -55,7 +53,6 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check the entries on, above and below the diagonal."""
     true, theory = np.abs(arrays["true"]), np.abs(arrays["theory"])
     _, d, _ = true.shape
     square = true[:, :, :d]
@@ -72,12 +69,10 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """All entries, on a log scale."""
     return draw_traces(arrays["times"], arrays["true"], arrays["theory"], floor=float(arrays["alpha"]) / 30)
 
 
 def page(arrays: Arrays) -> Page:
-    """Text only."""
     return Page(
         "How the entries of the weights grow",
         "In the basis where the weights start upper triangular, the diagonal entries grow to order one in turn, and "

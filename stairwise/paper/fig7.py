@@ -42,7 +42,6 @@ class Config(RunsConfig):
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Accuracies and numbers of grown modes over steps."""
     if config.fast and config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt if fast is true", config.methods, "set only one of them")
     kinds = {"standard": STANDARD, "small": SMALL, **({"fast": FAST} if config.fast else {})}
@@ -81,7 +80,6 @@ def _progress(run: Run, probe: str) -> list[float]:
 
 
 def _spectrum(method: str, run: Run) -> str:
-    """The spectrum whose grown modes are counted."""
     if method != "bt":
         return "covariance"
     return "normalized" if run.recipe["loss_options"].get("batch_norm", True) else "eigenvalues"
@@ -102,7 +100,6 @@ def _kinds(arrays: Arrays, method: str) -> list[str]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check the difference at the end."""
     claims = []
     for m in _methods(arrays):
         standard, *others = (float(arrays[f"{m}.{kind}.accuracy"][-1]) for kind in _kinds(arrays, m))
@@ -113,7 +110,6 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """One panel per method."""
     return draw_probes(
         [
             (METHODS[m], {KINDS[k]: [arrays[f"{m}.{k}.{x}"] for x in CURVES] for k in _kinds(arrays, m)})
@@ -123,7 +119,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     panels = []
     for m in _methods(arrays):
         lines = [

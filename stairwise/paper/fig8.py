@@ -14,8 +14,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from stairwise.checks import InputError, number
-from stairwise.dynamics.landscape import landscape_flow
-from stairwise.figures.landscapes import draw_symmetry_breaking
+from stairwise.dynamics.flow import landscape_flow
+from stairwise.figures.appendix import draw_symmetry_breaking
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Line, Page, Panel
@@ -33,7 +33,6 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Landscapes and paths."""
     progress(0.0, 1, "integrating")
     if number(config.start, "start", above=0) > 0.01:
         raise InputError("start", "must be small, at most 0.01", config.start)
@@ -56,7 +55,6 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check escape and relaxation on the integrated paths."""
     t, gamma, start = arrays["times"], arrays["gamma"], float(arrays["start"])
     path, fastest = arrays["ssl_flow"][:, 0], gamma[0]
     epsilon = 0.05
@@ -79,7 +77,6 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Panels A–D."""
     return draw_symmetry_breaking(
         arrays["x"],
         (arrays["ssl_loss"], arrays["supervised_loss"]),
@@ -91,7 +88,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive paths."""
     t, gamma = arrays["times"], arrays["gamma"]
 
     def paths(name: str) -> list[Line]:

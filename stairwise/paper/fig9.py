@@ -14,8 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from stairwise.checks import number, seed
-from stairwise.dynamics.landscape import landscape_descent, landscape_flow
-from stairwise.figures.landscapes import draw_landscapes
+from stairwise.dynamics.descent import landscape_descent
+from stairwise.dynamics.flow import landscape_flow
+from stairwise.figures.appendix import draw_landscapes
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Line, Page, Panel
@@ -69,38 +70,29 @@ def _largest_lr(landscape: AbstractLandscape, rest: float, seed: int) -> float:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check step times and stability."""
-    claims = []
+    steps = []
     for i, name in enumerate(SHOWN):
         measured, predicted = arrays[f"step{i}"]
-        claims.append(Claim.close(f"step time, {name}", measured, predicted, 0.002))
+        steps.append(Claim.close(f"step time, {name}", measured, predicted, 0.002))
     lrs = {name: float(arrays[f"lr{i}"]) for i, name in enumerate(SHOWN)}
-    claims.append(
-        Claim.close("largest learning rate that holds the minimum, Barlow Twins", lrs["Barlow Twins"], 0.25, 0.01)
-    )
-    claims.append(
-        Claim.close("largest learning rate that holds the minimum, sharpened", lrs["sharpened at zero"], 1.0, 0.01)
-    )
-    for name in ("fourth power", "hinged"):
-        claims.append(
-            Claim(
-                f"largest learning rate that holds the minimum (of those up to 16), {name}",
-                lrs[name],
-                "> 0.25",
-                lrs[name] > 0.25,
-            )
-        )
-    return claims
+    text = "largest learning rate that holds the minimum"
+    return [
+        *steps,
+        Claim.close(f"{text}, Barlow Twins", lrs["Barlow Twins"], 0.25, 0.01),
+        Claim.close(f"{text}, sharpened", lrs["sharpened at zero"], 1.0, 0.01),
+        *(
+            Claim(f"{text} (of those up to 16), {name}", lrs[name], "> 0.25", lrs[name] > 0.25)
+            for name in ("fourth power", "hinged")
+        ),
+    ]
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Panels A–D."""
     rests = [[-float(arrays[f"rest{i}"]), float(arrays[f"rest{i}"])] for i in range(len(SHOWN))]
     return draw_landscapes(arrays["x"], [arrays[f"loss{i}"] for i in range(len(SHOWN))], list(SHOWN), rests)
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive paths."""
     lines = [Line(name, arrays["times"], arrays[f"path{i}"], (i, len(SHOWN))) for i, name in enumerate(SHOWN)]
     return Page(
         "Landscapes modified for speed",

@@ -60,7 +60,6 @@ def _retrieved(z_a: np.ndarray, z_b: np.ndarray) -> np.ndarray:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Compare with chance."""
     found, tested = arrays["found"][-1], int(arrays["tested"])
     return [
         Claim(
@@ -75,12 +74,10 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Retrieval over the number of modes."""
     return draw_retrieval(arrays["found"], TOP, int(arrays["tested"]))
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive curves."""
     dims = np.arange(1, len(arrays["found"]) + 1)
     lines = [Line(f"among the nearest {k}", dims, arrays["found"][:, i], (i, len(TOP))) for i, k in enumerate(TOP)]
     return Page(

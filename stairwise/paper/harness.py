@@ -21,22 +21,6 @@ from stairwise.provenance import code_digest, provenance
 from stairwise.report.page import Page, Picture
 from stairwise.table import Table
 
-__all__ = [
-    "CATALOG",
-    "LARGEST",
-    "Arrays",
-    "Claim",
-    "Result",
-    "from_stored",
-    "label",
-    "page",
-    "run",
-    "smoke_settings",
-    "store",
-    "stored_names",
-    "stored_results",
-]
-
 LARGEST = 300e3  # bytes of a stored result
 PLACES = {"runs", "device"}  # settings that do not affect the result
 
@@ -78,6 +62,15 @@ class Claim:
         return cls(text, float(measured), f"≤ {bound:g}", bool(measured <= bound), predicted)
 
     @classmethod
+    def at_least(cls, text: str, measured: float, bound: float) -> "Claim":
+        return cls(text, float(measured), f"≥ {bound:g}", bool(measured >= bound))
+
+    @classmethod
+    def note(cls, text: str, measured: float, predicted: float | None = None) -> "Claim":
+        """A number to report, whatever it is."""
+        return cls(text, float(measured), "any", True, predicted)
+
+    @classmethod
     def close(cls, text: str, measured: float, predicted: float, within: float) -> "Claim":
         off = abs(measured - predicted)
         return cls(text, float(measured), f"± {within:g}", bool(off <= within), float(predicted))
@@ -99,8 +92,7 @@ class Result:
         return all(claim.holds for claim in self.claims)
 
 
-def _claims_table(claims: list[Claim]) -> Table:
-    """A table of claims."""
+def claims_table(claims: list[Claim]) -> Table:
     rows = [
         [
             claim.text,
@@ -214,7 +206,7 @@ def page(result: Result) -> Page:
     made: Page = module.page(result.arrays)
     picture = Picture(result.folder / "figure.png", module.ALT)
     return dataclasses.replace(
-        made, tables=[*made.tables, _claims_table(result.claims)], pictures=[picture], facts=facts
+        made, tables=[*made.tables, claims_table(result.claims)], pictures=[picture], facts=facts
     )
 
 

@@ -27,7 +27,7 @@ from stairwise.table import Table
 from stairwise.training.studies import stored_drift, stored_study
 
 SMOKE = {"n": 40}
-PAIRS = 250  # pairs for the kernel during training
+PAIRS = 250  # pairs for the kernel during training, at most
 MOVED = ("steps", "with_first", "with_last", "theory")
 SCORES = ("theory", "kernel PCA", "theory, initial kernel", "kernel PCA, initial kernel", "chance")
 ALT = "Alignment of trained and predicted spans over the number of modes and of pairs."
@@ -54,7 +54,6 @@ def studies(config: Config, progress: Progress) -> tuple[dict[str, Run], dict[st
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Alignments of every method."""
     runs, results = studies(config, progress)
     arrays = about(runs)
     for method, (numbers, kept) in results.items():
@@ -65,19 +64,17 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
             f"{method}.spectrum": kept["spectrum"].astype(np.float32),
             f"{method}.last": runs[method].series("eigenvalues" if method == "bt" else "covariance")[-1],
         }
-        moved = stored_drift(runs[method], PAIRS, config.seed, config.device, config.precision, progress)
+        moved = stored_drift(runs[method], min(PAIRS, config.n), config.seed, config.device, config.precision, progress)
         if moved is not None:
             arrays[f"{method}.drift"] = np.stack([moved[name] for name in MOVED])
     return arrays
 
 
 def _scores(arrays: Arrays) -> dict[str, dict[str, float]]:
-    """Alignments by method and name."""
     return {m: json.loads(str(arrays[f"{m}.scores"])) for m in methods_in(arrays)}
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check that theory is above kernel PCA, and kernel PCA above chance."""
     claims = []
     for m, scores in _scores(arrays).items():
         theory, pca, chance = (scores[name] for name in ("theory", "kernel PCA", "chance"))
@@ -87,7 +84,6 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def table(arrays: Arrays) -> Table:
-    """One row per method."""
     rows = [
         [METHODS[m], *(f"{scores[name]:.3f}" if name in scores else "–" for name in SCORES)]
         for m, scores in _scores(arrays).items()
@@ -103,7 +99,6 @@ def corrected(arrays: Arrays, method: str) -> np.ndarray:
 
 
 def pairs_table(arrays: Arrays) -> Table:
-    """Corrected alignment by the number of pairs."""
     sizes = [f"{n:.0f}" for n in arrays[f"{methods_in(arrays)[0]}.by_pairs"][0]]
     rows = [[METHODS[m], *(f"{v:.3f}" for v in corrected(arrays, m))] for m in methods_in(arrays)]
     return Table("Theory less chance, (a − c)/(1 − c), by the number of pairs n", ["method", *sizes], rows)
@@ -124,7 +119,6 @@ def drift_table(arrays: Arrays) -> Table:
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Alignment over the number of modes and of pairs."""
     return draw_alignments(
         [
             (METHODS[m], arrays[f"{m}.by_dimension"], arrays[f"{m}.by_pairs"], scores["chance"])
@@ -134,7 +128,6 @@ def draw(arrays: Arrays) -> Figure:
 
 
 def page(arrays: Arrays) -> Page:
-    """Tables."""
     return Page(
         "Embeddings predicted from the tangent kernel",
         "The share of the span of trained embeddings that the theory predicts from the network's tangent kernel.",

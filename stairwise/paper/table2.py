@@ -53,7 +53,6 @@ def _alignments(z: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check that alignments are above chance, on all pairs and on the stored ones."""
     methods = methods_in(arrays)
     kept = [arrays[f"{m}.z"].astype(np.float64) for m in methods]
     d = kept[0].shape[1]
@@ -71,20 +70,17 @@ def check(arrays: Arrays) -> list[Claim]:
 
 
 def table(arrays: Arrays) -> Table:
-    """Alignment of each method with each other."""
     names = [METHODS[m] for m in methods_in(arrays)]
     rows = [[name, *(f"{v:.3f}" for v in row)] for name, row in zip(names, arrays["alignments"], strict=True)]
     return Table("Span of one method's embeddings within another's", ["", *names], rows)
 
 
 def draw(arrays: Arrays) -> Figure:
-    """The alignments as a matrix."""
     d = arrays[f"{methods_in(arrays)[0]}.z"].shape[1]
     return draw_matrix([METHODS[m] for m in methods_in(arrays)], arrays["alignments"], d / int(arrays["points"]))
 
 
 def page(arrays: Arrays) -> Page:
-    """Tables."""
     return Page(
         "Do the methods learn the same span?",
         "Alignment of the spans of embeddings by different methods, on the same pairs of views.",

@@ -25,26 +25,6 @@ from stairwise.theory.spectra import grown
 from stairwise.training.loop import train
 from stairwise.training.recipe import Recipe, load_recipe, recipe_of
 
-__all__ = [
-    "D50",
-    "FAST",
-    "METHODS",
-    "SMALL",
-    "STANDARD",
-    "NeedsGPU",
-    "RunsConfig",
-    "about",
-    "curves",
-    "methods_in",
-    "obtain",
-    "runs_table",
-    "spectrum_panels",
-    "steps_of",
-    "steps_table",
-    "unseen",
-    "unseen_claims",
-]
-
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 SMALL, STANDARD, D50, FAST = "-small", "", "-d50", "-small-fast"
@@ -97,11 +77,9 @@ class RunsConfig:
     smoke: bool = False
 
     def chosen(self) -> list[str]:
-        """The chosen methods, checked."""
         return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
 
     def folder(self, method: str, kind: str) -> Path:
-        """The folder of a run."""
         return Path(self.runs) / f"{'smoke' if self.smoke else self.data}-{method}{kind}"
 
     def source(self) -> str:
@@ -171,12 +149,10 @@ def about(runs: dict[str, Run]) -> dict[str, Any]:
 
 
 def methods_in(arrays: Arrays) -> list[str]:
-    """The methods in the arrays."""
     return list(json.loads(str(arrays["about"])))
 
 
 def runs_table(arrays: Arrays) -> Table:
-    """A table of the runs."""
     rows = [
         [
             str(one["recipe"]),

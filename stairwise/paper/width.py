@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from stairwise.figures.tangent import draw_widths
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
-from stairwise.ntk.study import kernel_drift
+from stairwise.ntk.study import Outputs, embed, kernel_drift
 from stairwise.paper import fig2ab
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
@@ -57,8 +56,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
         lr = config.lr * BASE / width
         given = fig2ab.Config(config.data, config.n, width, config.d, 1e-4, lr, config.steps, config.seed)
         trained = fig2ab.train(given, lambda *_: None)
-        with torch.no_grad():
-            z = trained.network(trained.x)[1].double().numpy()
+        z = embed(Outputs(trained.network), trained.x)
         theory = KernelSSL(config.d, kernel="precomputed").fit(trained.kernel)
         ahead = np.linspace(0, 2 * trained.times[-1], 4000)
         predicted = Trajectory(ahead, theory.spectrum_at(ahead, init=trained.outputs, lr=lr), "kernel").step_times()
@@ -79,25 +77,22 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    """Check that the kernel predicts the widest network, and the narrowest one less well."""
     aligned, error = arrays["alignment"], arrays["step_error"]
     return [
         Claim.close("dimensions learned by the widest", arrays["learned"][-1], float(arrays["d"]), 0),
-        Claim("alignment of the widest with the theory", float(aligned[-1]), "≥ 0.99", bool(aligned[-1] >= 0.99)),
+        Claim.at_least("alignment of the widest with the theory", aligned[-1], 0.99),
         Claim("alignment of the narrowest", float(aligned[0]), "less", bool(aligned[0] < aligned[-1])),
         Claim.at_most("largest error of a step time of the widest", float(error[-1]), 0.1),
     ]
 
 
 def draw(arrays: Arrays) -> Figure:
-    """Alignment, step times and drift over the width."""
     return draw_widths(
         arrays["widths"], arrays["alignment"], arrays["kernel_pca"], arrays["step_error"], arrays["drift"]
     )
 
 
 def table(arrays: Arrays) -> Table:
-    """One row per width."""
     rows = [
         [f"{w:,}", f"{a:.4f}", f"{p:.4f}", f"{100 * e:.1f} %", f"{m:.3g}"]
         for w, a, p, e, m in zip(
@@ -109,7 +104,6 @@ def table(arrays: Arrays) -> Table:
 
 
 def page(arrays: Arrays) -> Page:
-    """Interactive charts and tables."""
     w = np.log2(arrays["widths"].astype(float))
     lines = [Line("theory", w, arrays["alignment"], (0, 2)), Line("kernel PCA", w, arrays["kernel_pca"], (1, 2))]
     return Page(

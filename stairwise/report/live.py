@@ -15,8 +15,6 @@ from stairwise.report.page import Page
 from stairwise.report.run_page import FOLLOWED, run_page
 from stairwise.runs.folder import METRICS, PICTURE, RECIPE
 
-__all__ = ["LivePage", "live_page"]
-
 HOST = "127.0.0.1"
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "

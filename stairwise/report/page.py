@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from stairwise.files import plain, save_text
 from stairwise.table import Table
 
-__all__ = ["MOST_POINTS", "Line", "Page", "Panel", "Picture"]
-
 MOST_POINTS = 600  # per curve; a screen cannot show more
 
 

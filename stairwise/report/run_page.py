@@ -19,8 +19,6 @@ from stairwise.table import Table
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
 from stairwise.training.schedule import Schedule
 
-__all__ = ["FOLLOWED", "run_page"]
-
 Floats = NDArray[np.float64]
 AXIS = "training time t"
 SHOWN = 24  # greatest number of curves

@@ -14,8 +14,6 @@ from stairwise.files import save_json
 from stairwise.runs.log import MetricsLog
 from stairwise.runs.record import Record
 
-__all__ = ["CHECKPOINTS", "KERNELS", "METRICS", "PICTURE", "RECIPE", "WEIGHTS", "RunFolder", "discard", "read_picture"]
-
 METRICS = "metrics.jsonl"  # one line per record
 PICTURE = "embeddings.json"  # the newest embeddings in their two leading modes
 RECIPE = "recipe.json"  # the recipe and the provenance of the run
@@ -41,7 +39,6 @@ class RunFolder:
         return self._log.size if self._log is not None else 0
 
     def write(self, record: Record) -> None:
-        """Add a record."""
         if self._log is None:
             _rename_old(self.folder / METRICS)
             self._log = MetricsLog(self.folder / METRICS)
@@ -57,7 +54,6 @@ class RunFolder:
             self._log.sync()
 
     def close(self) -> None:
-        """Close the file."""
         if self._log is not None:
             self._log.close()
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from stairwise.files import plain
 from stairwise.runs.record import Record
 
-__all__ = ["MetricsLog", "read_log"]
-
 
 class MetricsLog:
     """Appends records and flushes each, so that a killed run loses none."""
@@ -21,7 +19,6 @@ class MetricsLog:
         self.size = self.stream.tell()  # bytes written
 
     def write(self, record: Record) -> None:
-        """Append a record."""
         line = json.dumps(plain(record.as_json()), allow_nan=False) + "\n"
         self.size += self.stream.write(line.encode())
         self.stream.flush()
@@ -31,7 +28,6 @@ class MetricsLog:
         os.fsync(self.stream.fileno())
 
     def close(self) -> None:
-        """Close the file."""
         self.stream.close()
 
 

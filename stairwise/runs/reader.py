@@ -17,8 +17,6 @@ from stairwise.runs.folder import METRICS, RECIPE
 from stairwise.runs.log import read_log
 from stairwise.runs.record import Record, spectrum_of_loss
 
-__all__ = ["Run", "consistent"]
-
 Floats = NDArray[np.float64]
 
 

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CLOCKS", "Record", "spectrum_of_loss"]
-
 Floats = NDArray[np.float64]
 SPECTRA = ("eigenvalues", "covariance", "normalized", "hidden", "held_eigenvalues", "held_covariance", "held_hidden")
 CLOCKS = ("seconds", "views_per_second")  # the only values that differ between identical runs on a CPU
 LARGEST = 1e300  # larger numbers indicate a damaged file
-OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")
+OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")  # losses that are functions of C
 
 
 def spectrum_of_loss(loss: str, options: dict[str, Any] | None = None) -> str:

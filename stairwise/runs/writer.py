@@ -7,8 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.record import Record
 
-__all__ = ["BackgroundWriter"]
-
 Written = tuple[Record, OSError | None]  # a record, and the error if it could not be written
 
 

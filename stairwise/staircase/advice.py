@@ -8,8 +8,6 @@ from stairwise.staircase.forecast import Forecast, forecast_steps
 from stairwise.staircase.steps import FEWEST, detect_steps, records
 from stairwise.theory.spectra import effective_rank
 
-__all__ = ["advise"]
-
 FALLEN = 1e-2  # collapsing, if the largest eigenvalue falls to this share of its maximum after steps were taken
 COLLAPSED = 1e-6  # collapsed, if it falls to this share in any case
 NOTHING = 1e-8  # collapsed, if the variance is below this multiple of the squared mean (rounding error)

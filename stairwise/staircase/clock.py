@@ -7,8 +7,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import vector
 
-__all__ = ["Clock", "duration"]
-
 Floats = NDArray[np.float64]
 RECENT = 0.25  # share of the records, at the end, from which the current pace is computed
 

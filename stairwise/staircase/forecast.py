@@ -17,8 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, number, times
 from stairwise.staircase.steps import Steps, detect_steps, records
 
-__all__ = ["Forecast", "forecast_steps"]
-
 Floats = NDArray[np.float64]
 
 FOLDS = 5.0  # the law is fitted to the most recent growth by a factor of e^5,

@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, matrix, vector
 
-__all__ = ["FEWEST", "Coupling", "Steps", "coupling", "detect_steps", "records"]
-
 Floats = NDArray[np.float64]
 
 FEWEST = 8  # least number of records

@@ -4,19 +4,10 @@ import numpy as np
 import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, matrix, number, positive_int, vector
+from stairwise.checks import InputError, matrix, number, positive_int, times, vector
 from stairwise.checks import seed as check_seed
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.modes import Modes
-
-__all__ = [
-    "align",
-    "aligned_init",
-    "effective_singular_values",
-    "gaussian_init",
-    "qr_nonnegative",
-    "step_time_quantiles",
-]
 
 Floats = NDArray[np.float64]
 
@@ -91,3 +82,31 @@ def step_time_quantiles(gamma: ArrayLike, alpha: float, q: ArrayLike = (0.05, 0.
     freedom = len(gamma) - np.arange(len(gamma))
     s0 = alpha * np.sqrt(scipy.stats.chi2.ppf(1 - q[:, None], freedom))
     return np.stack([Modes(gamma, row).step_times() for row in s0])
+
+
+def appendix_entries(A0: ArrayLike, gamma: ArrayLike, t: ArrayLike) -> Floats:
+    """A(t) = W(t) in the basis in which W(0) is upper triangular (App. C), to leading order; shape (*t.shape, d, m).
+
+    Diagonal: s_j(t) as in the Proposition (Eq. 47). Above it: a_jk(t) = a_jk(0) (s_j(t)/s_j(0))^{γ_k/γ_j} (Eq. 48).
+    Below it: 0. Entries with k ≤ d are wrong once mode k is learned. Time is the appendix's: 4 × lr × step.
+
+    >>> A0 = 1e-6 * np.array([[1.0, 2.0], [0.0, 1.0]])
+    >>> appendix_entries(A0, [1.0, 0.5], 100.0).round(4)
+    array([[1.    , 0.002 ],
+           [0.    , 1.4142]])
+    """
+    A0 = np.asarray(matrix(A0, "A0"), dtype=np.float64)
+    gamma = vector(gamma, "gamma")
+    d, m = A0.shape
+    if d > m:
+        raise InputError("A0", "must have at most as many rows as columns", A0.shape)
+    if gamma.shape != (m,):
+        raise InputError("gamma", f"must have {m} entries, one per column of A0", gamma.shape)
+    start = np.diag(A0)
+    if np.any(np.tril(A0, -1)) or (start <= 0).any() or (gamma[:d] <= 0).any():
+        raise InputError(
+            "A0", "must be upper triangular with positive diagonal, and gamma[:d] > 0", None, "use qr_nonnegative"
+        )
+    s = Modes(gamma[:d], start).singular_values(times(t, "t") / 4)
+    growth = (s / start)[..., None] ** (gamma / gamma[:d, None])
+    return np.triu(A0) * growth

@@ -8,8 +8,6 @@ from numpy.typing import ArrayLike
 from stairwise.theory.alignment import qr_nonnegative
 from stairwise.theory.correlation import Correlation
 
-__all__ = ["Conditions", "check_conditions"]
-
 
 @dataclass(frozen=True)
 class Conditions:

@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, in_blocks, matrix, pair, positive_int, symmetric, vector
 from stairwise.theory.krylov import top_eigenpairs
 
-__all__ = ["Correlation"]
-
 Floats = NDArray[np.float64]
 
 MATRIX_LIMIT = 8192  # with more features, memory-mapped pairs stay on disk, because Γ would take over 0.5 GB

@@ -11,8 +11,6 @@ from stairwise.theory.alignment import step_time_quantiles
 from stairwise.theory.laws import evolve
 from stairwise.theory.trajectory import Trajectory
 
-__all__ = ["Staircase", "predict_staircase"]
-
 Floats = NDArray[np.float64]
 
 

@@ -6,8 +6,6 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-__all__ = ["top_eigenpairs"]
-
 Floats = NDArray[np.float64]
 
 

@@ -30,8 +30,6 @@ from stairwise.theory.correlation import Correlation
 from stairwise.theory.modes import Modes
 from stairwise.theory.trajectory import Trajectory
 
-__all__ = ["LAWS", "closed_form", "early_weights", "evolve", "learning_rate_bound", "log_growth"]
-
 Floats = NDArray[np.float64]
 
 LAWS = ("logistic", "aligned")

@@ -21,8 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, times, vector
 
-__all__ = ["Modes"]
-
 Floats = NDArray[np.float64]
 
 

@@ -13,8 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, matrix, symmetric, times
 from stairwise.theory.alignment import qr_nonnegative
 
-__all__ = ["Quartic"]
-
 Floats = NDArray[np.float64]
 
 

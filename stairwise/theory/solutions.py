@@ -6,8 +6,6 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, number, positive_int
 from stairwise.theory.correlation import Correlation
 
-__all__ = ["check_dimension", "penalized_weights", "top_spectral_weights"]
-
 Floats = NDArray[np.float64]
 
 ZERO = 1e-12  # eigenvalues below this fraction of the largest are rounding error

@@ -8,16 +8,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError
 
-__all__ = [
-    "alpha_req",
-    "bimodality",
-    "chance_alignment",
-    "effective_rank",
-    "grown",
-    "participation_ratio",
-    "subspace_alignment",
-]
-
 Floats = NDArray[np.float64]
 WAITING = 1e-4  # fraction of the largest eigenvalue; smaller ones are treated as equal
 

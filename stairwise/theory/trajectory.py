@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from stairwise.checks import InputError
 
-__all__ = ["Trajectory"]
-
 Floats = NDArray[np.float64]
 
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from stairwise.checks import InputError, RunWarning
 from stairwise.files import atomic
 
-__all__ = ["Checkpoint", "every", "identity", "keep", "load", "newest", "save"]
-
 FORMAT = 1  # version of the files
 KEEP = 2  # number of checkpoints to keep
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from stairwise.checks import InputError
 
-__all__ = ["Recorded", "on_two_streams", "prefetch"]
-
 WARM = 3  # number of ordinary calls on a side stream before recording
 Pair = tuple[Tensor, Tensor]
 

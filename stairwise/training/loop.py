@@ -41,8 +41,6 @@ from stairwise.training.recorder import Recorder
 from stairwise.training.schedule import Schedule
 from stairwise.training.setup import Calendar, prepare, with_joint_norms
 
-__all__ = ["Diverged", "Stopped", "Trainer", "train"]
-
 ASK_EVERY = 10  # steps between two agreements of several processes on saving or stopping
 GO_ON, SAVE, STOP = 0, 1, 2
 FREE = {"label", "keep", "held_out"}  # settings that do not change the training
@@ -177,7 +175,6 @@ class Trainer:
     # the run
 
     def run(self, stop: StopRequest, checkpoint_seconds: float, progress: Progress) -> None:
-        """Take all remaining steps."""
         calendar = self.calendar
         if self.step_number >= calendar.total:
             return
@@ -209,7 +206,6 @@ class Trainer:
                 )
 
     def close(self) -> None:
-        """End threads and close files."""
         self.recorder.close()
 
     def _agree(self, stop: StopRequest, due: bool) -> int:

@@ -13,8 +13,6 @@ from stairwise.runs.record import spectrum_of_loss
 from stairwise.training.recipe import Recipe
 from stairwise.training.setup import Material
 
-__all__ = ["held_out_spectra", "probe_accuracies", "top_eigenvalue"]
-
 
 def probe_accuracies(network: Network, recipe: Recipe, material: Material) -> dict[str, float]:
     """Accuracies of the recipe's probes, fitted to representations."""

@@ -15,8 +15,6 @@ from stairwise.runs.reader import Run
 from stairwise.training import checkpoint
 from stairwise.training.recipe import Recipe, recipe_of
 
-__all__ = ["fixed_views", "initial_network", "kept_networks", "load_network", "network_of"]
-
 
 def network_of(recipe: Recipe, view_shape: tuple[int, ...]) -> Network:
     """Build the network of a recipe, with random weights, for views of shape (channels, height, width)."""

@@ -15,16 +15,6 @@ from stairwise.nets.encoder import Network
 from stairwise.nets.perceptron import head
 from stairwise.training.graph import on_two_streams
 
-__all__ = [
-    "AbstractObjective",
-    "Bootstrap",
-    "Embedded",
-    "build_objective",
-    "can_pass_at_once",
-    "capturable",
-    "two_passes",
-]
-
 TRIAL = (torch.eye(4)[:, :3], torch.eye(4)[:, :3])  # two views, for testing options
 UNCAPTURABLE = ("sharpened", "smoothed", "fourth_power", "hinged")  # they decompose matrices on the CPU
 AVERAGES = ("running_mean", "running_var")

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
 
-__all__ = ["OPTIMIZERS", "FlatOptimizer"]
-
 OPTIMIZERS = ("sgd", "lars")
 TRUST = 1e-3  # LARS: norm of a step relative to the norm of the weights
 

@@ -10,8 +10,6 @@ from types import FrameType
 
 from stairwise.checks import InputError
 
-__all__ = ["StopRequest", "locked"]
-
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:

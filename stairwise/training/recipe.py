@@ -16,8 +16,6 @@ from stairwise.runs.reader import Run
 from stairwise.training.optimizer import OPTIMIZERS
 from stairwise.training.schedule import SCHEDULES
 
-__all__ = ["Recipe", "load_recipe", "parsed", "recipe_names", "recipe_of"]
-
 HERE = Path(__file__).parent / "recipes"
 PRECISIONS = ("bf16", "float32")
 START = {"simclr": 1e-6}  # largest initial eigenvalue of small initialization in the paper, if it is not 1e-3

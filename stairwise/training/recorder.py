@@ -14,8 +14,6 @@ from stairwise.runs.record import Record
 from stairwise.runs.writer import BackgroundWriter
 from stairwise.training.objective import Embedded
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """Loss, gradient and spectra since the last record, and the first step that was not finite.
@@ -33,7 +31,6 @@ class Recorder:
         self.writer = BackgroundWriter()
 
     def observe(self, out: Embedded, gradient: Tensor, measure: bool) -> None:
-        """Add one step."""
         v, loss = self.values, out.loss.detach()
         v[0] += loss
         v[1] += 1
@@ -72,12 +69,10 @@ class Recorder:
         return {"numbers": self.values} | {f"monitor.{k}": v for k, v in self.monitor.state().items()}
 
     def load(self, numbers: Tensor, monitor: dict[str, Tensor]) -> None:
-        """Continue from `state`."""
         self.values.copy_(numbers)
         self.monitor.load(monitor, self.device)
 
     def close(self) -> None:
-        """End the thread and close files."""
         self.writer.close()
         if self.board is not None:
             self.board.close()

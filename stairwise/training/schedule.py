@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from stairwise.checks import number, one_of
 
-__all__ = ["SCHEDULES", "Schedule"]
-
 SCHEDULES = ("constant", "cosine")
 
 

@@ -18,8 +18,6 @@ from stairwise.training.graph import Recorded, on_two_streams
 from stairwise.training.objective import AbstractObjective
 from stairwise.training.recipe import Recipe
 
-__all__ = ["Calendar", "Material", "prepare", "with_joint_norms"]
-
 
 @dataclass(frozen=True, eq=False)
 class Material:

@@ -16,8 +16,6 @@ from stairwise.runs.reader import Run
 from stairwise.training import checkpoint
 from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
 
-__all__ = ["drift_of", "stored_drift", "stored_study", "study_of"]
-
 CODE = ("ntk", "kernel", "theory", "nets", "data")  # rooms; if their code changes, stored studies are out of date
 
 

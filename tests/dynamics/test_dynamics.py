@@ -12,10 +12,9 @@ from stairwise.dynamics.descent import gradient_descent
 from stairwise.dynamics.eigenbasis import Split, jacobian, rhs
 from stairwise.dynamics.flow import appendix_flow, gradient_flow
 from stairwise.dynamics.saddles import saddle_at
-from stairwise.theory.alignment import gaussian_init, qr_nonnegative
+from stairwise.theory.alignment import appendix_entries, gaussian_init, qr_nonnegative
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.modes import Modes
-from stairwise.theory.traces import appendix_entries
 from stairwise.theory.trajectory import Trajectory
 from tests.numerics import derivative
 

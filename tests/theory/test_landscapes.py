@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from stairwise.checks import InputError
-from stairwise.dynamics.landscape import landscape_descent, landscape_flow
+from stairwise.dynamics.descent import landscape_descent
+from stairwise.dynamics.flow import landscape_flow
 from stairwise.theory import landscapes as ls
 from stairwise.theory.modes import Modes
 from tests.numerics import derivative

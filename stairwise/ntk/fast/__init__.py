@@ -15,8 +15,6 @@ from stairwise.ntk.fast.half import HalfProducts
 from stairwise.ntk.fast.pixels import propose
 from stairwise.ntk.fast.second_stream import SecondStream
 
-__all__ = ["Paths", "choose"]
-
 ENABLED = True  # False: plain code everywhere, float32 products for "float16" and "tf32"
 
 
@@ -36,7 +34,6 @@ class Paths:
 
 
 def choose(device: torch.device, precision: str) -> Paths:
-    """The fast paths for this device and precision."""
     if not ENABLED:
         return Paths()
     gpu = device.type == "cuda"

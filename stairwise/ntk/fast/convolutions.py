@@ -14,8 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 from stairwise.ntk.patches import windows
 
-__all__ = ["ConvolutionsByProducts"]
-
 WINOGRAD = 64  # positions above which cuDNN is better at kernels of stride 1
 Pair = tuple[int, int]
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["HalfProducts"]
-
 TERMS, SUMS = 4096, 16  # terms of a sum, and sums that are computed at once
 MIXED = "dtype" in torch.ops.aten.mm.overloads()  # torch ≥ 2.8 adds float16 products in float32
 

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from stairwise.ntk.factors import BLOCKS, ENTRY, Contraction, Outer, Way, by_rows, unscaled
 
-__all__ = ["propose"]
-
 SHIFT = 22  # cost of adding an entry to another, in multiplications (rough)
 CACHE = 1.6e7  # bytes of products that are added up at once
 

@@ -11,8 +11,6 @@ from functools import cache
 
 import torch
 
-__all__ = ["SecondStream"]
-
 
 class SecondStream:
     """A stream beside the current one."""
