@@ -189,8 +189,10 @@ def test_random_spectra_without_bands(seed):
     assert bimodality(banded) > 0.9
 
 
-def test_a_study_of_other_weights_is_made_again(settings, results, tmp_path):
-    runs = Path(settings["table1"]["runs"])
+@pytest.mark.parametrize("name", ["table1"], ids=["trained:table1"])
+def test_a_study_of_other_weights_is_made_again(settings, results, name, tmp_path):
+    assert results[name].claims  # it has trained and studied them
+    runs = Path(settings[name]["runs"])
     folder = tmp_path / "smoke-bt-d50"
     shutil.copytree(runs / "smoke-bt-d50", folder)
     before = stored_study(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0]

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 SHARED = True
 TINY = Recipe(
     data="photos",
-    pretrain=150,
+    pretrain=80,
     views="simclr-small",
     size=16,
     encoder="resnet18",
@@ -149,7 +149,7 @@ def test_command_line(runs):
 
 
 def test_bad_input(runs, tmp_path):
-    with pytest.raises(InputError, match="at most 150"):
+    with pytest.raises(InputError, match="at most 80"):
         study_of(runs[0], n=600, device="cpu")
     with pytest.raises(InputError, match="at least 1"):
         study_of(runs[0], n=0, device="cpu")
