@@ -9,6 +9,7 @@ import pytest
 from stairwise.report.run_page import run_page
 from stairwise.runs.log import read_log
 
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

@@ -147,6 +147,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
         assert "<blockquote>" not in text, "a doctest was not shown as code"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_notebooks_run(path, tmp_path):
     """From the first cell to the last in a fresh kernel; outputs are stored, and small."""

@@ -23,6 +23,7 @@ from stairwise.theory.spectra import bimodality
 from stairwise.training.recipe import load_recipe, recipe_of
 from stairwise.training.studies import stored_study
 
+pytestmark = pytest.mark.slow
 TRAINED = [name for name in CATALOG if "smoke" in smoke_settings(name)]  # of networks that train for minutes on a GPU
 
 

@@ -226,6 +226,7 @@ def test_resuming_after_a_signal_is_exact_to_the_bit(tmp_path):
     assert all(torch.equal(ends[0].tensors[k], ends[1].tensors[k]) for k in ends[0].tensors)
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments(tmp_path):
     settings = {"steps": 60, "records": 20, "data": "digits", "encoder_options.channels": 1, "encoder_options.width": 8}
     settings |= {"window": 64, "batch": 64}

@@ -22,6 +22,7 @@ from stairwise.training.studies import drift_of, stored_drift, study_of
 
 CPU = torch.device("cpu")
 SHARED = True
+pytestmark = pytest.mark.slow
 TINY = Recipe(
     data="photos",
     pretrain=80,
