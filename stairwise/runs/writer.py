@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.record import Record
 
-Written = tuple[Record, OSError | None]  # a record, and the error if it could not be written
+Written = tuple[Record, Exception | None]  # a record, and the error if it could not be written
 
 
 class BackgroundWriter:
@@ -49,6 +49,6 @@ class BackgroundWriter:
         try:
             if self.folder is not None:
                 self.folder.write(record)
-        except OSError as error:
+        except Exception as error:  # the caller decides whether it may go on
             return record, error
         return record, None
