@@ -1,4 +1,4 @@
-"""How long work reports its progress: one type for training, downloads, kernels and figures."""
+"""The one way in which long-running work reports its progress: training, downloads, kernels, figures."""
 
 from collections.abc import Callable
 

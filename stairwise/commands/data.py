@@ -68,7 +68,7 @@ def _check(json_: Json = False) -> None:
         print_json([dataclasses.asdict(state) for state in fetched])
     else:
         for state in fetched:
-            print(f"{state.name}: {'; '.join(state.problems) if state.problems else 'whole'}")
+            print(f"{state.name}: {'; '.join(state.problems) if state.problems else 'complete'}")
     damaged = [state.name for state in fetched if state.here and state.problems]
     if damaged:
         raise InputError(", ".join(damaged), "must match the published checksums", None, "stairwise data get NAME")

@@ -112,7 +112,7 @@ def _summary(run: "Run") -> list[tuple[str, str, Any]]:
         ("wall-clock time", "s", last.seconds),
         ("rate", "views/s", last.views_per_second),
     ]
-    for probe in run.recipe["probes"]:
+    for probe in run.recipe.get("probes", []):
         accuracy = run.probes(probe)[1]
         if len(accuracy):
             rows.append((f"{probe} accuracy", "%", 100 * float(accuracy[-1])))

@@ -21,7 +21,7 @@ def two_crops(
         images: at least n of them, at least `crop` pixels wide and high.
         pixels: "unit": as they are, uint8 divided by 255. "center": minus the mean of each channel over the chosen
             images. "standardize": and divided by its standard deviation. The paper does not say which it used;
-            it decides how far apart the steps lie.
+            the choice determines the spacing of the steps.
         seed: of the choice and the crops.
 
     Returns:

@@ -60,9 +60,9 @@ class ViewPairs:
         self.generator.manual_seed(mixed(START, self.seed, *numbers))
         return self._draw(self.feed.take(rows))
 
-    def fixed_batches(self, rows: Tensor, batch: int = 256) -> Iterator[Pair]:
-        """`fixed` views of many images, batch by batch; a batch of a single image is left out."""
-        for i, some in enumerate(part for part in rows.split(batch) if len(part) > 1):
+    def fixed_batches(self, rows: Tensor, batch: int = 256, least: int = 1) -> Iterator[Pair]:
+        """`fixed` views of many images, batch by batch; a batch of fewer than `least` images is left out."""
+        for i, some in enumerate(part for part in rows.split(batch) if len(part) >= least):
             yield self.fixed(some, i)
 
     def _draw(self, batch: Tensor) -> Pair:

@@ -4,7 +4,7 @@ For a network and the 2n views of a fixed batch of pairs, we compute the embeddi
 and compare spans by `subspace_alignment`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,25 +191,23 @@ def _or_unknown(value: float) -> str:
 
 def study_drift(
     name: str,
-    models: Iterable[tuple[int, float, nn.Module]],
-    final: nn.Module,
+    models: Sequence[tuple[int, float, nn.Module]],
     views: Tensor,
     *,
     precision: str = "float32",
     seed: int = 0,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Progress = silent,
 ) -> Drift:
     """Measure how the tangent kernel changes during training.
 
     Arguments:
-        models: step, t and model at several times, the first at initialization.
-        final: the model whose embeddings are predicted.
-        progress: called with each step before its kernel is computed.
+        models: step, t and model at several times: the first at initialization, the last with the embeddings that are
+            to be predicted.
     """
-    z = embed(final, views)
+    z = embed(models[-1][2], views)
     kernels, theory, steps, times = [], [], [], []
-    for step, t, model in models:
-        progress(step)
+    for i, (step, t, model) in enumerate(models):
+        progress(i, len(models), f"the tangent kernel at step {step}")
         K = empirical_ntk(model, views, precision=precision).cpu().numpy()
         kernels.append(K / np.trace(K))
         steps.append(step)

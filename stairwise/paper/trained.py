@@ -97,11 +97,14 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
         name = f"{'stl10' if config.smoke else one_of(config.data, 'data', ('stl10', 'cifar10'))}-{method}{kind}"
         folder = config.folder(method, kind)
         recipe = load_recipe(name, SMOKE if config.smoke else {})
-        if _finished(folder):
-            _check_recipe(Run(folder), recipe)
-        else:
+        differing = _differing(Run(folder), recipe) if _finished(folder) else []
+        if differing and not config.smoke:  # smoke runs of an older version are trained again
+            remedy = "use another folder with --set runs=FOLDER, or train it again"
+            raise InputError(str(folder), "must contain a run of its recipe", ", ".join(differing), remedy)
+        if differing or not _finished(folder):
             _need_a_gpu(config, name)
-            train(recipe, folder, device=config.device, progress=part(progress, low, high, f"{name} "))
+            share = part(progress, low, high, f"{name} ")
+            train(recipe, folder, device=config.device, restart=bool(differing), progress=share)
         runs[method] = Run(folder)
     return runs
 
@@ -113,14 +116,11 @@ def _finished(folder: Path) -> bool:
     return bool(run.records) and run.records[-1].step >= int(run.facts["steps"])
 
 
-def _check_recipe(run: Run, recipe: Recipe) -> None:
-    """Check that a finished run has this recipe, except for settings that do not change the training."""
+def _differing(run: Run, recipe: Recipe) -> list[str]:
+    """Settings in which a run differs from a recipe, the first four, except those that do not change the training."""
     have, want = recipe_of(run).plain(), recipe.plain()
     differing = [k for k in want if k not in FREE and have[k] != want[k]]
-    if differing:
-        changes = ", ".join(f"{k} = {have[k]!r} there, {want[k]!r} in the recipe" for k in differing[:4])
-        remedy = "use another folder with --set runs=FOLDER, or train it again"
-        raise InputError(str(run.folder), "must contain a run of its recipe", changes, remedy)
+    return [f"{k} = {have[k]!r} there, {want[k]!r} in the recipe" for k in differing[:4]]
 
 
 def _need_a_gpu(config: RunsConfig, name: str) -> None:

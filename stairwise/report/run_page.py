@@ -58,8 +58,9 @@ def run_page(folder: Path, spectrum: str = "") -> Page:
 def _planned(run: Run) -> Floats:
     """t = Σ lr after every step of the schedule, (steps,)."""
     recipe, steps = run.recipe, int(run.facts["steps"])
-    warmup = round(recipe["warmup_epochs"] * (int(run.facts["training_images"]) // int(run.facts["batch"])))
-    schedule = Schedule(recipe["schedule"], steps, warmup, recipe["final_lr"])
+    per_epoch = int(run.facts["training_images"]) // int(run.facts["batch"])
+    warmup = round(recipe.get("warmup_epochs", 0.0) * per_epoch)
+    schedule = Schedule(recipe.get("schedule", "cosine"), steps, warmup, recipe.get("final_lr", 0.001))
     return np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
 
 

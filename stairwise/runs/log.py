@@ -41,6 +41,6 @@ def read_log(path: Path) -> tuple[list[Record], int]:
     for line in text.splitlines():
         try:
             records.append(Record.from_json(json.loads(line)))
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             bad += 1
     return records, bad

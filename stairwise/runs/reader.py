@@ -80,7 +80,7 @@ class Run:
 
     def series(self, name: str) -> Floats:
         """A quantity at all records that have a spectrum: (T,), or (T, d) for spectra."""
-        measured = [record for record in self.records if record.eigenvalues is not None]
+        measured = [r for r in self.records if r.eigenvalues is not None or r.covariance is not None]
         values = [record.value(name) for record in measured]
         if not measured or values[0] is None:
             known = sorted(measured[0].as_json()) if measured else []

@@ -75,8 +75,9 @@ class Record:
     def spectrum(self, name: str) -> Floats | None:
         """A spectrum by name; None if it was not measured or is not finite."""
         values = self.value(name)
-        valid = isinstance(values, np.ndarray) and values.size and bool((np.abs(values) < LARGEST).all())
-        return values if valid else None
+        if not isinstance(values, np.ndarray) or values.ndim != 1 or not values.size:
+            return None
+        return values if (np.abs(values) < LARGEST).all() else None
 
     def as_json(self) -> dict[str, Any]:
         """The line of metrics.jsonl, rounded to seven digits (measurements are less accurate)."""
@@ -90,18 +91,19 @@ class Record:
             raise ValueError("a record needs step and t")
         values: dict[str, Any] = {"extra": {name: value for name, value in line.items() if name not in FIELDS}}
         for name, value in line.items():
-            if name in SPECTRA:
-                values[name] = np.array(value, dtype=np.float64) if isinstance(value, list) else None
-            elif name == "checkpoint":
-                values[name] = str(value)
-            elif name in FIELDS and name != "leading":
-                number = _number(value)
-                values[name] = int(number or 0) if name in WHOLE else number
+            number = _number(value)
+            if name in SPECTRA and isinstance(value, list):
+                values[name] = np.array(value, dtype=np.float64)
+            elif name == "checkpoint" and isinstance(value, str):
+                values[name] = value
+            elif name in NUMBERS and number is not None:
+                values[name] = int(number) if name in WHOLE else number
         return cls(**values)
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(Record) if f.name != "extra")
 WHOLE = ("step", "samples", "skipped", "first_skipped")
+NUMBERS = set(FIELDS) - {*SPECTRA, "checkpoint", "leading"}
 
 
 def _number(value: Any) -> float | None:

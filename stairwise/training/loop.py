@@ -289,7 +289,7 @@ class Trainer:
         if log is not None:
             log.sync()
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
-            tensors |= {"momentum": self.optimizer.momentum_buffer} | self.recorder.state()
+            tensors |= {"momentum": self.optimizer.saved_momentum()} | self.recorder.state()
             tensors["rng.cpu"] = torch.get_rng_state()
             if self.device.type == "cuda":
                 tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -299,6 +299,7 @@ class Trainer:
                 "alpha": self.alpha,
                 "seconds": self.seconds,
                 "log_size": log.size,
+                "momentum": "contiguous",
                 "images": self.material.identity(self.recipe.data),
                 "view_shape": self.material.view_shape,
             }
@@ -316,7 +317,8 @@ class Trainer:
             return
         self.material.check_same(self.recipe.data, stored.facts["images"])
         self.objective.load_state_dict(stored.part("objective"))
-        self.optimizer.momentum_buffer.copy_(stored.tensors["momentum"])
+        in_memory_order = stored.facts.get("momentum") != "contiguous" and stored.facts["recipe"]["channels_last"]
+        self.optimizer.load_momentum(stored.tensors["momentum"], channels_last=in_memory_order)
         self.recorder.load(stored.tensors["numbers"], stored.part("monitor"))
         torch.set_rng_state(stored.tensors["rng.cpu"])
         if self.device.type == "cuda" and "rng.cuda" in stored.tensors:

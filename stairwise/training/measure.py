@@ -41,7 +41,7 @@ def held_out_spectra(network: Network, recipe: Recipe, material: Material) -> di
     # a copy, because the original may be drawing the views of the next step
     pairs = material.pairs.copy()
     with eval_mode(network), torch.autocast(pairs.feed.device.type, torch.bfloat16, enabled=material.bf16):
-        for x_a, x_b in pairs.fixed_batches(rows):
+        for x_a, x_b in pairs.fixed_batches(rows, least=2):
             (h_a, z_a), (h_b, z_b) = network(x_a), network(x_b)
             monitor.update(z_a, z_b, h_a, h_b)
     spectrum = monitor.compute()
@@ -54,7 +54,7 @@ def top_eigenvalue(network: Network, recipe: Recipe, material: Material) -> floa
     buffers = {name: b.clone() for name, b in network.named_buffers()}
     monitor, pairs = SpectrumMonitor(), material.pairs
     rows = torch.arange(material.training)[: max(512, 4 * recipe.d)]
-    for x_a, x_b in pairs.fixed_batches(rows):
+    for x_a, x_b in pairs.fixed_batches(rows, least=2):
         with torch.autocast(pairs.feed.device.type, torch.bfloat16, enabled=material.bf16):
             monitor.update(network(x_a)[1], network(x_b)[1])
     for name, b in network.named_buffers():

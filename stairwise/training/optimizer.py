@@ -48,12 +48,14 @@ class FlatOptimizer:
         self.lr = torch.zeros(2, device=device)
         self.weights: list[Tensor] = []
         self.weight_gradients: list[Tensor] = []
+        self.momenta: list[Tensor] = []  # views of momentum_buffer in the shape of each parameter
         start = 0
         for p, size in zip(parameters, sizes, strict=True):
             value, gradient = (_shaped(flat[start : start + size], p) for flat in (self.values, self.gradient))
             with torch.no_grad():
                 value.copy_(p)
             p.data, p.grad = value, gradient
+            self.momenta.append(_shaped(self.momentum_buffer[start : start + size], p))
             if p.ndim > 1:
                 self.weights.append(value)
                 self.weight_gradients.append(gradient)
@@ -62,6 +64,19 @@ class FlatOptimizer:
     def zero_grad(self) -> None:
         """Set the gradient to zero, before the backward pass."""
         self.gradient.zero_()
+
+    def saved_momentum(self) -> Tensor:
+        """v for a checkpoint: every parameter contiguous, because layouts differ between CPU and GPU."""
+        return torch.cat([v.reshape(-1) for v in self.momenta])
+
+    def load_momentum(self, saved: Tensor, channels_last: bool = False) -> None:
+        """Continue from `saved_momentum`. `channels_last`: filters are in that order, as version 0.1 saved them."""
+        for v, part in zip(self.momenta, saved.split([v.numel() for v in self.momenta]), strict=True):
+            if channels_last and v.ndim == 4:
+                n, c, high, wide = v.shape
+                v.copy_(part.view(n, high, wide, c).permute(0, 3, 1, 2))
+            else:
+                v.copy_(part.view(v.shape))
 
     @torch.no_grad()
     def step(self) -> Tensor:

@@ -1,5 +1,6 @@
 """Measurements during training: summed on the device at every step, decomposed and written in the background."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +74,8 @@ class Recorder:
         self.monitor.load(monitor, self.device)
 
     def close(self) -> None:
+        with suppress(Exception):  # a failed run has its own error
+            self.settle()
         self.writer.close()
         if self.board is not None:
             self.board.close()

@@ -1,22 +1,23 @@
 """Tangent-kernel studies of runs: rebuild network and views, measure, and store the result in RUN/ntk."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stairwise.checks import InputError
 from stairwise.distributed import choose_device
-from stairwise.files import load_arrays
+from stairwise.files import load_arrays, save_json
 from stairwise.ntk.study import Drift, Outputs, Tangent, study, study_drift
 from stairwise.progress import Progress, silent
 from stairwise.provenance import code_digest
-from stairwise.runs.folder import CHECKPOINTS, KERNELS
+from stairwise.runs.folder import CHECKPOINTS, KERNELS, WEIGHTS
 from stairwise.runs.reader import Run
 from stairwise.training import checkpoint
 from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
 
-CODE = ("ntk", "kernel", "theory", "nets", "data")  # rooms; if their code changes, stored studies are out of date
+CODE = ("ntk", "kernel", "theory", "nets", "data", "training")  # if these change, stored studies are out of date
 
 
 def study_of(
@@ -49,15 +50,15 @@ def stored_study(
     wanted: dict[str, Any] = {"n": n, "seed": seed, "precision": precision, "initial": True}
     if weights := checkpoint.identity(run.folder / CHECKPOINTS):
         wanted |= {"weights": weights, "code": code_digest(*CODE)}
-    if not _holds(folder, wanted):
+    if not _holds(folder / "tangent.json", wanted):
         study_of(run, n, seed, device, precision, progress=progress).write(folder)
     stored = json.loads((folder / "tangent.json").read_text(encoding="utf-8"))
     return stored["scores"], load_arrays(folder / "tangent.npz")
 
 
-def _holds(folder: Any, wanted: dict[str, Any]) -> bool:
+def _holds(path: Path, wanted: dict[str, Any]) -> bool:
     try:
-        stored = json.loads((folder / "tangent.json").read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return all(stored.get(key) == value for key, value in wanted.items())
@@ -72,28 +73,25 @@ def drift_of(
     if not kept:
         remedy = "train it again with --set keep=10 --restart"
         raise InputError("run", "must have kept weights during training", run.folder, remedy)
-    steps = [0, *(step for step, _, _ in kept)]
     networks = [(0, 0.0, initial_network(run)), *kept]
     models = [(step, t, Outputs(network).to(where).eval()) for step, t, network in networks]
     views = fixed_views(run, n, seed, where)
-
-    def tell(step: int) -> None:
-        progress(steps.index(step), len(steps), f"the tangent kernel at step {step}")
-
-    return study_drift(run.folder.name, models, models[-1][2], views, precision=precision, seed=seed, progress=tell)
+    return study_drift(run.folder.name, models, views, precision=precision, seed=seed, progress=progress)
 
 
 def stored_drift(
     run: Run, n: int, seed: int, device: str, precision: str, progress: Progress
 ) -> dict[str, np.ndarray] | None:
-    """Arrays of `drift_of`, read from RUN/ntk, or computed and written there if the pairs differ; None if the run has
-    kept no weights."""
-    stored = run.folder / KERNELS / "drift.npz"
-    if stored.is_file():
-        arrays = load_arrays(stored)
-        if (int(arrays["n"]), int(arrays["seed"])) == (n, seed):
-            return arrays
-    if not any(True for _ in kept_networks(run)):
-        return None
-    drift_of(run, n, seed, device, precision, progress).write(stored.parent)
-    return load_arrays(stored)
+    """Arrays of `drift_of`, read from RUN/ntk if it holds this study of these weights, otherwise computed and written
+    there; None if the run has kept no weights. Without its weights, any study of these pairs is taken."""
+    folder = run.folder / KERNELS
+    kept = checkpoint.every(run.folder / WEIGHTS)
+    if not kept:
+        arrays = load_arrays(folder / "drift.npz") if (folder / "drift.npz").is_file() else {}
+        return arrays if arrays and (int(arrays["n"]), int(arrays["seed"])) == (n, seed) else None
+    wanted = {"n": n, "seed": seed, "precision": precision, "code": code_digest(*CODE)}
+    wanted["weights"] = checkpoint.identity(run.folder / WEIGHTS)
+    if not _holds(folder / "drift.json", wanted):
+        drift_of(run, n, seed, device, precision, progress).write(folder)
+        save_json(folder / "drift.json", wanted)
+    return load_arrays(folder / "drift.npz")

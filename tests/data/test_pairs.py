@@ -39,9 +39,10 @@ def test_views_are_a_function_of_seed_and_step():
     assert torch.equal(stream[1][1][0], resumed[0])
 
 
-def test_batches_of_one_are_left_out():
+def test_small_batches_are_left_out_if_asked():
     pairs = view_pairs(load("photos"), "crop", 16)
-    assert [len(a) for a, _ in pairs.fixed_batches(torch.arange(9), batch=4)] == [4, 4]
+    assert [len(a) for a, _ in pairs.fixed_batches(torch.arange(9), batch=4)] == [4, 4, 1]
+    assert [len(a) for a, _ in pairs.fixed_batches(torch.arange(9), batch=4, least=2)] == [4, 4]
 
 
 def test_statistics_can_be_given():

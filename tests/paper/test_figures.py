@@ -202,6 +202,17 @@ def test_a_study_of_other_weights_is_made_again(settings, results, name, tmp_pat
     assert stored_study(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0] != before
 
 
+def test_smoke_runs_of_another_version_are_trained_again(tmp_path):
+    settings = smoke_settings("fig2cf") | {"runs": str(tmp_path / "runs"), "methods": "vicreg"}
+    run("fig2cf", tmp_path, settings)
+    recipe = tmp_path / "runs" / "smoke-vicreg-small" / "recipe.json"
+    facts = json.loads(recipe.read_text())
+    facts["recipe"]["encoder_options"]["width"] = 4
+    recipe.write_text(json.dumps(facts))
+    run("fig2cf", tmp_path, settings, force=True)
+    assert json.loads(recipe.read_text())["recipe"]["encoder_options"]["width"] == 8
+
+
 def test_long_runs_need_a_gpu(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is one")

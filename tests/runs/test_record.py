@@ -51,6 +51,17 @@ def test_what_is_no_record(line):
         Record.from_json(line)
 
 
+def test_one_wild_line_costs_one_record(tmp_path):
+    good = [{"step": i, "t": i, "covariance": [1.0, 0.5]} for i in range(1, 5)]
+    wild = [good[0] | {"covariance": [10**400, 1]}, good[0] | {"covariance": [[1, 2], [1, 2]]}]
+    wild.append({"step": 9, "t": 9, "covariance": [1, 2], "samples": None, "checkpoint": None})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, good + wild)))
+    records, bad = read_log(tmp_path / "metrics.jsonl")
+    assert bad == 1
+    assert [record.step for record in consistent(records, "covariance")] == [1, 2, 3, 4, 9]
+    assert (records[-1].samples, records[-1].checkpoint) == (None, None)
+
+
 def test_spectra_that_are_not_finite():
     record = Record.from_json({"step": 1, "t": 1, "covariance": [1.0, None], "hidden": "x", "loss": None})
     assert record.covariance is not None
@@ -96,9 +107,10 @@ def test_folder(tmp_path):
 
 
 def test_a_log_of_somebody_else(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "t": 1, "eigenvalues": [1, 0.5], "mine": "x"}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "t": 1, "covariance": [1, 0.5], "mine": "x"}\n')
     run = Run(str(tmp_path))
-    assert run.series("eigenvalues").tolist() == [[1.0, 0.5]]
+    assert run.series("covariance").tolist() == [[1.0, 0.5]]
+    assert run.times.tolist() == [1.0]
     assert run.followed == "covariance"
     assert run.records[0].extra == {"mine": "x"}
     assert read_log(tmp_path / "metrics.jsonl")[1] == 0

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,6 +255,26 @@ def test_kill_9_at_random_moments(tmp_path):
     assert kills == 3
     assert metrics(whole) == metrics(parts)
     assert len(metrics(parts)) >= 20
+
+
+def test_momentum_of_version_0_1_is_put_in_order(tmp_path):
+    """It was saved in the order of memory, which was channels-last; now every parameter is contiguous in the file."""
+    with pytest.raises(Stopped):
+        sw.train(TINY, tmp_path / "new", progress=lambda step, *_: step == 10 and os.kill(os.getpid(), signal.SIGTERM))
+    state = checkpoint.newest(tmp_path / "new" / "checkpoints")
+    trainer = Trainer(TINY, tmp_path / "fresh", CPU)
+    sizes = [v.numel() for v in trainer.optimizer.momenta]
+    parts = zip(state.tensors["momentum"].split(sizes), trainer.optimizer.momenta, strict=True)
+    old = [p.view(v.shape).permute(0, 2, 3, 1).reshape(-1) if v.ndim == 4 else p for p, v in parts]
+    facts = {key: value for key, value in state.facts.items() if key not in ("momentum", "digest", "format")}
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    shutil.rmtree(tmp_path / "old" / "checkpoints")
+    assert not torch.equal(torch.cat(old), state.tensors["momentum"])
+    checkpoint.save(tmp_path / "old" / "checkpoints", 10, facts, state.tensors | {"momentum": torch.cat(old)})
+    trainer.close()
+    for name in ("new", "old"):
+        sw.train(TINY, tmp_path / name)
+    assert metrics(tmp_path / "new") == metrics(tmp_path / "old")
 
 
 def test_a_finished_run_is_returned_as_it_is(tmp_path):

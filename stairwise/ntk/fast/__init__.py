@@ -1,6 +1,6 @@
-"""Fast paths. `choose` is the only seam: without them the plain code computes the same kernel.
+"""Fast paths. Only `choose` connects them to the rest; without them the plain code computes the same kernel.
 
-Each file states in its first line what the path buys; what buys less than a tenth is not kept (`docs/log.md`).
+The first line of each file gives its speed-up. Paths that saved less than 10 % were removed (`docs/log.md`).
 """
 
 from collections.abc import Callable
