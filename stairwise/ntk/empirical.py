@@ -5,7 +5,6 @@ self-supervised training is predicted to end with.
 """
 
 import os
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 
@@ -19,11 +18,11 @@ from stairwise.ntk import fast
 from stairwise.ntk.capture import Capture, RulesChanged, Scalar, check_output
 from stairwise.ntk.factors import AbstractFactor, Contraction
 from stairwise.ntk.state import float32_products, restored
+from stairwise.progress import Progress, silent
 
 PRECISIONS = ("float32", "tf32", "float16", "float64")
 SLICE = 2.5e8  # bytes of explicit gradients at a time on a CPU
 PEAK = 1.5  # peak memory of the two passes, relative to the factors: most activations are factors
-Progress = Callable[[int, int], None]
 
 
 def empirical_ntk(
@@ -34,7 +33,7 @@ def empirical_ntk(
     output: str | Scalar = "mean",
     precision: str = "float32",
     memory: float | None = None,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> Tensor:
     r"""Tangent kernel (N, M) between samples x and y, or (N, N) among x.
 
@@ -46,7 +45,7 @@ def empirical_ntk(
         precision: "float32"; "float16": passes in float32, inner products of gradients in float16, each sample scaled
             to its range; "tf32": as float16, and passes in TF32, on a GPU; "float64".
         memory: bytes to work in; default: nine tenths of what is free on the GPU, three tenths on a CPU.
-        progress: called with the number of tiles done and of all tiles; for "trace", of outputs.
+        progress: called with the number of tiles done, of all tiles, and "tiles"; for "trace", of outputs.
 
     The kernel is float64 for "float64" and for a model in double precision, else float32. Buffers and attributes of the
     model are restored afterwards. Under torchrun the processes share the tiles, and each gets the whole kernel.
@@ -74,7 +73,7 @@ def empirical_ntk(
         for k in range(d):
             part = _kernel(model, rows, columns, _coordinate(k), precision, memory)
             total = part if total is None else total.add_(part)
-            progress(k + 1, d)
+            progress(k + 1, d, "outputs")
         assert total is not None
         return total / d
 
@@ -112,7 +111,7 @@ def _kernel(
     scalar: Scalar,
     precision: str,
     memory: float | None,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> Tensor:
     paths = fast.choose(x.device, precision)
     capture = Capture(model, scalar, x, paths.convolutions, paths.second_stream)
@@ -163,7 +162,7 @@ def _by_tiles(
             K[there, here] = block.T
             kept[j] = theirs  # the last column of a row is the next row
         theirs = None  # else these factors would stay while the next are made
-        progress(done + 1, len(tiles))
+        progress(done + 1, len(tiles), "tiles")
     return K
 
 
