@@ -8,7 +8,7 @@ from mkdocs.structure.files import File, Files
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add NAME.md for every NAME.ipynb; the notebook itself is copied beside it, for downloading."""
+    """Add NAME.md for every NAME.ipynb; the notebook itself is copied next to it, for downloading."""
     for path in sorted(Path(config.docs_dir).rglob("*.ipynb")):
         where = path.relative_to(config.docs_dir).with_suffix(".md").as_posix()
         files.append(File.generated(config, where, content=page(path)))

@@ -13,7 +13,7 @@ import torch
 
 
 class SecondStream:
-    """A stream beside the current one."""
+    """A second stream, next to the current one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
