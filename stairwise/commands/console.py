@@ -97,6 +97,13 @@ def print_table(table: "Table") -> None:
     out.print(shown)
 
 
+def print_catalog(headings: dict[str, str], labels: dict[str, str]) -> None:
+    """Print names with their headings, each followed by its label."""
+    for name, heading in headings.items():
+        out.print(f"[bold]{name}[/bold]  {heading}".rstrip(), highlight=False)
+        print(f"{labels[name]}\n")
+
+
 def print_json(value: Any) -> None:
     """Print one line of JSON, for scripts."""
     from stairwise.files import plain

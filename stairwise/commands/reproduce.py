@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stairwise.commands.console import Json, bar, err, out, print_json, print_table, setting
+from stairwise.commands.console import Json, bar, err, print_catalog, print_json, print_table, setting
 
 if TYPE_CHECKING:
     from stairwise.paper.harness import Result
@@ -102,10 +102,8 @@ def _list(json_: bool) -> None:
 
     if json_:
         print_json(CATALOG)
-        return
-    for known, about in CATALOG.items():
-        out.print(f"[bold]{known}[/bold]  {about}", highlight=False)
-        print(f"{label(known)}\n")
+    else:
+        print_catalog(CATALOG, {name: label(name) for name in CATALOG})
 
 
 def _checked_names(

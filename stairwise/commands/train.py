@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import MofNCompleteColumn
 
-from stairwise.commands.console import Json, bar, out, print_json, print_table, setting
+from stairwise.commands.console import Json, bar, print_catalog, print_json, print_table, setting
 
 if TYPE_CHECKING:
     from stairwise.runs.reader import Run
@@ -72,13 +72,11 @@ def _print_summary(run: "Run", json_: bool) -> None:
 def _list(json_: bool) -> None:
     from stairwise.training.recipe import load_recipe, recipe_names
 
-    known = {name: load_recipe(name).label.strip() for name in recipe_names()}
+    labels = {name: load_recipe(name).label.strip() for name in recipe_names()}
     if json_:
-        print_json(known)
-        return
-    for name, text in known.items():
-        out.print(f"[bold]{name}[/bold]", highlight=False)
-        print(f"{text}\n")
+        print_json(labels)
+    else:
+        print_catalog(dict.fromkeys(labels, ""), labels)
 
 
 def _draw(run: "Run") -> None:
