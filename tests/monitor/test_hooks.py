@@ -454,7 +454,7 @@ with sw.SpectrumMonitor().attach(loss=criterion, every=2) as watch:
     for batch in z[2 * rank : 2 * rank + 2]:
         criterion(batch.requires_grad_(), batch)
 if rank == 0:
-    save_json(sys.argv[1] + "/record.json", [record.as_json() for record in watch.records])
+    save_json(sys.argv[1] + "/record.json", [vars(record) for record in watch.records])
 dist.destroy_process_group()
 """
 
@@ -462,10 +462,10 @@ dist.destroy_process_group()
 def test_two_processes(tmp_path):
     """One record for the joint batch, and the batches skipped by either process."""
     assert run_two("-c", TWO, tmp_path) == [0, 0]
-    (record,) = map(Record.from_json, json.loads((tmp_path / "record.json").read_text()))
+    (record,) = map(Record.from_json, json.loads((tmp_path / "record.json").read_text()))  # not rounded
     z = torch.randn(4, 16, 3, generator=torch.Generator().manual_seed(0)).double()
     alone = sw.SpectrumMonitor()
     for batch in z[:3]:
         alone.update(batch, batch)
-    assert record.eigenvalues == pytest.approx(alone.compute().eigenvalues, rel=1e-6)
+    assert record.eigenvalues == pytest.approx(alone.compute().eigenvalues, rel=1e-10)
     assert (record.samples, record.skipped, record.first_skipped) == (48, 1, 2)
