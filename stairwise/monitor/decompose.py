@@ -30,6 +30,9 @@ class Spectrum:
         normalized: of C after standardizing each dimension of each view (Barlow Twins' batch norm), (d,), if requested.
         hidden: of the centred covariance of the representations, (features,); None if not given.
         mean_square: ‖mean of z‖²; much larger than the covariance if all embeddings are nearly the same point.
+        directions: of E[uuᵀ] with u = z/‖z‖, not centred, (d,); their sum is 1.
+        positive, negative: mean cosine of the two views of a sample, and of views of different samples.
+        batch: number of pairs in the last batch, of all processes together.
         leading: both views of some pairs of the last batch, projected onto their two leading modes, (2, pairs, 2).
         skipped: number of batches left out so far because they were not finite.
         first_skipped: number of the first such batch, counted from 1; 0 if there is none.
@@ -41,6 +44,10 @@ class Spectrum:
     normalized: Floats | None = None
     hidden: Floats | None = None
     mean_square: float = 0.0
+    directions: Floats | None = None
+    positive: float | None = None
+    negative: float | None = None
+    batch: int | None = None
     leading: Floats | None = None
     skipped: int = 0
     first_skipped: int = 0
@@ -62,6 +69,8 @@ def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
         _descending(_standardized(z, mean, d)) if normalized else None,
         _hidden(sums["hh"]) if "hh" in sums and sums["hh"][-1, -1] >= 2 else None,
         float((((mean[a] + mean[b]) / 2) ** 2).sum()),
+        *_similarities(sums.get("uu")),
+        int(sums["batch"][0]) if "batch" in sums else None,
         _leading(sums["sample"]) if "sample" in sums else None,
         int(skipped),
         int(first_skipped),
@@ -85,6 +94,16 @@ def _openblas() -> Any:
 def _hidden(sums: Floats) -> Floats:
     m = float(sums[-1, -1])
     return _descending(_covariance(sums[:-ONES, :-ONES] / m, sums[-1, :-ONES] / m, m))
+
+
+def _similarities(sums: Floats | None) -> tuple[Floats | None, float | None, float | None]:
+    """Spectrum of the directions, and mean cosines of positive and negative pairs, from sums over 2N unit vectors."""
+    if sums is None or sums[-1, -1] < 4:
+        return None, None, None
+    d, m = len(sums) - ONES, float(sums[-1, -1])
+    same = float(sums[-1, d])  # Σ cos over both orders of each pair
+    square, length = float((sums[-1, :d] ** 2).sum()), float(np.trace(sums[:d, :d]))
+    return _descending(sums[:d, :d] / m), same / m, (square - length - same) / (m * (m - 2))
 
 
 def _leading(sample: Floats) -> Floats | None:

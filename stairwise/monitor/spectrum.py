@@ -52,6 +52,7 @@ class SpectrumMonitor:
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
         self.waiting: list[tuple[Tensor, Tensor | None]] = []  # z_a and z_b in columns, h_a above h_b in rows
         self.seen = 0
+        self.batch = 0  # number of pairs in the last batch
         self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
         self.sample: Tensor | None = None  # the first pairs of the last batch
 
@@ -74,6 +75,7 @@ class SpectrumMonitor:
             self.flush()
         self.waiting.append((z, h))
         self.seen += len(z)
+        self.batch = len(z)
         over = self.window is not None and self.seen >= self.window
         size = (z.nbytes + (0 if h is None else h.nbytes)) * len(self.waiting)
         first = not self.sums and not self.before  # sum the first batch at once, so that errors appear immediately
@@ -95,6 +97,7 @@ class SpectrumMonitor:
             finite = torch.isfinite(z.sum(dim=(1, 2)) if h is None else z.sum(dim=(1, 2)) + h.sum(dim=(1, 2)))
             self._count(finite)
             self._add("zz", z, finite, keep)
+            self._add("uu", _directions(z), finite, keep)
             if h is not None:
                 self._add("hh", h, finite, keep)
             self.sample = torch.stack(waiting[-1][0][:SAMPLE].chunk(2, dim=1)).detach().float()
@@ -168,7 +171,8 @@ class SpectrumMonitor:
             copies[name].copy_(value, non_blocking=True)
         for device in {value.device for value in values.values() if value.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        return {name: value.numpy() for name, value in copies.items()}
+        batch = np.array([self.batch * (world() if joint else 1)], dtype=np.float64)
+        return {name: value.numpy() for name, value in copies.items()} | {"batch": batch}
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
@@ -249,6 +253,14 @@ def _with_ones(batches: list[Tensor]) -> Tensor:
     """Stack batches, (batches, rows, columns), and append columns of ones, so that one matrix product yields the first
     and second moments and the number of rows."""
     return nn.functional.pad(torch.stack(batches).double(), (0, ONES), value=1.0)
+
+
+def _directions(z: Tensor) -> Tensor:
+    """Unit vectors u = z/‖z‖ of both views in rows, next to their cosine u_a·u_b and ones, from `_with_ones` pairs."""
+    d = (z.shape[2] - ONES) // 2
+    u_a, u_b = (nn.functional.normalize(z[..., part], dim=2) for part in (slice(0, d), slice(d, 2 * d)))
+    cosine, ones = (u_a * u_b).sum(dim=2, keepdim=True), z[..., -(ONES - 1) :]
+    return torch.cat([torch.cat([u, cosine, ones], dim=2) for u in (u_a, u_b)], dim=1)
 
 
 def _alike(x: Tensor | None, y: Tensor | None) -> bool:

@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-SPECTRA = ("eigenvalues", "covariance", "normalized", "hidden", "held_eigenvalues", "held_covariance", "held_hidden")
+SPECTRA = (
+    "eigenvalues",
+    "covariance",
+    "normalized",
+    "hidden",
+    "directions",
+    "held_eigenvalues",
+    "held_covariance",
+    "held_hidden",
+)
 CLOCKS = ("seconds", "views_per_second")  # the only values that differ between identical runs on a CPU
 LARGEST = 1e300  # larger numbers indicate a damaged file
 OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")  # losses that are functions of C
@@ -38,7 +47,7 @@ class Record:
         samples: number of pairs in the spectra.
         eigenvalues, covariance, normalized, hidden: spectra as in `monitor.spectrum.Spectrum`, descending, (d,).
         held_eigenvalues, held_covariance, held_hidden: the same for images that are not trained on.
-        mean_square: ‖mean of z‖².
+        mean_square, directions, positive, negative, batch: as in `monitor.spectrum.Spectrum`.
         leading: embeddings in their two leading modes, (2, pairs, 2); written to a separate file.
         skipped, first_skipped: number of batches left out so far because they were not finite, and the first of them.
         checkpoint: file of the measured checkpoint.
@@ -62,6 +71,10 @@ class Record:
     held_covariance: Floats | None = None
     held_hidden: Floats | None = None
     mean_square: float | None = None
+    directions: Floats | None = None
+    positive: float | None = None
+    negative: float | None = None
+    batch: int | None = None
     leading: Floats | None = None
     skipped: int = 0
     first_skipped: int = 0
@@ -102,7 +115,7 @@ class Record:
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(Record) if f.name != "extra")
-WHOLE = ("step", "samples", "skipped", "first_skipped")
+WHOLE = ("step", "samples", "batch", "skipped", "first_skipped")
 NUMBERS = set(FIELDS) - {*SPECTRA, "checkpoint", "leading"}
 
 
