@@ -1,0 +1,280 @@
+"""Train the corpus and store its curves: `python -m benchmarks.corpus.make --cifar FILE.npz --out FOLDER`.
+
+Each run is a dictionary of settings, drawn from the number of the run. Runs with the same loss, data and architecture
+form a group; whole groups are set aside for the report (`held`), so that nothing is tuned on a neighbour of them.
+A run that has a file in the folder is not trained again.
+"""
+
+import argparse
+import json
+import os
+import time
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
+
+import stairwise as sw
+from benchmarks.corpus.methods import FAULTS, FAULTS_OF, Method, build, factor, optimizer_of
+from stairwise.data.images import load
+
+RECORDS = 60
+LOSSES = tuple(FAULTS_OF)
+SMALL = ("barlow_twins", "barlow_twins_norm", "simclr", "vicreg", "spectral")  # small initialization makes a staircase
+ARCHITECTURES = {"mlp": ("digits", "photos", "cifar10"), "resnet": ("photos", "cifar10"), "vit": ("digits", "cifar10")}
+STEPS = {"mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
+RATES = {  # of SGD with momentum 0.9
+    "barlow_twins": 0.01,
+    "barlow_twins_norm": 0.01,
+    "simclr": 0.05,
+    "vicreg": 0.005,
+    "spectral": 0.01,
+    "byol": 0.05,
+    "simsiam": 0.05,
+    "dino": 0.02,
+}
+REPEATS = {
+    "mlp": {
+        "standard": 4,
+        "small": 4,
+        "finished": 3,
+        "slow": 1,
+        "frozen": 1,
+        "large": 2,
+        "fault": 4,
+        "midway": 2,
+    },
+    "resnet": {"standard": 2, "small": 2, "finished": 1, "slow": 1, "large": 1, "fault": 2, "midway": 1},
+    "vit": {"standard": 1, "small": 1, "finished": 1, "frozen": 1, "large": 1, "fault": 2},
+}
+
+
+# added later, for narrower intervals: healthy runs, and runs that surely finish
+MORE = {"mlp": {"done": (0, 6), "standard": (4, 8), "small": (4, 7)}}
+
+
+def settings() -> list[dict[str, Any]]:
+    """All runs of the corpus."""
+    first = {name: {scenario: (0, k) for scenario, k in table.items()} for name, table in REPEATS.items()}
+    runs: list[dict[str, Any]] = []
+    for tables in (first, MORE):
+        for architecture, table in tables.items():
+            for s, data in enumerate(ARCHITECTURES[architecture]):
+                for k, loss in enumerate(LOSSES):
+                    held = (k + s + list(ARCHITECTURES).index(architecture)) % 2 == 1
+                    for scenario, numbers in table.items():
+                        if scenario == "small" and loss not in SMALL:
+                            continue
+                        for i in range(*numbers):
+                            run = _draw(len(runs), loss, data, architecture, scenario, i)
+                            group = f"{loss}-{data}-{architecture}"
+                            runs.append(run | {"name": f"{group}-{scenario}{i}", "group": group, "held": held, "later": tables is MORE})
+    return runs
+
+
+def _draw(seed: int, loss: str, data: str, architecture: str, scenario: str, i: int) -> dict[str, Any]:
+    """Random settings of one run."""
+    rng = np.random.default_rng(seed)
+    d = int(rng.choice([8, 16, 32, 64, 128, 512], p=[0.2, 0.25, 0.27, 0.17, 0.08, 0.03]))
+    optimizer = str(rng.choice(["sgd", "lars", "adam"], p=[0.45, 0.2, 0.35]))
+    lr = {"sgd": RATES[loss], "lars": 0.15, "adam": 1e-3}[optimizer] * 2 ** rng.uniform(-1, 1)
+    steps = int(rng.integers(*STEPS[architecture]) // RECORDS * RECORDS)
+    run = {
+        "seed": seed,
+        "loss": loss,
+        "data": data,
+        "architecture": architecture,
+        "scenario": scenario,
+        "d": d,
+        "optimizer": optimizer,
+        "lr": float(lr),
+        "batch": int(rng.choice([64, 128, 256])),
+        "steps": steps,
+        "schedule": str(rng.choice(["constant", "cosine"], p=[0.7, 0.3])),
+        "norm": bool(rng.random() < 0.6),
+        "alpha": 1.0,
+        "classes": 0,
+        "fault": "",
+        "fault_at": 0.0,
+    }
+    if scenario == "small":
+        run |= {"alpha": float(10 ** rng.uniform(-3.5, -1.5)), "schedule": "constant"}
+    elif scenario == "finished":
+        # either few dimensions, or views of one class, which share no more than their class
+        few = bool(rng.random() < 0.4)
+        run |= {"d": int(rng.choice([4, 8])) if few else max(d, 16), "classes": 0 if few else int(rng.integers(3, 8))}
+        run |= {"steps": 2 * steps, "schedule": "constant", "alpha": float(10 ** rng.uniform(-2, 0))}
+    elif scenario == "done":
+        few = data != "digits" or i % 2 == 0
+        run |= {"d": int(rng.choice([3, 4, 6])) if few else max(d, 16), "classes": 0 if few else int(rng.integers(3, 6))}
+        run |= {"optimizer": "adam", "lr": 1e-3 * 2 ** rng.uniform(-0.5, 1), "norm": True, "steps": 2400}
+        run |= {"schedule": "constant", "alpha": float(10 ** rng.uniform(-1.5, 0)), "batch": 128}
+    elif scenario == "slow":
+        run |= {"lr": lr * 1e-4, "alpha": float(10 ** rng.uniform(-3, 0))}
+    elif scenario == "frozen":
+        run |= {"lr": 0.0}
+    elif scenario == "large":
+        run |= {"lr": lr * float(10 ** rng.uniform(1.5, 4))}
+    elif scenario in ("fault", "midway"):
+        run |= {"fault": FAULTS_OF[loss][i % 2], "d": max(d, 16)}
+        if scenario == "midway":
+            run |= {"fault_at": float(rng.uniform(0.3, 0.5)), "schedule": "constant", "fault": FAULTS_OF[loss][i % 2]}
+    return run
+
+
+class Source:
+    """Images of one data set, and two views of random ones."""
+
+    def __init__(self, data: str, side: int, classes: int, cifar: Path, device: str, generator: torch.Generator) -> None:
+        if data == "cifar10":
+            with np.load(cifar) as stored:
+                pixels, labels = stored["pixels"], stored["labels"]
+        else:
+            images = load(data)
+            pixels, labels = np.asarray(images.pixels), np.asarray(images.labels)
+        if data == "photos":  # ten regions of the two photographs
+            labels = np.arange(len(pixels)) * 10 // len(pixels)
+        x = torch.as_tensor(pixels).float()
+        x = x[..., None] if x.ndim == 3 else x
+        x = x.permute(0, 3, 1, 2) / x.max()
+        if x.shape[2] > side:
+            x = avg_pool2d(x, x.shape[2] // side)
+        self.x = ((x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)).contiguous().to(device)
+        self.by_class = [torch.as_tensor(np.flatnonzero(labels == c)).to(device) for c in range(classes)]
+        self.digits, self.generator, self.device = data == "digits", generator, device
+        self.side, self.channels = self.x.shape[2], self.x.shape[1]
+
+    def _uniform(self, *shape: int) -> Tensor:
+        return torch.rand(*shape, generator=self.generator, device=self.device)
+
+    def pair(self, n: int) -> tuple[Tensor, Tensor]:
+        if not self.by_class:
+            rows = (self._uniform(n) * len(self.x)).long()
+            return self._view(self.x[rows]), self._view(self.x[rows])
+        classes = (self._uniform(n) * len(self.by_class)).long()
+        views = []
+        for _ in range(2):
+            rows = torch.empty_like(classes)
+            for c, members in enumerate(self.by_class):
+                chosen = classes == c
+                rows[chosen] = members[(self._uniform(int(chosen.sum())) * len(members)).long()]
+            views.append(self._view(self.x[rows]))
+        return views[0], views[1]
+
+    def _view(self, x: Tensor) -> Tensor:
+        n, u = len(x), self._uniform(8, len(x))
+        scale = 0.85 + 0.3 * u[0] if self.digits else 0.5 + 0.5 * u[0]
+        shift = 0.2 if self.digits else 1 - scale
+        angle = (0.5 * (u[1] - 0.5)) if self.digits else torch.zeros_like(u[1])
+        flip = torch.ones_like(u[2]) if self.digits else torch.sign(u[2] - 0.5)
+        rows = [
+            torch.stack([scale * angle.cos() * flip, -scale * angle.sin(), shift * (2 * u[3] - 1)], dim=1),
+            torch.stack([scale * angle.sin(), scale * angle.cos(), shift * (2 * u[4] - 1)], dim=1),
+        ]
+        y = grid_sample(x, affine_grid(torch.stack(rows, dim=1), list(x.shape), align_corners=False), align_corners=False)
+        gray = ((u[5] < 0.2) & (x.shape[1] == 3))[:, None, None, None]
+        y = torch.where(gray, y.mean(dim=1, keepdim=True), y)
+        gains = 1 + 0.5 * (self._uniform(n, x.shape[1], 1, 1) - 0.5)
+        noise = torch.randn(y.shape, generator=self.generator, device=self.device)
+        return y * gains * (0.6 + 0.8 * u[6])[:, None, None, None] + (u[7] - 0.5)[:, None, None, None] + 0.1 * noise
+
+
+def train(run: dict[str, Any], cifar: Path, device: str) -> dict[str, np.ndarray]:
+    """Train one run, and return its records."""
+    torch.manual_seed(run["seed"])
+    generator = torch.Generator(device).manual_seed(run["seed"])
+    side = {"digits": 8, "photos": 16, "cifar10": 32 if run["architecture"] != "mlp" else 8}[run["data"]]
+    source = Source(run["data"], side, run["classes"], cifar, device, generator)
+    network = build(run["architecture"], source.side, source.channels, run["d"], run["norm"])
+    with torch.no_grad():
+        for p in network[1][-1].parameters():
+            p.mul_(run["alpha"])
+    method = Method(network, run["loss"], run["d"]).to(device)
+    optimizer = optimizer_of(run["optimizer"], method.trained(), run["lr"])
+    monitor, rows, t, losses = sw.SpectrumMonitor(), [], 0.0, []
+    every = run["steps"] // RECORDS
+    for step in range(run["steps"]):
+        optimizer.param_groups[0]["lr"] = run["lr"] * factor(step, run["steps"], run["schedule"])
+        fault = run["fault"] if step >= run["fault_at"] * run["steps"] else ""
+        loss, z_a, z_b = method(*source.pair(run["batch"]), fault)
+        monitor.collect(z_a.detach(), z_b.detach())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        method.after_step()
+        t += optimizer.param_groups[0]["lr"] or 1e-3  # a frozen run still has a time
+        losses.append(loss.detach())
+        if (step + 1) % every == 0:
+            rows.append(_measured(monitor, run["d"], step + 1, t, torch.stack(losses).mean().item()))
+            losses = []
+            monitor.reset()
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def _measured(monitor: sw.SpectrumMonitor, d: int, step: int, t: float, loss: float) -> dict[str, Any]:
+    try:
+        s = monitor.compute()
+        values = {"eigenvalues": s.eigenvalues, "covariance": s.covariance, "mean_square": s.mean_square}
+        values |= {"positive": s.positive, "negative": s.negative, "top": s.directions[0], "skipped": s.skipped}
+        values |= {"batch": s.batch}
+    except Exception:  # nothing finite since the last record
+        none = np.full(d, np.nan)
+        skipped = int(monitor.flaws[1]) if monitor.flaws is not None else 0
+        values = {"eigenvalues": none, "covariance": none, "skipped": skipped}
+        values |= dict.fromkeys(("mean_square", "positive", "negative", "top", "batch"), np.nan)
+    return {"step": step, "t": t, "loss": loss} | values
+
+
+def _work(job: tuple[dict[str, Any], Path, Path, str]) -> str:
+    run, cifar, out, device = job
+    target = out / f"{run['name']}.npz"
+    if target.exists():
+        return ""
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    try:
+        arrays = train(run, cifar, device)
+    except Exception as error:  # one run must not stop the others
+        return f"FAILED {run['name']}: {error!r}"
+    followed = "eigenvalues" if run["loss"] == "barlow_twins" else "covariance"
+    arrays["trace_c"], arrays["trace_cov"] = arrays["eigenvalues"].sum(axis=1), arrays["covariance"].sum(axis=1)
+    arrays["lam"] = arrays.pop(followed)
+    arrays.pop("covariance" if followed == "eigenvalues" else "eigenvalues")
+    arrays["settings"] = np.array(json.dumps(run))
+    partial = target.with_suffix(".part.npz")
+    np.savez(partial, **arrays)
+    os.replace(partial, target)
+    return f"{time.perf_counter() - began:6.1f} s  {run['name']}  loss {arrays['loss'][0]:.3g} → {arrays['loss'][-1]:.3g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cifar", type=Path, required=True, help="npz with pixels (N, 32, 32, 3) and labels (N,)")
+    parser.add_argument("--out", type=Path, default=Path("local/corpus"))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="architectures, separated by commas")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this long")
+    parser.add_argument("--more", action="store_true", help="only the runs that were added later")
+    parser.add_argument("--every", type=int, default=1, help="train every k-th run only")
+    choice = parser.parse_args()
+    choice.out.mkdir(parents=True, exist_ok=True)
+    chosen = choice.only.split(",") if choice.only else list(ARCHITECTURES)
+    wanted = [run for run in settings() if run["architecture"] in chosen and (run["later"] or not choice.more)]
+    order = np.random.default_rng(0).permutation(len(wanted))[:: choice.every]  # an interrupted corpus is balanced
+    jobs = [(wanted[i], choice.cifar, choice.out, choice.device) for i in order]
+    began = time.perf_counter()
+    with get_context("spawn").Pool(choice.workers) as pool:
+        for k, line in enumerate(pool.imap_unordered(_work, jobs)):
+            print(f"{k + 1}/{len(jobs)} {line}", flush=True)
+            if time.perf_counter() - began > choice.seconds:
+                pool.terminate()
+                break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""What was true at each record of a run, judged with hindsight from the whole run and from how it was made.
+
+The judge shares no code with `sw.advise`, and it sees the future. Where construction and hindsight disagree (a fault
+that did not collapse anything, a learning rate that was large but did no harm), the run is not scored.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.corpus.methods import FAULTS
+from benchmarks.corpus.store import CorpusRun
+
+Floats = NDArray[np.float64]
+ALIKE = 0.9  # complete collapse: embeddings of different samples have at least this cosine,
+APART = 0.1  # and those of one sample are no closer than this;
+LOST = 1e-2  # or, if distances are all that the loss sees, the total variance has fallen to this share of its maximum,
+GONE = 1e-6  # or, for any loss, to this share
+ONE = 0.9  # dimensional collapse: the largest eigenvalue has at least this share of the variance
+LOW, HIGH = 0.2, 0.7  # a mode is being learned between these shares of its final level
+MATTERS = 0.03  # modes that end below this share of the largest do not count
+GROWS = 0.15  # a mode still grows at the end if it gains this much, in log λ, in the last quarter,
+COMES = 1.0  # and a lower one is to come if it gains this much
+SLACK = 3  # records around a change of state at which both states are right
+LATE = 0.2  # share of the run within which "finished" must be said
+CAN_COLLAPSE = ("byol", "simsiam", "dino")  # these have no term that forbids it
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """For each record the states that are right, or None if not known.
+
+    Attributes:
+        kind: "healthy", "idle", "diverged", "collapse" or "unknown".
+        real: first record at which the collapse or divergence is real, else the number of records.
+        finished: first record after the last dimension was learned, if it stays so for at least a fifth of the run.
+        later: whether another dimension was learned after each record, (T,).
+    """
+
+    kind: str
+    states: list[frozenset[str] | None]
+    real: int
+    finished: int | None
+    later: NDArray[np.bool_]
+
+
+def truth(run: CorpusRun) -> Truth:
+    """Judge one run."""
+    n, scenario = len(run.lam), run.settings["scenario"]
+    whole = np.isfinite(run.lam).all(axis=1) & np.isfinite(run.scalars["trace_cov"])
+    no = np.zeros(n, dtype=bool)
+    if not whole.all():
+        first = int(np.flatnonzero(~whole)[0])
+        states = [frozenset({"diverged"}) if i >= first else None for i in range(n)]
+        return Truth("diverged" if not whole[first:].any() else "unknown", states, first, None, no)
+    if scenario in ("slow", "frozen"):
+        return _idle(run, n, no)
+    end = int(np.ceil(run.settings["fault_at"] * n)) if run.settings["fault"] else n
+    real = _collapse(run)
+    may = run.settings["fault"] or run.settings["loss"] in CAN_COLLAPSE or scenario == "large"
+    named = real < n and (may or (run.settings["loss"] == "barlow_twins_norm" and _kind(run) == "dimensional"))
+    named = named or run.scalars["trace_cov"][-1] <= GONE * run.scalars["trace_cov"].max()
+    if not named and (run.settings["fault"] or scenario == "large"):
+        return Truth("unknown", [None] * n, n, None, no)
+    if named and not run.settings["fault"]:
+        end = 0
+    states, finished, later = _growth(run, end, n if not named else end)
+    if named:
+        gone = frozenset({"collapsing", "collapsed"})
+        states = states + [gone if i >= real else None for i in range(end, n)]
+        return Truth("collapse", states, real, None, np.concatenate([later, no[end:]]))
+    return Truth("healthy", states, n, finished, later)
+
+
+def _kind(run: CorpusRun) -> str:
+    if run.settings["fault"]:
+        return FAULTS[run.settings["fault"]]
+    return "dimensional" if run.settings["loss"] == "barlow_twins_norm" else "complete"
+
+
+def _collapse(run: CorpusRun) -> int:
+    """First record from which on the embedding is collapsed until the end."""
+    v = run.scalars
+    if _kind(run) == "dimensional":
+        share = run.lam[:, 0] / np.maximum(run.lam.clip(0).sum(axis=1), 1e-300)
+        gone = share >= ONE
+    else:
+        alike = (v["negative"] >= ALIKE) & (v["positive"] - v["negative"] <= APART)
+        lost = LOST if run.settings["fault"] in ("invariance", "no_variance") else GONE
+        gone = alike | (v["trace_cov"] <= lost * np.maximum.accumulate(v["trace_cov"]))
+    holds = np.flatnonzero(~gone)
+    return int(holds[-1]) + 1 if len(holds) else 0
+
+
+def _idle(run: CorpusRun, n: int, no: NDArray[np.bool_]) -> Truth:
+    """A run that does not move: the leading eigenvalues end where they began."""
+    first, last = (np.median(run.lam[part, :5], axis=0) for part in (slice(0, 6), slice(-6, None)))
+    moved = np.abs(np.log(np.maximum(last, 1e-300) / np.maximum(first, 1e-300))).max() > 0.3
+    if moved:
+        return Truth("unknown", [None] * n, n, None, no)
+    return Truth("idle", [frozenset({"not started"})] * n, n, None, no)
+
+
+def _growth(run: CorpusRun, end: int, total: int) -> tuple[list[frozenset[str] | None], int | None, NDArray[np.bool_]]:
+    """States of the first `end` records of a healthy run, when it finished, and whether more was learned later."""
+    if end < 10:
+        return [None] * end, None, np.zeros(end, dtype=bool)
+    windows, modes, coming = _windows(run, end)
+    label = np.full(end, "waiting", dtype=object)
+    last = max((b for _, b in windows), default=0)
+    first = min((a for a, _ in windows), default=0)
+    # only where no more can be learned do we know that nothing would have come later
+    can = run.settings["classes"] - 1 if run.settings["classes"] else run.settings["d"]
+    known = run.settings["scenario"] in ("finished", "done") and end == total and modes >= can and not coming
+    label[last:] = "finished" if known else "open"
+    label[:first] = "before"
+    for a, b in windows:
+        label[a:b] = "learning"
+    nothing = run.level is not None and run.lam[:end, 0] < LOW  # where the plateau is known
+    words = {"before": {"not started", "waiting"}, "open": {"waiting", "finished"}}
+    states: list[frozenset[str] | None] = []
+    grace = round(LATE * total)
+    for i in range(end):
+        right = set().union(*(words.get(x, {x}) for x in label[max(0, i - SLACK) : i + SLACK + 1]))
+        if label[i] == "finished" and i < last + grace:
+            right |= {"waiting"}
+        if np.ndim(nothing) and nothing[i]:
+            right = {"not started"}
+        states.append(frozenset(right))
+    later = np.arange(end) < max((a for a, _ in windows), default=0)
+    finished = last if known and total - last >= grace else None
+    return states, finished, later
+
+
+def _windows(run: CorpusRun, end: int) -> tuple[list[tuple[int, int]], int, bool]:
+    """For each mode that is learned, the records between a fifth and 70 % of its final level, or the end if it still
+    grows there; the number of modes that matter in the end; and whether lower ones are growing there."""
+    lam = np.maximum(run.lam[:end], 0)
+    if run.level is None:  # the scale of z drifts; shares do not
+        lam = lam / np.maximum(lam.sum(axis=1, keepdims=True), 1e-300)
+    padded = np.pad(lam, ((2, 2), (0, 0)), mode="edge")
+    smooth = np.median(np.lib.stride_tricks.sliding_window_view(padded, 5, axis=0), axis=2)
+    level = np.median(smooth[-5:], axis=0)
+    before = np.median(smooth[-max(6, end // 4) :][:5], axis=0)
+    gain = np.log(np.maximum(level, 1e-300) / np.maximum(before, 1e-300))
+    matters = level >= MATTERS * level[0]
+    windows = []
+    for j in np.flatnonzero(matters):
+        curve = smooth[:, j] / level[j]
+        low = np.flatnonzero(curve < LOW)
+        a = int(low[-1]) + 1 if len(low) else 0
+        under = np.flatnonzero(curve < HIGH)
+        b = end if gain[j] > GROWS else int(under[-1]) + 1 if len(under) else 0
+        if b > a:
+            windows.append((a, min(b, end)))
+    return windows, int(matters.sum()), bool((gain[~matters] > COMES).any())
