@@ -17,14 +17,21 @@ ALIKE = 0.9  # complete collapse: embeddings of different samples have at least 
 APART = 0.1  # and those of one sample are no closer than this;
 LOST = 1e-2  # or, if distances are all that the loss sees, the total variance has fallen to this share of its maximum,
 GONE = 1e-6  # or, for any loss, to this share
+HUGE = 1e10  # a loss above this is as good as infinite
 ONE = 0.9  # dimensional collapse: the largest eigenvalue has at least this share of the variance
-LOW, HIGH = 0.2, 0.7  # a mode is being learned between these shares of its final level
-MATTERS = 0.03  # modes that end below this share of the largest do not count
+LOW, HIGH = 0.2, 0.7  # a mode is being learned between these shares of its final level,
+SETTLED = 0.9  # and "learning" is right as well until it has reached this share
+MATTERS = 0.03  # modes that end below this share of the largest do not count,
+PLAINLY = 0.15  # and those above this share plainly do
 GROWS = 0.15  # a mode still grows at the end if it gains this much, in log λ, in the last quarter,
 COMES = 1.0  # and a lower one is to come if it gains this much
+NEAR, FAST = 6, 0.25  # it is plainly being learned if log λ gains this much within so many records on either side;
+# where it is slower, "waiting" is right as well
 SLACK = 3  # records around a change of state at which both states are right
 LATE = 0.2  # share of the run within which "finished" must be said
 CAN_COLLAPSE = ("byol", "simsiam", "dino")  # these have no term that forbids it
+
+Window = tuple[int, int, NDArray[np.bool_], int]  # first record, end, where it is plain, when it has settled
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,20 +55,23 @@ class Truth:
 def truth(run: CorpusRun) -> Truth:
     """Judge one run."""
     n, scenario = len(run.lam), run.settings["scenario"]
-    whole = np.isfinite(run.lam).all(axis=1) & np.isfinite(run.scalars["trace_cov"])
+    whole = np.isfinite(run.lam).all(axis=1) & np.isfinite(run.scalars["trace_cov"]) & (run.scalars["loss"] < HUGE)
     no = np.zeros(n, dtype=bool)
     if not whole.all():
         first = int(np.flatnonzero(~whole)[0])
-        states = [frozenset({"diverged"}) if i >= first else None for i in range(n)]
-        return Truth("diverged" if not whole[first:].any() else "unknown", states, first, None, no)
+        if whole[first:].any():
+            return Truth("unknown", [None] * n, n, None, no)
+        return Truth("diverged", [frozenset({"diverged"}) if i >= first else None for i in range(n)], first, None, no)
     if scenario in ("slow", "frozen"):
         return _idle(run, n, no)
     end = int(np.ceil(run.settings["fault_at"] * n)) if run.settings["fault"] else n
     real = _collapse(run)
     may = run.settings["fault"] or run.settings["loss"] in CAN_COLLAPSE or scenario == "large"
-    named = real < n and (may or (run.settings["loss"] == "barlow_twins_norm" and _kind(run) == "dimensional"))
-    named = named or run.scalars["trace_cov"][-1] <= GONE * run.scalars["trace_cov"].max()
-    if not named and (run.settings["fault"] or scenario == "large"):
+    named = (real < n and may) or run.scalars["trace_cov"][-1] <= GONE * run.scalars["trace_cov"].max()
+    # Losses that do not forbid it may let one dimension take all by themselves. So may Barlow Twins with few dimensions,
+    # for which its usual weight of redundancy reduction, 0.0051, is too small.
+    weak = run.settings["loss"] in (*CAN_COLLAPSE, "barlow_twins_norm") and _share(run)[-5:].min() >= ONE
+    if (weak and not run.settings["fault"]) or (not named and (run.settings["fault"] or scenario == "large")):
         return Truth("unknown", [None] * n, n, None, no)
     if named and not run.settings["fault"]:
         end = 0
@@ -79,12 +89,16 @@ def _kind(run: CorpusRun) -> str:
     return "dimensional" if run.settings["loss"] == "barlow_twins_norm" else "complete"
 
 
+def _share(run: CorpusRun) -> Floats:
+    """Share of the largest eigenvalue."""
+    return np.asarray(run.lam[:, 0] / np.maximum(run.lam.clip(0).sum(axis=1), 1e-300))
+
+
 def _collapse(run: CorpusRun) -> int:
     """First record from which on the embedding is collapsed until the end."""
     v = run.scalars
     if _kind(run) == "dimensional":
-        share = run.lam[:, 0] / np.maximum(run.lam.clip(0).sum(axis=1), 1e-300)
-        gone = share >= ONE
+        gone = _share(run) >= ONE
     else:
         alike = (v["negative"] >= ALIKE) & (v["positive"] - v["negative"] <= APART)
         lost = LOST if run.settings["fault"] in ("invariance", "no_variance") else GONE
@@ -108,17 +122,19 @@ def _growth(run: CorpusRun, end: int, total: int) -> tuple[list[frozenset[str] |
         return [None] * end, None, np.zeros(end, dtype=bool)
     windows, modes, coming = _windows(run, end)
     label = np.full(end, "waiting", dtype=object)
-    last = max((b for _, b in windows), default=0)
-    first = min((a for a, _ in windows), default=0)
+    last = max((b for _, b, _, _ in windows), default=0)
+    first = min((a for a, _, _, _ in windows), default=0)
     # only where no more can be learned do we know that nothing would have come later
     can = run.settings["classes"] - 1 if run.settings["classes"] else run.settings["d"]
     known = run.settings["scenario"] in ("finished", "done") and end == total and modes >= can and not coming
     label[last:] = "finished" if known else "open"
     label[:first] = "before"
-    for a, b in windows:
-        label[a:b] = "learning"
+    for a, b, _, _ in windows:
+        label[a:b] = "slow"
+    for a, b, fast, _ in windows:
+        label[a:b][fast[a:b]] = "learning"
     nothing = run.level is not None and run.lam[:end, 0] < LOW  # where the plateau is known
-    words = {"before": {"not started", "waiting"}, "open": {"waiting", "finished"}}
+    words = {"before": {"not started", "waiting"}, "open": {"waiting", "finished"}, "slow": {"learning", "waiting"}}
     states: list[frozenset[str] | None] = []
     grace = round(LATE * total)
     for i in range(end):
@@ -127,15 +143,17 @@ def _growth(run: CorpusRun, end: int, total: int) -> tuple[list[frozenset[str] |
             right |= {"waiting"}
         if np.ndim(nothing) and nothing[i]:
             right = {"not started"}
+        if any(b <= i < settled for _, b, _, settled in windows):
+            right |= {"learning"}
         states.append(frozenset(right))
-    later = np.arange(end) < max((a for a, _ in windows), default=0)
+    later = np.arange(end) < max((a for a, _, _, _ in windows), default=0)
     finished = last if known and total - last >= grace else None
     return states, finished, later
 
 
-def _windows(run: CorpusRun, end: int) -> tuple[list[tuple[int, int]], int, bool]:
-    """For each mode that is learned, the records between a fifth and 70 % of its final level, or the end if it still
-    grows there; the number of modes that matter in the end; and whether lower ones are growing there."""
+def _windows(run: CorpusRun, end: int) -> tuple[list[Window], int, bool]:
+    """For each mode that is learned, the records between `LOW` and `HIGH` of its final level, or the end if it still
+    grows there; the number of modes that are plainly learned; and whether lower ones are growing there."""
     lam = np.maximum(run.lam[:end], 0)
     if run.level is None:  # the scale of z drifts; shares do not
         lam = lam / np.maximum(lam.sum(axis=1, keepdims=True), 1e-300)
@@ -153,5 +171,9 @@ def _windows(run: CorpusRun, end: int) -> tuple[list[tuple[int, int]], int, bool
         under = np.flatnonzero(curve < HIGH)
         b = end if gain[j] > GROWS else int(under[-1]) + 1 if len(under) else 0
         if b > a:
-            windows.append((a, min(b, end)))
-    return windows, int(matters.sum()), bool((gain[~matters] > COMES).any())
+            logs = np.log(np.maximum(smooth[:, j], 1e-300))
+            near = np.arange(end)
+            fast = logs[np.minimum(near + NEAR, end - 1)] - logs[np.maximum(near - NEAR, 0)] >= FAST
+            short = np.flatnonzero(curve < SETTLED)
+            windows.append((a, min(b, end), fast, int(short[-1]) + 1 if len(short) else b))
+    return windows, int((level >= PLAINLY * level[0]).sum()), bool((gain[~matters] > COMES).any())

@@ -8,8 +8,10 @@ from stairwise.staircase.signs import Signs
 Floats = NDArray[np.float64]
 
 ALIKE, APART = 0.9, 0.1  # all embeddings point the same way: cosine of negatives above, positives at most this closer
-MEAN = 0.08  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
-LOST, LOSING = 0.02, 0.2  # the variance has collapsed, or is collapsing, below this share of its maximum,
+CONSISTENT, SURELY = 0.6, 0.985  # no collapse but a drifting mean if the views agree in what differs, up to this cosine
+NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
+GONE = 1e-6  # nothing is left below this share of the largest variance and mean
+LOST, LOSING = 0.02, 0.1  # the variance has collapsed, or is collapsing, below this share of its maximum,
 CLOSE = 0.3  # if positives are no closer than this
 ALONE = 0.9  # one dimension has at least this share of the variance
 CHEAP = 0.6  # although the loss has fallen to this share of its first value
@@ -19,24 +21,26 @@ RECENT = 5  # records over which a trend is judged
 
 def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
     """The state ("collapsing", "collapsed" or "") and the kind of collapse: "zero", "point", "variance" or "one"."""
-    v = _tail(signs.variance)
+    v, ms = _tail(signs.variance), _tail(signs.mean_square)
     most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
-    now, ms = v[-1], _tail(signs.mean_square)
-    if now <= 1e-6 * most and ms[-1] <= 1e-6 * np.nanmax(signs.mean_square):
+    if v[-1] <= GONE * most and ms[-1] <= GONE * np.nanmax(signs.mean_square):
         return "collapsed", "zero"
-    mean_learned = abs(ms[-1] - 1) <= MEAN or (ms[-1] < 1 and ms[-1] > 1.1 * ms[0])
-    gap, negative = signs.positive - signs.negative, _tail(signs.negative)
-    if not mean_learned:
-        if _alike(signs) and not _never_started(signs) and negative[-1] > negative.max() - 0.015:
+    gap = float(signs.positive[-1] - signs.negative[-1])
+    if not _mean_learned(level, ms):
+        if _alike(signs) and not _never_started(signs):
             return "collapsed", "point"
-        steady = now <= 1.3 * v.min()
-        if now <= LOST * most and gap[-1] <= CLOSE and steady:
+        if v[-1] <= LOST * most and gap <= CLOSE and v[-1] <= 1.3 * v.min():
             return "collapsed", "variance"
-        if now <= LOSING * most and gap[-1] <= CLOSE and now <= 0.6 * v[0]:
+        if v[-1] <= LOSING * most and gap <= CLOSE / 2 and v[-1] <= 0.5 * v[0]:
             return "collapsing", "variance"
-    if _alone(lam, level, signs):
-        return "collapsed", "one"
-    return "", ""
+    return ("collapsed", "one") if _alone(lam, level, signs) else ("", "")
+
+
+def _mean_learned(level: float | None, mean_square: Floats) -> bool:
+    """Whether C has learned, or is learning, its constant mode, whose eigenvalue ‖mean of z‖² goes to 1."""
+    now = mean_square[-1]
+    near = abs(now - 1) <= (NEAR_C if level is not None else NEAR)
+    return bool(near or (now < 1 and now > 1.1 * mean_square[0]))
 
 
 def _tail(values: Floats) -> Floats:
@@ -44,7 +48,22 @@ def _tail(values: Floats) -> Floats:
 
 
 def _alike(signs: Signs) -> bool:
-    return bool(signs.negative[-1] >= ALIKE and signs.positive[-1] - signs.negative[-1] <= APART)
+    """Whether all embeddings point the same way, and do not begin to differ.
+
+    A mean that drifts makes cosines large without harm to losses that centre z: then what is left differs more between
+    samples than between views, and the variance has not fallen.
+    """
+    negative, gap = signs.negative[-3:], signs.positive[-3:] - signs.negative[-3:]
+    if not ((negative >= ALIKE).all() and (gap <= APART).all()) or negative[-1] < _tail(signs.negative).max() - 0.015:
+        return False
+    drift = gap[-1] >= CONSISTENT * (1 - negative[-1]) and negative[-1] < SURELY
+    return not (drift and signs.variance[-1] > 0.5 * signs.variance[0] and not _is_cosine(signs))
+
+
+def _is_cosine(signs: Signs) -> bool:
+    """Whether the loss is a function of the positive cosine alone, −cos or 2 − 2 cos."""
+    loss, positive = signs.loss[-1], signs.positive[-1]
+    return bool(min(abs(loss + positive), abs(loss - 2 * (1 - positive))) <= 0.05)
 
 
 def _never_started(signs: Signs) -> bool:
@@ -57,12 +76,13 @@ def _never_started(signs: Signs) -> bool:
 
 def _alone(lam: Floats, level: float | None, signs: Signs) -> bool:
     """Whether one dimension has held nearly all the variance for a while, although the loss has fallen."""
-    width = max(4, round(0.05 * len(lam)))
-    d, recent = lam.shape[1], np.maximum(lam[-width:], 0)
+    width, d = max(6, round(0.05 * len(lam))), lam.shape[1]
     loss = signs.loss[np.isfinite(signs.loss)]
-    if d < 4 or len(lam) < width or not len(loss) or not 0 < loss[-1] <= CHEAP * loss[0]:
+    if d < 16 or len(lam) < width or not len(loss) or not 0 < loss[-1] <= CHEAP * loss[0]:
         return False
+    recent = np.maximum(lam[-width:], 0)
     share = recent[:, 0] / np.maximum(recent.sum(axis=1), 1e-300)
     if level is not None and not (recent[:, 0] > 2 * level).all():
         return False
-    return bool((share >= ALONE).all())
+    others = 1 - share
+    return bool((share >= ALONE).all() and others[-2:].mean() <= 1.1 * others[:2].mean())

@@ -1,7 +1,8 @@
 r"""Which dimensions are in use, which are rising, and how long nothing has moved.
 
-Growth is judged in the log of λ (of C) or of its share λ_j/Σλ (of a covariance, whose scale may drift), over the latest
-tenth of the records, against the scatter of the records around a straight line.
+Growth is judged in the log of λ (of C) or of its share λ_j/Σλ (of a covariance, whose scale may drift), against the
+scatter of the records: over the latest records, and over the latest fifth of the run. What is said of a record depends
+on earlier records only.
 """
 
 from dataclasses import dataclass
@@ -14,86 +15,105 @@ Floats = NDArray[np.float64]
 IN_USE = 0.2  # a dimension is in use if its variance is at least this share of the typical one, Σλ²/Σλ,
 HALF = 0.5  # or, where the plateau is known, if it is above half of it
 WINDOW, SHORTEST = 0.2, 5  # growth is measured over this share of the records, and over so many latest ones
-RISES, QUICK = 0.12, 0.25  # a dimension rises if it grows by this much (in log λ) over the long or the short window,
-CERTAIN = 4.0  # and by this many standard errors
+RISES, QUICK = 0.2, 0.2  # a dimension rises if it grows by this much (in log λ) over the long or the short window,
+CERTAIN = 2.5  # and by this many standard errors
 STEADY = 20  # records from which the scatter is estimated
 VISIBLE = 0.05  # dimensions above this share of the typical variance change what is learned; lower ones are to come
 TO_COME = 0.4  # a dimension below that is coming if it grows by this much over the window
 MODES = 64  # leading modes that are looked at
+NEXT = 4  # dimensions not in use that are looked at before the run is called finished
 
 
 def learned(spectrum: Floats, level: float | None = None) -> int:
     """Number of dimensions in use: λ above half of the plateau `level`, or above a fifth of the typical variance.
 
-    The typical variance Σλ²/Σλ is the λ of the dimension in which a random unit of variance lies; for k equal
-    eigenvalues it is their value.
+    The typical variance Σλ²/Σλ is the mean of λ over units of variance; for k equal eigenvalues it is their value.
 
     >>> learned(np.array([2.7, 2.1, 1.6, 0.5, 0.01])), learned(np.array([1.0, 0.9, 0.3]), level=1.0)
     (4, 2)
     """
     lam = np.maximum(spectrum, 0.0)
-    return int((lam >= max(_bar(lam, level), 1e-300)).sum())
+    bar = HALF * level if level is not None else IN_USE * float(_typical(lam[None])[0, 0])
+    return int((lam >= max(bar, 1e-300)).sum())
 
 
-def _bar(lam: Floats, level: float | None) -> float:
-    if level is not None:
-        return HALF * level
-    total = lam.sum()
-    return float(IN_USE * (lam**2).sum() / total) if total > 0 else np.inf
+def _typical(lam: Floats) -> Floats:
+    """Σλ²/Σλ of every row, (T, 1)."""
+    return np.asarray((lam**2).sum(axis=1, keepdims=True) / np.maximum(lam.sum(axis=1, keepdims=True), 1e-300))
 
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """What moves in the followed spectrum.
+    """What moves in the followed spectrum at one record.
 
     Attributes:
-        learned: dimensions in use now.
-        rising: indices of dimensions in use, or nearly so, that grow now.
-        coming: indices of lower dimensions that grow now.
-        factors: growth of each leading dimension over the window, as a factor, (modes,).
-        active: whether anything visible was growing at each record, (T,).
+        learned: dimensions in use.
+        rising: indices of dimensions in use, or nearly so, that grow.
+        coming: indices of lower dimensions that grow and could arrive within the time the run has lasted.
+        gains: growth of each leading dimension over the window, in log λ, (modes,); 0 where it is not certain.
         quiet: number of records since something visible grew.
-        waits: lengths of earlier stretches, in records, in which nothing visible grew.
+        ever: whether anything visible has ever grown.
+        arrival: number of records until the next dimension would be in use, at its pace since things became quiet.
         moved: largest change of a leading dimension since the first records, in log λ.
     """
 
     learned: int
     rising: NDArray[np.int64]
     coming: NDArray[np.int64]
-    factors: Floats
-    active: NDArray[np.bool_]
+    gains: Floats
     quiet: int
-    waits: list[int]
+    ever: bool
+    arrival: float
     moved: float
 
 
-def growth(lam: Floats, level: float | None) -> Growth:
-    """Measure growth in spectra (T, d) that are finite and descending."""
-    curves, totals = np.maximum(lam[:, :MODES], 1e-300), np.maximum(lam.clip(0).sum(axis=1, keepdims=True), 1e-300)
-    typical = level if level is not None else (lam.clip(0) ** 2).sum(axis=1, keepdims=True) / totals
-    heights = curves / np.maximum(typical, 1e-300)
-    logs = np.log(curves if level is not None else curves / totals)
-    noise = _noise(logs)
-    active = np.zeros(len(lam), dtype=bool)
-    gains = rates = np.zeros(curves.shape[1])
-    for end in range(SHORTEST, len(lam) + 1):
-        gains, rates = _gains(logs[:end], noise[end - 1])
-        active[end - 1] = ((heights[end - 1] >= VISIBLE) & (gains > 0)).any()
-    visible = heights[-1] >= VISIBLE
-    with np.errstate(divide="ignore"):
-        ahead = np.where(rates > 0, np.log(2 * VISIBLE / heights[-1]) / rates, np.inf)
-    quiet, waits = _stretches(active)
-    first, last = (np.median(part, axis=0) for part in (logs[:3], logs[-3:]))
-    return Growth(
-        learned(lam[-1], level),
-        np.flatnonzero(visible & (gains > 0)),
-        np.flatnonzero(~visible & (gains >= TO_COME) & (ahead < len(lam))),
-        np.exp(gains),
-        active,
-        quiet,
-        waits,
-        float(np.abs(last - first)[:5].max()),
-    )
+class History:
+    """Growth at every record of spectra (T, d), which must be finite and descending."""
+
+    def __init__(self, lam: Floats, level: float | None) -> None:
+        positive = np.maximum(lam, 0.0)
+        totals = np.maximum(positive.sum(axis=1, keepdims=True), 1e-300)
+        curves = np.maximum(lam[:, :MODES], 1e-12 * totals)
+        self.level, self.lam = level, lam
+        self.heights = curves / np.maximum(level if level is not None else _typical(positive), 1e-300)
+        self.logs = np.log(curves if level is not None else curves / totals)
+        self.gains, self.rates = np.zeros_like(curves), np.zeros_like(curves)
+        noise = _noise(self.logs)
+        for end in range(SHORTEST, len(lam) + 1):
+            self.gains[end - 1], self.rates[end - 1] = _gains(self.logs[:end], noise[end - 1])
+        self.active = ((self.heights >= VISIBLE) & (self.gains > 0)).any(axis=1)
+
+    def at(self, i: int) -> Growth:
+        """Growth at record i."""
+        heights, gains, rates = self.heights[i], self.gains[i], self.rates[i]
+        visible = heights >= VISIBLE
+        with np.errstate(divide="ignore"):
+            left = np.where(rates > 0, np.log(2 * VISIBLE / heights) / rates, np.inf)
+        busy = np.flatnonzero(self.active[: i + 1])
+        quiet = i - int(busy[-1]) if len(busy) else i + 1
+        now = learned(self.lam[i], self.level)
+        first, last = (np.median(part, axis=0) for part in (self.logs[:3], self.logs[max(0, i - 2) : i + 1]))
+        return Growth(
+            now,
+            np.flatnonzero(visible & (gains > 0)),
+            np.flatnonzero(~visible & (gains >= TO_COME) & (left <= i + 1)),
+            gains,
+            quiet,
+            bool(len(busy)),
+            self._arrival(i, now, max(quiet, SHORTEST)),
+            float(np.abs(last - first)[:5].max()),
+        )
+
+    def _arrival(self, i: int, used: int, width: int) -> float:
+        """Records until one of the next dimensions is in use, from straight lines through the last `width` records."""
+        logs = self.logs[max(0, i + 1 - width) : i + 1, used : used + NEXT]
+        if not logs.size or len(logs) < 3:
+            return np.inf
+        x = np.arange(len(logs)) - (len(logs) - 1) / 2
+        slope = x @ logs / (x**2).sum()
+        bar = HALF if self.level is not None else IN_USE
+        left = np.log(bar / self.heights[i, used : used + NEXT])
+        return float(np.where(slope > 0, left / np.maximum(slope, 1e-300), np.inf).min())
 
 
 def _noise(logs: Floats) -> Floats:
@@ -127,12 +147,3 @@ def _line(logs: Floats, noise: Floats) -> tuple[Floats, Floats, NDArray[np.bool_
     spread = (x**2).sum()
     slope = x @ logs / spread
     return slope * (n - 1), slope, slope * np.sqrt(spread) >= CERTAIN * noise
-
-
-def _stretches(active: NDArray[np.bool_]) -> tuple[int, list[int]]:
-    """Length of the last stretch without growth, and of the earlier ones."""
-    ends = np.flatnonzero(active)
-    if not len(ends):
-        return len(active), []
-    gaps = np.diff(ends) - 1
-    return int(len(active) - 1 - ends[-1]), [int(g) for g in gaps if g > 0]
