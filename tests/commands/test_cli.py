@@ -69,8 +69,11 @@ def test_reproduce_and_read_back(tmp_path):
     first = stairwise("reproduce", "fig8", "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)[0]["experiment"] == "fig8"
+    assert "1 figure made in" in first.stderr  # stdout is JSON
     again = stairwise("reproduce", "fig8", cwd=tmp_path)
     assert "read back" in again.stdout
+    assert again.stdout.splitlines()[-1].startswith("1 figure made in")
+    assert again.stdout.splitlines()[-1].endswith("checks held")
     assert "fig1ab" in stairwise("reproduce", "--list", cwd=tmp_path).stdout
 
 
