@@ -56,12 +56,15 @@ def run_page(folder: Path, spectrum: str = "") -> Page:
 
 
 def _planned(run: Run) -> Floats:
-    """t = Σ lr after every step of the schedule, (steps,)."""
+    """t = Σ lr after every step of the schedule, (steps,), through the newest record: a run that was made longer had
+    other learning rates before."""
     recipe, steps = run.recipe, int(run.facts["steps"])
     per_epoch = int(run.facts["training_images"]) // int(run.facts["batch"])
     warmup = round(recipe.get("warmup_epochs", 0.0) * per_epoch)
     schedule = Schedule(recipe.get("schedule", "cosine"), steps, warmup, recipe.get("final_lr", 0.001))
-    return np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
+    planned = np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
+    last = run.records[-1]
+    return planned + (last.t - planned[min(max(last.step, 1), steps) - 1] if run.facts.get("continued") else 0.0)
 
 
 def _staircase_page(
