@@ -92,6 +92,8 @@ def train(
         stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
         trainer = Trainer(recipe, folder, where, tensorboard)
         stack.callback(trainer.close)
+        if world() > 1:
+            dist.barrier()  # all have read the checkpoint before the first process may replace it
         trainer.resume()
         stop = stack.enter_context(StopRequest())  # until here, Ctrl-C loses nothing
         trainer.run(stop, 60 * checkpoint_minutes, progress)

@@ -25,6 +25,7 @@ from stairwise.training.loop import Stopped
 from stairwise.training.recipe import Recipe
 from stairwise.training.schedule import Schedule
 from stairwise.training.setup import Calendar
+from tests.two_processes import run_two
 
 SHORT = Recipe(
     data="digits",
@@ -161,6 +162,21 @@ def test_what_is_refused(tmp_path):
     assert (tmp_path / "recipe.json").read_text() == before
     same = sw.train(replace(SHORT, steps=0, epochs=12 / 28), tmp_path, device="cpu")  # 12 steps by another name
     assert same.records[-1].step == 12
+
+
+def test_two_processes_agree_that_it_became_longer(tmp_path):
+    code = (
+        "import json, sys, stairwise as sw; "
+        "sw.train(sw.Recipe().with_settings(json.load(open(sys.argv[1]))), sys.argv[2], device='cpu')"
+    )
+    recipe = replace(SHORT, head_norm=False, schedule="constant")
+    train(recipe, tmp_path / "two")
+    (tmp_path / "recipe.json").write_text(json.dumps(replace(recipe, steps=20).plain()))
+    assert run_two("-c", code, tmp_path / "recipe.json", tmp_path / "two") == [0, 0]
+    two = Run(tmp_path / "two")
+    assert two.records[-1].step == 20
+    assert two.facts["continued"] == [[12, 20]]
+    assert np.isfinite(two.series("loss")).all()
 
 
 def test_figures_do_not_take_a_run_that_was_made_longer(tmp_path):
