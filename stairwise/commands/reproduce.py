@@ -148,8 +148,10 @@ def _checked_names(
 
 
 def run_with_bar(name: str, folder: Path, settings: dict[str, Any], force: bool) -> "Result":
+    from stairwise.files import check_folder
     from stairwise.paper.harness import run
 
+    check_folder(folder, "--out")  # before the work, not after it
     with bar(name) as progress:
         return run(name, folder, settings, force, progress)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def spectrum(
     model: Annotated[str, typer.Option(help="package.module:factory of your network; images → z, or (h, z).")],
     checkpoints: Annotated[str, typer.Option(help="Pattern of files, quoted: 'ckpt/*.pt'; safetensors or torch.")],
-    data: Annotated[str, typer.Option(help="cifar10, stl10, photos, images:FOLDER or array:FILE.npy.")],
+    data: Annotated[str, typer.Option(help="cifar10, stl10, photos, a folder of images or array:FILE.npy.")],
     options: Annotated[
         list[str] | None, typer.Option("--options", help="KEY=VALUE for the factory, repeatable.")
     ] = None,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 COMMAND = [sys.executable, "-m", "stairwise"]
 
@@ -50,6 +51,38 @@ def test_predict_text(tmp_path):
     assert "step number" in done.stdout
     assert "█" in done.stdout
     assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_predict_a_small_folder(tmp_path):
+    """No prefix, no n, no crop, no d: all are found; an unreadable file is one note; --out makes its folder."""
+    (tmp_path / "mine").mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(5):
+        Image.fromarray(rng.integers(0, 255, (30, 40, 3), np.uint8)).save(tmp_path / "mine" / f"{i}.png")
+    (tmp_path / "mine" / "bad.png").write_bytes(b"")
+    done = stairwise("predict", "mine", "--out", "new/p.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "5 pairs, 1,200 features, linear model" in " ".join(done.stdout.split())
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("note: 1 of 6 images skipped, the first because mine/bad.png cannot be read")
+    assert (tmp_path / "new" / "p.png").is_file()
+    assert "linear model" in " ".join(stairwise("predict", "--help", cwd=tmp_path).stdout.split("Options")[0].split())
+    assert "linear" in stairwise("--help", cwd=tmp_path).stdout
+
+
+def test_predict_of_images_smaller_than_the_papers_crop(tmp_path):
+    done = stairwise("predict", "digits", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["pairs"], found["features"], found["d"], found["model"]) == (500, 25, 10, "linear")
+
+
+def test_out_is_checked_before_any_work(tmp_path):
+    """Two inputs are wrong; the output is named, because it was looked at first."""
+    (tmp_path / "file").write_text("in the way")
+    done = stairwise("predict", "no_such_data", "--out", "file/p.png", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --out must lie in a folder")
 
 
 def test_embed(tmp_path):
@@ -170,8 +203,9 @@ BAD = {
     "reproduce fig1ab --set n": "--set must be KEY=VALUE",
     "reproduce fig1ab --set q=1": "setting is unknown",
     "reproduce all --data photos": "--data and --set belong to one figure",
-    "reproduce fig8 --out file": "file",
-    "demo --out file": "file",
+    "reproduce fig8 --out file": "--out must lie in a folder (got file, but",
+    "demo --out file": "--out must lie in a folder (got file, but",
+    "embed photos --out file/deeper": "--out must lie in a folder (got file/deeper, but",
     "data get mnist": "dataset is unknown (got 'mnist'): known: cifar10, stl10",
     "data get stl10 --from npm": "--from for stl10 is unknown",
 }
