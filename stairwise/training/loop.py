@@ -254,8 +254,11 @@ class Trainer:
         kept = sorted((self.folder / CHECKPOINTS).glob("step-*.safetensors"))
         finite = bool(torch.isfinite(self.optimizer.values).all())
         first = int(numbers["bad_step"])
-        counts = {"skipped": self.step_number - first + 1, "first_skipped": first}
-        self.recorder.write(Record(step=self.step_number, t=self.t, seconds=self.seconds, **counts), spectrum=False)
+        since = self.step_number - first + 1
+        record = Record(
+            step=self.step_number, t=self.t, seconds=self.seconds, skipped=since, first_skipped=first
+        )  # for the page of the run
+        self.recorder.write(record, spectrum=False)
         raise Diverged(
             f"training diverged: the loss or the gradient was first not finite at step {numbers['bad_step']:.0f} "
             f"(last gradient length {numbers['gradient']:.3g}, weights are {'' if finite else 'not '}finite, "
