@@ -116,11 +116,13 @@ def pair(x_a: ArrayLike, x_b: ArrayLike) -> tuple[Array, Array]:
 
 
 def number(x: Any, name: str, *, above: float | None = None, least: float | None = None) -> float:
-    """A finite float, optionally greater than `above` or at least `least`."""
+    """A finite float, optionally greater than `above` or at least `least`; neither a truth value nor text."""
     try:
+        if isinstance(x, bool | np.bool_ | str | bytes):
+            raise TypeError
         out = float(x)
     except (TypeError, ValueError):
-        raise InputError(name, "must be a number", repr(x)) from None
+        raise InputError(name, "must be a number", repr(x), "give a plain number, such as 0.5") from None
     if not np.isfinite(out):
         raise InputError(name, "must be finite", out)
     if above is not None and not out > above:
@@ -137,6 +139,13 @@ def positive_int(x: Any, name: str, most: int | None = None, remedy: str = "") -
     if most is not None and x > most:
         raise InputError(name, f"must be at most {most}", x, remedy)
     return int(x)
+
+
+def flag(x: Any, name: str) -> bool:
+    """True or False, and nothing that merely counts as one."""
+    if not isinstance(x, bool | np.bool_):
+        raise InputError(name, "must be True or False", repr(x), f"write {name}=True")
+    return bool(x)
 
 
 def seed(x: Any) -> int:

@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,36 @@ def atomic(target: str | Path) -> Iterator[Path]:
         raise
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_target(target: str | Path, name: str, suffixes: Sequence[str]) -> Path:
+    """Refuse a file that could not be written later: a wrong ending, a folder, a place below a file or without rights.
+
+    >>> check_target("figure.txt", "--out", (".png", ".pdf"))
+    Traceback (most recent call last):
+    ...
+    stairwise.checks.InputError: --out must end in .png or .pdf (got figure.txt)
+    """
+    target = Path(target)
+    if target.suffix not in suffixes:
+        raise InputError(name, f"must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}", target)
+    if target.is_dir():
+        raise InputError(
+            name, "must be a file", f"the folder {target}", f"add a name: {target / 'figure'}{suffixes[0]}"
+        )
+    check_folder(target.parent, name)
+    return target
+
+
+def check_folder(folder: str | Path, name: str) -> Path:
+    """Refuse a folder that could not be made or written to later."""
+    folder = Path(folder)
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise InputError(name, "must lie in a folder", f"{folder}, but {above} is a file", "choose another place")
+    if not os.access(above, os.W_OK):
+        raise InputError(name, "must be in a folder where you may write", above, "choose another place")
+    return folder
 
 
 def save_text(target: str | Path, text: str) -> None:

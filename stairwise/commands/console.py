@@ -4,8 +4,9 @@ import json
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from stairwise.table import Table
 
 out, err = Console(), Console(stderr=True)
+
+SECONDS, SHORTEST = 30.0, 3.0  # between two lines of progress; work of a few seconds needs none
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -75,9 +78,15 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
 
 @contextmanager
 def bar(name: str, *columns: ProgressColumn) -> Iterator["Progress"]:
-    """Show a progress bar with the remaining time while the block runs; `columns` replace the percentage."""
+    """Show progress and the remaining time while the block runs: a bar in a terminal, plain lines in a file or a pipe.
+
+    `columns` replace the percentage of the bar.
+    """
+    if not err.is_terminal:
+        yield plain_lines(name, lambda line: err.print(escape(line), highlight=False, soft_wrap=True))
+        return
     shown = (TextColumn("{task.description}"), BarColumn(), *(columns or (TaskProgressColumn(),)))
-    with Bar(*shown, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal) as progress:
+    with Bar(*shown, TimeRemainingColumn(), console=err, transient=True) as progress:
         task = progress.add_task(name, total=None)
 
         def report(done: float, total: float, words: str) -> None:
@@ -86,6 +95,34 @@ def bar(name: str, *columns: ProgressColumn) -> Iterator["Progress"]:
                 progress.update(task, description=escape(f"{name}: {words}" if name else words))
 
         yield report
+
+
+def plain_lines(name: str, write: Callable[[str], None], clock: Callable[[], float] = monotonic) -> "Progress":
+    """Progress as lines of text: one for every tenth of the work, or every 30 s, but none within 3 s of the last."""
+    began = clock()
+    start: float | None = None
+    tenths, said_at, topic = 0, began, ""
+
+    def report(done: float, total: float, words: str) -> None:
+        nonlocal start, tenths, said_at, topic
+        now, share, topic = clock(), done / total if total else 0.0, words or topic
+        full = int(10 * share + 1e-9)
+        if start is None:  # a run that continues does not begin at 0
+            start, tenths = share, full
+        if now - said_at < SHORTEST or (full <= tenths and now - said_at < SECONDS):
+            return
+        tenths, said_at = full, now
+        write(_line(": ".join(filter(None, (name, topic))), share, start, now - began))
+
+    return report
+
+
+def _line(what: str, share: float, start: float, seconds: float) -> str:
+    from stairwise.staircase.clock import duration  # here because it loads numpy
+
+    left = seconds * (1 - share) / (share - start) if share > start else None
+    ahead = f", about {duration(left)} left" if left else ""
+    return f"{what}: {100 * share:.0f} % after {duration(seconds)}{ahead}"
 
 
 def print_table(table: "Table") -> None:

@@ -29,7 +29,7 @@ def _list(json_: Json = False) -> None:
     for state in known:
         table.add_row(state.name, state.about, "yes" if state.here else "no", escape(str(state.folder or "built in")))
     out.print(table)
-    out.print("also: images:FOLDER and array:FILE.npy", highlight=False)
+    out.print("also: a folder of images (FOLDER or images:FOLDER) and array:FILE.npy", highlight=False)
 
 
 @app.command("get")

@@ -21,8 +21,8 @@ def embed(
         str, typer.Option(help="linear, rbf, polynomial, laplace, nngp, ntk; two (rbf,laplace) for two modalities.")
     ] = "rbf",
     alpha: Annotated[float, typer.Option(help="Scale of the initialization, for the step times.")] = 1e-4,
-    n: Number = 500,
-    crop: Crop = 20,
+    n: Number = None,
+    crop: Crop = None,
     pixels: Pixels = "standardize",
     size: Size = 64,
     seed: Annotated[int, typer.Option(help="Seed of the crops.")] = 0,
@@ -39,9 +39,11 @@ def embed(
 
     from stairwise.checks import one_of, positive_int
     from stairwise.data.pairs import read_pairs
+    from stairwise.files import check_folder
     from stairwise.kernel.estimator import KernelSSL
     from stairwise.kernel.kernels import KERNELS
 
+    check_folder(folder, "--out")  # before the work, not after it
     with err.status("computing the modes of the kernel"):
         pairs = read_pairs(source, source_b, n=n, crop=crop, pixels=pixels, size=size, seed=seed)
         names = [one_of(name.strip(), "kernel", KERNELS) for name in kernel.split(",")]

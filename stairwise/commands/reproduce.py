@@ -1,12 +1,13 @@
 """`stairwise reproduce`: figures and tables of the paper, computed or drawn from stored results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stairwise.commands.console import Json, bar, err, print_catalog, print_json, print_table, setting
+from stairwise.commands.console import Json, bar, err, out, print_catalog, print_json, print_table, setting
 
 if TYPE_CHECKING:
     from stairwise.paper.harness import Result
@@ -45,6 +46,7 @@ def reproduce(
     chosen = dict(setting(text) for text in settings or []) | ({"data": data} if data is not None else {})
     names = _checked_names(name, chosen, stored, stored_in, store_in, smoke, force)
     where = (stored_in or stored_results()) if stored else None
+    began = perf_counter()
     results: list[Result] = []
     missing: list[str] = []
     for result in _results(names, folder, chosen, where, force, smoke, missing):
@@ -56,9 +58,23 @@ def reproduce(
         print_json([{"folder": result.folder, **result.record} for result in results])
     if missing:
         err.print(f"left out: {', '.join(missing)}", highlight=False)
+    (err if json_ else out).print(
+        _tally(results, perf_counter() - began, judged=not smoke), highlight=False, soft_wrap=True, markup=False
+    )
     if smoke:
         err.print("this was a test on tiny networks: claims are not judged", highlight=False)
     raise typer.Exit(0 if smoke or all(result.holds for result in results) else 1)
+
+
+def _tally(results: Sequence["Result"], seconds: float, judged: bool = True) -> str:
+    """How many figures were made and how many checks held; those that failed are named. Notes are not checks."""
+    made = f"{len(results)} figure{'' if len(results) == 1 else 's'}"
+    checks = [(result.name, claim) for result in results for claim in result.claims if claim.judged]
+    failed = [f"{name}: {claim.text}" for name, claim in checks if not claim.holds]
+    if not judged:
+        return f"{made} made in {seconds:.0f} s"
+    held = f"{len(checks) - len(failed)} of {len(checks)} checks held"
+    return "\n  failed: ".join([f"{made} made in {seconds:.0f} s, {held}", *failed])
 
 
 def _results(
@@ -132,8 +148,10 @@ def _checked_names(
 
 
 def run_with_bar(name: str, folder: Path, settings: dict[str, Any], force: bool) -> "Result":
+    from stairwise.files import check_folder
     from stairwise.paper.harness import run
 
+    check_folder(folder, "--out")  # before the work, not after it
     with bar(name) as progress:
         return run(name, folder, settings, force, progress)
 

@@ -1,18 +1,21 @@
 """`stairwise spectrum`: the staircase of a finished training, from its checkpoints."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import MofNCompleteColumn
 
 from stairwise.commands.console import Json, bar, print_json, print_table, setting
 
+if TYPE_CHECKING:
+    from stairwise.evaluate.checkpoints import Measured, Source
+
 
 def spectrum(
     model: Annotated[str, typer.Option(help="package.module:factory of your network; images → z, or (h, z).")],
     checkpoints: Annotated[str, typer.Option(help="Pattern of files, quoted: 'ckpt/*.pt'; safetensors or torch.")],
-    data: Annotated[str, typer.Option(help="cifar10, stl10, photos, images:FOLDER or array:FILE.npy.")],
+    data: Annotated[str, typer.Option(help="cifar10, stl10, photos, a folder of images or array:FILE.npy.")],
     options: Annotated[
         list[str] | None, typer.Option("--options", help="KEY=VALUE for the factory, repeatable.")
     ] = None,
@@ -30,7 +33,8 @@ def spectrum(
 ) -> None:
     """Measure the staircase of a finished training from its checkpoints: spectra, steps and ranks.
 
-    Writes metrics.jsonl and report.html. Nothing is trained, and no code from a checkpoint is run.
+    Writes metrics.jsonl and report.html. Nothing is trained, and no code from a checkpoint is run. Prints the mean and
+    the standard deviation by which the views were normalized: they should be those of your training.
 
     Example: `stairwise spectrum --model mynet:build --checkpoints 'ckpt/*.pt' --data cifar10`
     """
@@ -43,15 +47,22 @@ def spectrum(
         model, checkpoints, data, chosen, z, h, views, size, _numbers(mean, "--mean"), _numbers(std, "--std"), n, lr
     )
     with bar("checkpoints", MofNCompleteColumn()) as progress:
-        measure_checkpoints(source, folder, device, progress)
+        measured = measure_checkpoints(source, folder, device, progress)
     page = run_page(folder)
     page.write(folder / "report.html")
     if json_:
-        print_json({"report": folder / "report.html", "says": page.lead})
+        print_json({"report": folder / "report.html", "says": page.lead, **vars(measured)})
         return
     for table in page.tables:
         print_table(table)
-    print(f"{page.lead}\nreport  {folder / 'report.html'}")
+    print(f"{_normalization(measured, source)}\n{page.lead}\nreport  {folder / 'report.html'}")
+
+
+def _normalization(measured: "Measured", source: "Source") -> str:
+    shown = [f"{name} {', '.join(f'{v:.3g}' for v in getattr(measured, name))}" for name in ("mean", "std")]
+    own = [f"--{name}" for name in ("mean", "std") if not getattr(source, name)]
+    remark = f"measured on these images; {' and '.join(own)} take those of your training" if own else "as given"
+    return f"views normalized by {' and '.join(shown)} ({remark})"
 
 
 def _numbers(text: str, name: str) -> tuple[float, ...]:

@@ -28,10 +28,14 @@ def train(
 ) -> None:
     """Train a network by a recipe and measure its staircase; run the same command again to continue an interrupted run.
 
+    More `steps` or `epochs` continue a shorter run of the same recipe, finished or not. With a cosine schedule its
+    later learning rates follow the new length. Any other change needs another --out, or --restart.
+
     Writes metrics.jsonl (loss, spectra, probes), checkpoints and figure.png. On several GPUs:
     `torchrun --nproc-per-node 4 -m stairwise train stl10-bt`
 
-    Examples: `stairwise train photos-bt`, `stairwise train cifar10-bt-small --set seed=1 --set d=64`
+    Examples: `stairwise train photos-bt`, `stairwise train photos-bt --set steps=800`,
+    `stairwise train cifar10-bt-small --set seed=1 --set d=64`
     """
     from stairwise.training.recipe import load_recipe
 
@@ -122,5 +126,6 @@ def _text(value: Any) -> str:
 
 
 def _folder_name(name: str, settings: dict[str, Any]) -> str:
-    parts = [Path(name).stem, *(f"{k}={v}" for k, v in settings.items())]
+    """A folder for each setting, whatever the length: a longer run continues a shorter one."""
+    parts = [Path(name).stem, *(f"{k}={v}" for k, v in settings.items() if k not in {"steps", "epochs"})]
     return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))[:120]

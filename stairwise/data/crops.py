@@ -10,6 +10,7 @@ from stairwise.data.images import Images
 Floats = NDArray[np.float64]
 
 PIXELS = ("standardize", "unit", "center")
+NUMBER, CROP, SIDE = 500, 20, 32  # the paper's images, and its crops of 20 pixels of images of 32
 
 
 def two_crops(
@@ -40,6 +41,20 @@ def two_crops(
     chosen = np.sort(rng.choice(total, n, replace=False))
     x = _scaled(images.take(chosen), pixels)
     return _random_crops(x, crop, rng), _random_crops(x, crop, rng)
+
+
+def fitting(images: Images, n: int | None, crop: int | None) -> tuple[int, int]:
+    """n and crop as given; where they are None, the paper's 500 and 20, or what fits the images.
+
+    Crops of images smaller than 32 pixels are 5/8 of their side, as in the paper.
+
+    >>> from stairwise.data.images import load
+    >>> fitting(load("photos"), None, None), fitting(load("digits"), 100, None)
+    ((500, 20), (100, 5))
+    """
+    side = min(images.pixels.shape[1:3])
+    crop = crop if crop is not None else min(CROP, max(1, round(side * CROP / SIDE)))
+    return n if n is not None else min(NUMBER, len(images.pixels)), crop
 
 
 def central_crops(images: Images, crop: int = 20, pixels: str = "standardize") -> Floats:

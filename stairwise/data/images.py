@@ -1,6 +1,7 @@
 """Load images by name: datasets shipped with scikit-learn, downloaded datasets, or your own files."""
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError, one_of
+from stairwise.checks import InputError, RunWarning, one_of
 from stairwise.data import cifar10, stl10
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -53,10 +54,10 @@ def data_root() -> Path:
 
 
 def load(source: str, root: Path | None = None, size: int = 64) -> Images:
-    """Load images by name: `photos`, `digits`, `cifar10`, `stl10`, `images:FOLDER` or `array:FILE.npy`.
+    """Load images by name: `photos`, `digits`, `cifar10`, `stl10`, a folder of images, or `array:FILE.npy`.
 
     Arguments:
-        source: name of the dataset.
+        source: name of the dataset; `images:FOLDER` for a folder that has the name of a dataset.
         root: folder of downloaded datasets; default `data_root()`.
         size: side in pixels of the square to which images of a folder are resized and cropped.
 
@@ -64,18 +65,26 @@ def load(source: str, root: Path | None = None, size: int = 64) -> Images:
         >>> load("photos").pixels.shape
         (520, 32, 32, 3)
     """
-    kind, _, rest = source.partition(":")
+    kind, rest = _kind(source)
     if kind == "images" and rest:
         return _folder(Path(rest), size)
     if kind == "array" and rest:
         return _array(Path(rest))
-    one_of(source, "dataset", [*DATASETS, "images:FOLDER", "array:FILE.npy"])
+    one_of(source, "dataset", [*DATASETS, "FOLDER", "images:FOLDER", "array:FILE.npy"])
     return DATASETS[source].load(root or data_root())
+
+
+def _kind(source: str) -> tuple[str, str]:
+    """("images", folder), ("array", file), or the name of a dataset and nothing."""
+    if source and source not in DATASETS and Path(source).is_dir():
+        return "images", source
+    kind, _, rest = source.partition(":")
+    return kind, rest
 
 
 def fingerprint(source: str) -> str:
     """A string that changes when the user's files behind `source` change; empty for fixed datasets."""
-    kind, _, rest = source.partition(":")
+    kind, rest = _kind(source)
     if kind not in {"array", "images"} or not Path(rest).exists():
         return ""
     files = [Path(rest)] if kind == "array" else [p for p in Path(rest).rglob("*") if p.is_file()]
@@ -134,13 +143,20 @@ def _folder(folder: Path, size: int) -> Images:
     if not paths:
         raise InputError("images:FOLDER", "must hold images", folder, f"known endings: {' '.join(sorted(SUFFIXES))}")
     pixels = np.empty((len(paths), size, size, 3), np.uint8)
-    for i, path in enumerate(paths):
+    read, bad = 0, []
+    for path in paths:
         try:
             with Image.open(path) as image:
-                pixels[i] = np.asarray(ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.LANCZOS))
+                pixels[read] = np.asarray(ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.LANCZOS))
+            read += 1
         except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise InputError(str(path), "must be a readable image", error, "fix or remove it") from error
-    return Images(f"images:{folder.name}", pixels)
+            bad.append(f"{path} cannot be read ({error})")
+    if not read:
+        raise InputError("images:FOLDER", "must hold readable images", f"{len(bad)} files", f"the first: {bad[0]}")
+    if bad:
+        note = f"{len(bad)} of {len(paths)} images skipped, the first because {bad[0]}"
+        warnings.warn(note, RunWarning, stacklevel=3)
+    return Images(f"images:{folder.name}", pixels[:read])
 
 
 def _array(path: Path) -> Images:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError, one_of, positive_int
-from stairwise.data.crops import two_crops
+from stairwise.data.crops import fitting, two_crops
 from stairwise.data.images import Images, load
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def read_pairs(
     source: str,
     source_b: str | None = None,
     *,
-    n: int = 500,
-    crop: int = 20,
+    n: int | None = None,
+    crop: int | None = None,
     pixels: str = "standardize",
     size: int = 64,
     seed: int = 0,
@@ -39,7 +39,8 @@ def read_pairs(
 
     Arguments:
         source, source_b: two files whose rows i are views of sample i; or one dataset, as `data.images.load` takes it.
-        n, crop, pixels, seed: for images, see `data.crops.two_crops`.
+        n, crop: for images, see `data.crops.two_crops`; None: 500 images and crops of 20 pixels, or what fits the data.
+        pixels, seed: for images, too.
         size: side to which images of a folder are scaled.
     """
     if source_b is not None:
@@ -49,7 +50,7 @@ def read_pairs(
         remedy = "give the file of the second view too, or array:FILE for images"
         raise InputError("x_b.npy", "is needed with the features of the first view", source, remedy)
     images = load(source, size=positive_int(size, "size"))
-    return RowPairs(images.name, *two_crops(images, n, crop, pixels, seed))
+    return RowPairs(images.name, *two_crops(images, *fitting(images, n, crop), pixels, seed))
 
 
 def read_features(path: Path) -> NDArray:

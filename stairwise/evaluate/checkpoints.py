@@ -1,5 +1,6 @@
 """The staircase of a finished training, measured from its checkpoints."""
 
+import argparse
 import pickle
 import re
 import warnings
@@ -9,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from glob import glob
 from operator import attrgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from stairwise.checks import InputError, RunWarning, number, one_of, positive_in
 from stairwise.data.augment import PIPELINES
 from stairwise.data.images import load
 from stairwise.data.pairs import view_pairs
+from stairwise.data.views import ViewPairs
 from stairwise.distributed import choose_device
 from stairwise.evaluate.representations import eval_mode
 from stairwise.monitor.decompose import Spectrum
@@ -30,6 +33,13 @@ from stairwise.progress import Progress, silent
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.record import Record
 
+# classes that a checkpoint may hold besides tensors and plain values: settings of a script, which only store them
+SETTINGS: list[Any] = [argparse.Namespace, SimpleNamespace]
+SETTINGS += [
+    (kind, f"{module}.{name}")
+    for module in ("pathlib", "pathlib._local")
+    for name, kind in (("PosixPath", PurePosixPath), ("WindowsPath", PureWindowsPath))
+]
 COUNTERS = ("global_step", "step", "iteration", "epoch")  # common names of the step in checkpoints
 
 
@@ -53,7 +63,17 @@ class Source:
     seed: int = 0
 
 
-def measure_checkpoints(source: Source, folder: Path, device: str = "auto", progress: Progress = silent) -> None:
+@dataclass(frozen=True)
+class Measured:
+    """What `measure_checkpoints` did: the number of records, the files skipped, the normalization of the views."""
+
+    records: int
+    skipped: list[str]
+    mean: list[float]
+    std: list[float]
+
+
+def measure_checkpoints(source: Source, folder: Path, device: str = "auto", progress: Progress = silent) -> Measured:
     """Write metrics.jsonl with one record per checkpoint; all are measured on the same views."""
     one_of(source.views, "views", tuple(PIPELINES))
     number(source.lr, "--lr", above=0)
@@ -61,8 +81,10 @@ def measure_checkpoints(source: Source, folder: Path, device: str = "auto", prog
     paths = _ordered([Path(p) for p in matching], source.checkpoints)
     where = choose_device(device)
     network = build_encoder(source.model, source.options).to(where)
-    views = list(_views(source, where, _dimension(network, source, where)))
+    pairs, rows = _pairs(source, where, _dimension(network, source, where))
+    views = list(pairs.fixed_batches(rows))
     last, run = -1, None
+    skipped: list[str] = []
     try:
         for i, path in enumerate(paths):
             progress(i, len(paths), path.name)
@@ -70,7 +92,7 @@ def measure_checkpoints(source: Source, folder: Path, device: str = "auto", prog
                 step = _restore(network, path)
                 spectrum = _spectrum(network, source, views, path)
             except InputError as error:
-                warnings.warn(f"{error}; skipped", RunWarning, stacklevel=2)
+                skipped.append(str(error))
                 continue
             if step <= last:
                 rule, remedy = f"must come after step {last}", "name files by their step, or exclude some"
@@ -82,8 +104,13 @@ def measure_checkpoints(source: Source, folder: Path, device: str = "auto", prog
         if run is not None:
             run.close()
     if last < 0:
-        raise InputError("--checkpoints", "must fit the model", source.checkpoints, "see the notes above")
+        found = f"{len(paths)} files, none of which can be measured"
+        raise InputError("--checkpoints", "must fit the model", found, f"the first: {skipped[0]}")
+    if skipped:
+        note = f"{len(skipped)} of {len(paths)} checkpoints skipped, the first because {skipped[0]}"
+        warnings.warn(note, RunWarning, stacklevel=2)
     progress(len(paths), len(paths), "done")
+    return Measured(len(paths) - len(skipped), skipped, pairs.mean.tolist(), pairs.std.tolist())
 
 
 def _spectrum(network: nn.Module, source: Source, views: list[tuple[Tensor, Tensor]], path: Path) -> Spectrum:
@@ -131,14 +158,15 @@ def _outputs(network: nn.Module, source: Source) -> Iterator[Callable[[Tensor], 
             hook.remove()
 
 
-def _views(source: Source, device: torch.device, d: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(source: Source, device: torch.device, d: int) -> tuple[ViewPairs, Tensor]:
+    """Draws views, and the images of which they are drawn."""
     images = load(source.data, size=source.size or 64)
     n = min(positive_int(source.n, "n") if source.n else max(4 * d, 1024), len(images.pixels))
     if n < 2:
         raise InputError("data", "must have at least two images", n)
     rows = torch.linspace(0, len(images.pixels) - 1, n).long()
     pairs = view_pairs(images, source.views, source.size, source.seed, device, mean=source.mean, std=source.std)
-    return pairs.fixed_batches(rows)
+    return pairs, rows
 
 
 def _dimension(network: nn.Module, source: Source, device: torch.device) -> int:
@@ -146,7 +174,8 @@ def _dimension(network: nn.Module, source: Source, device: torch.device) -> int:
     few = replace(source, n=2)
     with eval_mode(network), _outputs(network, source) as embed:
         try:
-            return embed(next(_views(few, device, 1))[0])[1].shape[1]
+            pairs, rows = _pairs(few, device, 1)
+            return embed(pairs.fixed(rows)[0])[1].shape[1]
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise InputError("the model", "must accept the views", reason, "set --size, or give --options") from error
@@ -173,7 +202,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(SETTINGS):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise InputError(str(path), "must be a complete checkpoint of plain tensors", reason) from error

@@ -2,7 +2,12 @@
 
     sw.SpectrumMonitor().attach(loss=criterion, backbone=model.backbone, optimizer=optimizer, log="run")
 
-The loss module is called with both views of z, so hook it if you can; if the loss is a function, hook the projector.
+The loss module is called with both views of z, so hook it if you can. If the loss is a function, hook the projector, or
+hook nothing and hand over the embeddings once per step:
+
+    watch = sw.SpectrumMonitor().attach(optimizer=optimizer, log="run")
+    watch.update(z_a, z_b, loss=loss)
+
 Records go to RUN/metrics.jsonl, in the format of `stairwise.train`, and to loggers.
 """
 
@@ -17,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from stairwise.checks import InputError, RunWarning, positive_int
+from stairwise.checks import InputError, RunWarning, flag, positive_int
 from stairwise.distributed import rank, total, world
+from stairwise.monitor.attachable import check_modules, check_optimizer, warn_if_compiled
 from stairwise.monitor.decompose import decompose_on_one_core
 from stairwise.monitor.loggers import destinations, send
 from stairwise.runs.folder import RunFolder
@@ -39,7 +45,7 @@ class Attachment:
     """Hooks on the modules of a training loop, and their records; made by `SpectrumMonitor.attach`.
 
     A step is an update of the optimizer if one is given, otherwise a call of the loss (or of the projector on both
-    views).
+    views, or of `update`).
 
     Attributes:
         records: everything recorded so far; see `runs.record.Record`.
@@ -56,10 +62,10 @@ class Attachment:
         every: int,
         joined: bool,
     ) -> None:
-        if (loss is None) == (projector is None):
-            raise InputError("loss and projector", "must not both be given or both be missing", None, "prefer the loss")
-        self.monitor, self.joined = monitor, joined
-        self.every = positive_int(every, "every")
+        check_modules(loss, projector, backbone)
+        check_optimizer(optimizer)
+        self.monitor, self.joined = monitor, flag(joined, "joined")
+        self.every = positive_int(every, "every", remedy="write every=50")
         self.records: list[Record] = []
         self.step, self.t, self.seconds = 0, 0.0, 0.0
         self.began = time.perf_counter()
@@ -70,12 +76,12 @@ class Attachment:
         self.skipped, self.updates, self.taken, self.said = 0, 0, 0, set[str]()
         self.loss: Tensor | None = None  # sum since the last record
         self.losses = 0
-        self.watches_backbone = backbone is not None
+        self.by_hand, self.watches_backbone = loss is None and projector is None, backbone is not None
         # views of one step; bounded, in case they are never paired
         self.seen_z: deque[Tensor] = deque(maxlen=4)
         self.seen_h: deque[Tensor] = deque(maxlen=4)
         for module in (loss, projector, backbone):
-            _warn_if_compiled(module)
+            warn_if_compiled(module)
         self.counts_updates = hasattr(optimizer, "register_step_post_hook")
         self.optimizer = None if self.counts_updates else optimizer  # kept only if needed, because it holds the model
         self.hooks = self._hook(loss, projector, backbone, optimizer)
@@ -107,7 +113,35 @@ class Attachment:
         except OSError as error:
             self._warn(f"records are not written: {error}")
         if self.taken == 0:
-            self._warn("no embeddings were seen: the hooked modules were not called; attach before torch.compile")
+            self._warn(f"no embeddings were seen: {self._why_none()}")
+
+    def update(
+        self,
+        z_a: Tensor,
+        z_b: Tensor,
+        h_a: Tensor | None = None,
+        h_b: Tensor | None = None,
+        *,
+        loss: Tensor | float | None = None,
+    ) -> None:
+        """Hand over a batch of pairs, (N, d) each, once per step, if neither loss nor projector is hooked.
+
+        Arguments:
+            z_a, z_b: embeddings of the two views; h_a, h_b: representations, if wanted. Gradients are not needed.
+            loss: of this batch.
+        """
+        if not self.by_hand:
+            raise InputError("update", "must not be called when loss or projector is hooked", None, "leave these out")
+        if (h_a is None) != (h_b is None):
+            raise InputError("h_a and h_b", "must be given together")
+        try:
+            self._take(z_a, z_b, None if h_a is None or h_b is None else (_pooled(h_a), _pooled(h_b)))
+            self._add_loss(loss)
+        except InputError as error:
+            if not self.taken:
+                raise
+            self._warn(f"the monitor skipped a step: {error}")  # once it has worked, it must not stop training
+        self._count_call()
 
     def state(self) -> dict[str, Any]:
         """Numbers and tensors for your checkpoint, from which `load` continues."""
@@ -144,9 +178,7 @@ class Attachment:
 
     def _after_backbone(self, _: nn.Module, __: Any, output: Any) -> None:
         if torch.is_grad_enabled() and isinstance(output, Tensor) and output.ndim > 1:
-            h = output.detach()
-            # average over positions: (N, channels, height, width) or (N, tokens, features)
-            self.seen_h.append(h.flatten(2).mean(dim=2) if h.ndim > 3 else h.mean(dim=1) if h.ndim == 3 else h)
+            self.seen_h.append(_pooled(output.detach()))
 
     def _before_loss(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():  # evaluation
@@ -162,13 +194,7 @@ class Attachment:
         if not torch.is_grad_enabled():
             return
         if isinstance(output, Tensor) and output.numel() == 1:
-            value = output.detach().reshape(())
-            if self.loss is None or self.loss.device != value.device:
-                self.loss = (
-                    value.new_zeros((), dtype=torch.float64) if self.loss is None else self.loss.to(value.device)
-                )
-            self.loss += value
-            self.losses += 1
+            self._add_loss(output)
         self._count_call()
 
     def _after_projector(self, _: nn.Module, __: Any, output: Any) -> None:
@@ -191,7 +217,7 @@ class Attachment:
         self.seen_z.clear()
         self.seen_h.clear()
         if self.updates == PATIENCE and self.taken == 0:
-            self._warn("no embeddings seen so far: the hooked modules are not called; attach before torch.compile")
+            self._warn(f"no embeddings seen so far: {self._why_none()}")
         self._record_if_due()
 
     def _pair(self, seen: deque[Tensor]) -> tuple[Tensor, Tensor] | None:
@@ -206,8 +232,23 @@ class Attachment:
         seen.clear()
         return a, b
 
-    def _take(self, z_a: Tensor, z_b: Tensor) -> None:
-        hidden = self._pair(self.seen_h)
+    def _add_loss(self, loss: Tensor | float | None) -> None:
+        """Add the loss of a batch, without waiting for the device."""
+        if loss is None:
+            return
+        if isinstance(loss, bool) or not isinstance(loss, Tensor | int | float):
+            raise InputError("loss", "must be a number or a tensor", type(loss).__name__, "write loss=loss.detach()")
+        value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64)
+        if value.numel() != 1:
+            shape = f"shape {tuple(value.shape)}"
+            raise InputError("loss", "must be a single number", shape, "take the mean over the batch")
+        if self.loss is None:
+            self.loss = value.new_zeros((), dtype=torch.float64)
+        self.loss = self.loss.to(value.device) + value.reshape(())
+        self.losses += 1
+
+    def _take(self, z_a: Tensor, z_b: Tensor, hidden: tuple[Tensor, Tensor] | None = None) -> None:
+        hidden = hidden or self._pair(self.seen_h)
         if hidden is not None and hidden[0].shape != hidden[1].shape:
             hidden = None
         if self.watches_backbone and hidden is None:
@@ -302,11 +343,23 @@ class Attachment:
         elif "failed" in record.extra:
             self._warn(f"no spectrum at step {record.step}: {record.extra['failed']}")
 
+    def _why_none(self) -> str:
+        if self.by_hand:
+            return "call watch.update(z_a, z_b, loss=…) once per step, or attach with loss= or projector="
+        return "the hooked modules are not called; attach before torch.compile"
+
     def _warn(self, message: str) -> None:
         """Warn, once per message."""
         if message not in self.said:
             self.said.add(message)
             warnings.warn(message, RunWarning, stacklevel=4)
+
+
+def _pooled(h: Tensor) -> Tensor:
+    """Average over positions: (N, channels, height, width) or (N, tokens, features) → (N, features)."""
+    if not isinstance(h, Tensor):
+        raise InputError("h", "must be a torch tensor", type(h).__name__, "use torch.as_tensor")
+    return h.flatten(2).mean(dim=2) if h.ndim > 3 else h.mean(dim=1) if h.ndim == 3 else h
 
 
 class _Hook:
@@ -328,13 +381,3 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Hook, (None, self.name)
-
-
-def _warn_if_compiled(module: nn.Module | None) -> None:
-    compiled = getattr(module, "_compiled_call_impl", None) is not None
-    if module is not None and (compiled or type(module).__name__ == "OptimizedModule"):
-        warnings.warn(
-            f"{type(module).__name__} is already compiled and may not call its hooks: attach before torch.compile",
-            RunWarning,
-            stacklevel=5,
-        )

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, flag, positive_int
 from stairwise.monitor.hooks import Attachment
+from stairwise.monitor.loggers import STEP
 from stairwise.monitor.spectrum import SpectrumMonitor
 
 try:
@@ -28,13 +29,14 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
     """Records the spectra of a LightningModule during training; `SpectrumMonitor.attach` explains the arguments.
 
     Arguments:
-        loss, projector, backbone: names of submodules, such as "criterion" or "model.backbone".
+        loss, projector, backbone: names of submodules, such as "criterion" or "model.backbone". Without loss and
+            projector, call `callback.watch.update(z_a, z_b, loss=…)` in your training_step.
         every: steps between records.
         folder: where metrics.jsonl is written; default: the logger's folder, or the trainer's.
         joined: both views pass through projector and backbone as one batch.
         monitor: your own monitor, for example with a window.
 
-    Numbers are also sent to the trainer's loggers, under spectrum/. Lightning's checkpoints hold the callback's state.
+    Numbers are also sent to the trainer's loggers, under stairwise/. Lightning's checkpoints hold the callback's state.
     """
 
     def __init__(
@@ -51,7 +53,16 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         if Callback is None:
             raise InputError("lightning", "must be installed", None, "pip install lightning")
         self.names = {"loss": loss, "projector": projector, "backbone": backbone}
-        self.options = {"every": every, "joined": joined}
+        for role, name in self.names.items():
+            if name is not None and not isinstance(name, str):
+                rule, remedy = "must be the name of a submodule", f'write {role}="{role}", as in self.{role}'
+                raise InputError(role, rule, f"a {type(name).__name__}", remedy)
+        if monitor is not None and not isinstance(monitor, SpectrumMonitor):
+            raise InputError("monitor", "must be a SpectrumMonitor", repr(monitor), "write sw.SpectrumMonitor(…)")
+        self.options = {
+            "every": positive_int(every, "every", remedy="write every=50"),
+            "joined": flag(joined, "joined"),
+        }
         self.folder, self.monitor = folder, monitor or SpectrumMonitor()
         self.watch: Attachment | None = None
         self.stored: dict[str, Any] | None = None
@@ -97,8 +108,8 @@ class _Relay:
         self.logger, self.trainer = logger, trainer
 
     def log(self, numbers: dict[str, float]) -> None:
-        named = {f"spectrum/{name}": value for name, value in numbers.items() if name != "step"}
-        self.logger.log_metrics(named, step=int(numbers["step"]))
+        shown = {name: value for name, value in numbers.items() if name != STEP}  # the step is the axis
+        self.logger.log_metrics(shown, step=int(numbers[STEP]))
 
 
 def _part(module: nn.Module, name: str, role: str) -> nn.Module:

@@ -1,5 +1,9 @@
-"""Send records to loggers: wandb, TensorBoard, or any object with a method `.log(dict)`."""
+"""Send records to loggers: wandb, TensorBoard, or any object with a method `.log(dict)`.
 
+All names begin with `stairwise/`, so that nothing of ours falls into the user's own `loss` or `step`.
+"""
+
+import inspect
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -9,18 +13,23 @@ from stairwise.checks import InputError, RunWarning
 from stairwise.runs.record import Record
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
 
+PREFIX = "stairwise/"
+STEP = f"{PREFIX}step"
 SHOWN = 16  # number of eigenvalues per spectrum that are sent to loggers
 Logger = Callable[[dict[str, float]], None]
 
 
-def _scalars(record: Record) -> dict[str, float]:
-    """The numbers of a record, its leading eigenvalues and their summaries, by flat names.
+def named_numbers(record: Record) -> dict[str, float]:
+    """The numbers of a record, its leading eigenvalues and their summaries, by the names that loggers show.
 
     >>> import numpy as np
-    >>> sorted(_scalars(Record(step=3, t=0.1, covariance=np.array([1.0, 0.5]))))
-    ['alpha_req', 'covariance/1', 'covariance/2', 'effective_rank', 'first_skipped', 'grown', 'participation_ratio',
-    'skipped', 'step', 't']
+    >>> list(named_numbers(Record(step=3, t=0.1, covariance=np.array([1.0, 0.5]))))[:5]
+    ['stairwise/step', 'stairwise/t', 'stairwise/skipped', 'stairwise/first_skipped', 'stairwise/covariance/1']
     """
+    return {f"{PREFIX}{name}": value for name, value in _numbers(record).items()}
+
+
+def _numbers(record: Record) -> dict[str, float]:
     numbers = {name: value for name, value in record.as_json().items() if isinstance(value, int | float)}
     for name in ("eigenvalues", "covariance", "normalized", "hidden"):
         values = record.spectrum(name)
@@ -42,28 +51,64 @@ def destinations(log: Any) -> tuple[Path | None, list[Logger]]:
     folder, loggers = None, []
     for one in log if isinstance(log, list | tuple) else [] if log is None else [log]:
         if isinstance(one, str | Path):
+            if folder is not None:
+                raise InputError(
+                    "log", "must name one folder at most", f"{folder} and {one}", "attach a second monitor"
+                )
             folder = Path(one)
         elif callable(getattr(one, "log", None)):
-            loggers.append(one.log)
+            loggers.append(_wandb(one) if _is_wandb(one) else one.log)
         elif callable(getattr(one, "add_scalar", None)):
             loggers.append(_board(one))
         else:
             rule = "must be a folder, or have a method .log(dict) or .add_scalar(name, value, step)"
-            raise InputError("log", rule, type(one).__name__)
+            raise InputError("log", rule, repr(one), 'write log="run", or give a wandb run or a SummaryWriter')
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError("log", "must be a folder", f"the file {folder}", "give another name")
     return folder, loggers
 
 
 def _board(writer: Any) -> Logger:
     def log(numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
-            writer.add_scalar(name, value, numbers["step"])
+            if name != STEP:  # it is the axis
+                writer.add_scalar(name, value, numbers[STEP])
+
+    return log
+
+
+def _is_wandb(one: Any) -> bool:
+    """Whether this looks like a wandb run, or the module `wandb` while a run is active."""
+    try:
+        return hasattr(one, "define_metric") and "commit" in inspect.signature(one.log).parameters
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+
+
+def _wandb(run: Any) -> Logger:
+    """Log to a wandb run without moving its step counter, which belongs to the user's own calls of `log`.
+
+    Numbers wait (`commit=False`) for the user's next call. If there was none since our last record, that record is
+    committed first: it would be overwritten otherwise.
+    """
+    run = (getattr(run, "run", None) or run) if inspect.ismodule(run) else run
+    run.define_metric(f"{PREFIX}*", step_metric=STEP)
+    waiting_since: list[Any] = []
+
+    def log(numbers: dict[str, float]) -> None:
+        now = getattr(run, "step", None)
+        if waiting_since == [now]:
+            run.log({}, commit=True)
+            now = getattr(run, "step", None)
+        run.log(numbers, commit=False)
+        waiting_since[:] = [now]
 
     return log
 
 
 def send(record: Record, loggers: list[Logger]) -> None:
-    """Send the numbers of a record to loggers. A logger that fails is reported once and then disabled."""
-    numbers = _scalars(record) if loggers else {}
+    """Send a record to loggers, by names under `stairwise/`. A logger that fails is reported once and disabled."""
+    numbers = named_numbers(record) if loggers else {}
     for log in list(loggers):
         try:
             log(numbers)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stairwise.checks import InputError, number, positive_int
+from stairwise.checks import InputError, flag, number, positive_int
 from stairwise.distributed import total, world
 from stairwise.monitor.decompose import ONES, Spectrum, decompose
 
@@ -44,10 +44,11 @@ class SpectrumMonitor:
 
     def __init__(self, window: int | None = None, half_life: float | None = None, *, normalized: bool = False) -> None:
         if window is not None and half_life is not None:
-            raise InputError("window and half_life", "must not both be given", (window, half_life))
-        self.window = None if window is None else positive_int(window, "window")
+            raise InputError("window and half_life", "must not both be given", (window, half_life), "leave one out")
+        remedy = "a number of pairs, or None for all since reset()"
+        self.window = None if window is None else positive_int(window, "window", remedy=remedy)
         self.half_life = None if half_life is None else number(half_life, "half_life", above=0)
-        self.normalized = normalized
+        self.normalized = flag(normalized, "normalized")
         self.sums: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
         self.waiting: list[tuple[Tensor, Tensor | None]] = []  # z_a and z_b in columns, h_a above h_b in rows
@@ -116,13 +117,15 @@ class SpectrumMonitor:
         """Record a training loop from now on, through hooks on its modules.
 
         Arguments:
-            loss: module that is called with (z_a, z_b, …); give either this or the projector.
+            loss: module that is called with (z_a, z_b, …). Give either this or the projector, or neither, and call
+                `update(z_a, z_b, loss=…)` of what is returned once per step.
             projector: module whose output is z, called once per view, or once with both views stacked (`joined`).
             backbone: module whose output is h, called like the projector.
             optimizer: a step is one of its updates, and the time t is the sum of the learning rates of its first
-                group. Without it a step is a call of the loss, and t counts them.
+                group. Without it a step is a call of the loss (or of `update`), and t counts them.
             log: folder for metrics.jsonl; an object with `.log(dict)`, such as a wandb run, or with
-                `.add_scalar(name, value, step)`, such as TensorBoard's writer; or a list of these.
+                `.add_scalar(name, value, step)`, such as TensorBoard's writer; or a list of these. Names in loggers
+                begin with `stairwise/`.
             every: steps between records; more if they contain fewer than 4 d pairs. A monitor without window or
                 half-life is reset after each record.
             joined: both views pass through projector and backbone as one batch, first views first.
@@ -206,6 +209,11 @@ class SpectrumMonitor:
         return None if kept is None else (len(kept) - ONES) // (2 if name == "z" else 1)
 
     def _check(self, name: str, a: Tensor, b: Tensor) -> None:
+        for view, given in (("a", a), ("b", b)):
+            if not isinstance(given, Tensor):
+                raise InputError(
+                    f"{name}_{view}", "must be a torch tensor", type(given).__name__, "use torch.as_tensor"
+                )
         if a.ndim != 2 or a.shape != b.shape:
             shapes = f"{tuple(a.shape)}, {tuple(b.shape)}"
             raise InputError(f"{name}_a and {name}_b", "must be 2-D and of the same shape", shapes, "flatten them")

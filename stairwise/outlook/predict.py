@@ -7,26 +7,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, positive_int
+from stairwise.checks import number, positive_int
 from stairwise.figures.terminal import text_curve
-from stairwise.files import atomic
+from stairwise.files import atomic, check_target
 from stairwise.table import Table
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.ensemble import Staircase, predict_staircase
 from stairwise.theory.laws import learning_rate_bound
-from stairwise.theory.solutions import check_dimension
+from stairwise.theory.solutions import check_dimension, positive_modes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
+FORMATS = (".png", ".pdf", ".svg")
+DIMENSION = 10  # unless the data have fewer modes
 SPARE = 50  # number of modes beyond d, which compete with the last ones
 
 
 def predict(
     x_a: ArrayLike,
     x_b: ArrayLike,
-    d: int = 10,
+    d: int | None = 10,
     alpha: float = 1e-7,
     lr: float | None = None,
     *,
@@ -38,7 +40,7 @@ def predict(
 
     Arguments:
         x_a, x_b: rows i are views of sample i, (n, features); memory-mapped arrays are read in blocks.
-        d: dimension of the embedding.
+        d: dimension of the embedding; None: 10, or the number of positive γ if there are fewer.
         alpha: scale of the Gaussian initial weights.
         lr: learning rate of gradient descent; None: gradient flow.
         draws, seed: number and seed of the random initializations for the intervals.
@@ -52,11 +54,12 @@ def predict(
         (array([0.27, 0.46, 1.13]), True)
     """
     corr = Correlation.from_pairs(x_a, x_b)
-    d = positive_int(d, "d", corr.rank_bound, f"{corr.pairs} pairs of {corr.features} features allow no more modes")
+    remedy = f"{corr.pairs} pairs of {corr.features} features allow no more modes"
+    wanted = DIMENSION if d is None else positive_int(d, "d", corr.rank_bound, remedy)
     if lr is not None:
         number(lr, "lr", above=0)
-    gamma, _ = corr.top(min(corr.rank_bound, d + SPARE))
-    check_dimension(d, gamma)
+    gamma, _ = corr.top(min(corr.rank_bound, wanted + SPARE))
+    d = check_dimension(wanted if d is not None else max(1, min(wanted, positive_modes(gamma))), gamma)
     staircase = predict_staircase(gamma, d, alpha, lr=lr, draws=draws, seed=seed)
     low, middle, high = staircase.step_quantiles()
     return Outlook(name, corr.pairs, corr.features, gamma[:d], alpha, lr, middle, low, high, staircase)
@@ -107,10 +110,11 @@ class Outlook:
         return Table(title, header, rows)
 
     def text(self) -> str:
-        """The learning-rate bound and the staircase of the loss."""
+        """What is predicted, the learning-rate bound and the staircase of the loss."""
+        model = "for a linear model, f(x) = W x; a deep network takes its steps at other times"
         stable = f"largest stable learning rate 1/(4γ₁) = {self.lr_bound:.3g}"
         curve = text_curve(self.staircase.times, self.staircase.loss_quantiles(0.5)[0])
-        return f"{stable}\n\nloss ‖C − I‖² over time t = lr × step, median\n{curve}"
+        return f"{model}\n{stable}\n\nloss ‖C − I‖² of the linear model over time t = lr × step, median\n{curve}"
 
     def __str__(self) -> str:
         return f"{self.table()}\n{self.text()}"
@@ -119,6 +123,7 @@ class Outlook:
         """All results, for scripts."""
         return {
             "source": self.name,
+            "model": "linear",
             "pairs": self.pairs,
             "features": self.features,
             "d": len(self.gamma),
@@ -135,8 +140,8 @@ class Outlook:
         from stairwise.figures.staircase import draw_outlook
         from stairwise.figures.style import style
 
-        if path is not None and Path(path).suffix not in {".png", ".pdf", ".svg"}:
-            raise InputError("path", "must end in .png, .pdf or .svg", path)
+        if path is not None:
+            check_target(path, "path", FORMATS)
         with style():
             spectra = np.median(self.staircase.spectra, axis=0)
             bands = self.staircase.loss_quantiles()

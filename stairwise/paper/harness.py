@@ -70,6 +70,11 @@ class Claim:
         """A number to report, whatever it is."""
         return cls(text, float(measured), "any", True, predicted)
 
+    @property
+    def judged(self) -> bool:
+        """Whether it counts as a check: notes that hold do not."""
+        return self.expected != "any" or not self.holds
+
     @classmethod
     def close(cls, text: str, measured: float, predicted: float, within: float) -> "Claim":
         off = abs(measured - predicted)

@@ -97,7 +97,7 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
         name = f"{'stl10' if config.smoke else one_of(config.data, 'data', ('stl10', 'cifar10'))}-{method}{kind}"
         folder = config.folder(method, kind)
         recipe = load_recipe(name, SMOKE if config.smoke else {})
-        differing = _differing(Run(folder), recipe) if _finished(folder) else []
+        differing = _differing(Run(folder), recipe) if (folder / RECIPE).is_file() else []
         if differing and not config.smoke:  # smoke runs of an older version are trained again
             remedy = "use another folder with --set runs=FOLDER, or train it again"
             raise InputError(str(folder), "must contain a run of its recipe", ", ".join(differing), remedy)
@@ -120,7 +120,8 @@ def _differing(run: Run, recipe: Recipe) -> list[str]:
     """Settings in which a run differs from a recipe, the first four, except those that do not change the training."""
     have, want = recipe_of(run).plain(), recipe.plain()
     differing = [k for k in want if k not in FREE and have[k] != want[k]]
-    return [f"{k} = {have[k]!r} there, {want[k]!r} in the recipe" for k in differing[:4]]
+    parts = ["it was made longer on the way"] if run.facts.get("continued") else []  # by another schedule
+    return [f"{k} = {have[k]!r} there, {want[k]!r} in the recipe" for k in differing[:4]] + parts
 
 
 def _need_a_gpu(config: RunsConfig, name: str) -> None:

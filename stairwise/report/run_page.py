@@ -56,12 +56,15 @@ def run_page(folder: Path, spectrum: str = "") -> Page:
 
 
 def _planned(run: Run) -> Floats:
-    """t = Σ lr after every step of the schedule, (steps,)."""
+    """t = Σ lr after every step of the schedule, (steps,), through the newest record: a run that was made longer had
+    other learning rates before."""
     recipe, steps = run.recipe, int(run.facts["steps"])
     per_epoch = int(run.facts["training_images"]) // int(run.facts["batch"])
     warmup = round(recipe.get("warmup_epochs", 0.0) * per_epoch)
     schedule = Schedule(recipe.get("schedule", "cosine"), steps, warmup, recipe.get("final_lr", 0.001))
-    return np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
+    planned = np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
+    last = run.records[-1]
+    return planned + (last.t - planned[min(max(last.step, 1), steps) - 1] if run.facts.get("continued") else 0.0)
 
 
 def _staircase_page(
@@ -80,6 +83,8 @@ def _staircase_page(
         views: embeddings of both views in their two leading modes, (2, pairs, 2), if recorded.
     """
     measured = consistent(records, spectrum)
+    if len(measured) < 2 and _diverged(records[-1]):
+        return _page_of_divergence(name, records, len(measured), facts)
     if len(measured) < 2:
         raise InputError("run", "must have at least two records", len(measured), "wait until it has more")
     # records of probes have no spectrum, and that is no damage
@@ -97,6 +102,24 @@ def _staircase_page(
     tables += [_steps(ahead, clock), _coming(ahead, clock)] if ahead else []
     panels = _panels(measured, spectrum, t, spectra, ahead) + _scatter(views)
     return Page(f"Staircase of {name}", lead, panels, [table for table in tables if table.rows], [], facts)
+
+
+def _diverged(record: Record) -> bool:
+    """Whether the newest record says that batches were not finite, and has no spectrum."""
+    return record.first_skipped > 0 and record.eigenvalues is None and record.covariance is None
+
+
+def _page_of_divergence(name: str, records: Sequence[Record], measured: int, facts: dict[str, str]) -> Page:
+    """A run with nothing to draw, because it was not finite from its start."""
+    last = records[-1]
+    found = f"{measured or 'none'} of {len(records)} records has a spectrum"
+    lead = (
+        f"Diverged: embeddings, loss or gradient are not finite. The first such batch was number {last.first_skipped}; "
+        f"{found}, up to step {last.step:,}. Stop it, lower the learning rate or lengthen the warm-up, and check "
+        "inputs and loss for NaN and infinity."
+    )
+    facts = facts | {"records": ", ".join(filter(None, (found, facts.get("records", ""))))}
+    return Page(f"Staircase of {name}", lead, facts=facts)
 
 
 def _panels(measured: list[Record], spectrum: str, t: Floats, spectra: Floats, ahead: Forecast | None) -> list[Panel]:

@@ -37,10 +37,19 @@ def penalized_weights(corr: Correlation, d: int, epsilon: float) -> Floats:
     return (vectors * np.sqrt(s2)).T
 
 
+def positive_modes(gamma: ArrayLike) -> int:
+    """The number of eigenvalues γ that are positive beyond rounding error.
+
+    >>> positive_modes([2.0, 1.0, 1e-15, -1.0])
+    2
+    """
+    gamma = np.asarray(gamma)
+    return int((gamma > ZERO * np.abs(gamma).max()).sum())
+
+
 def check_dimension(d: int, gamma: ArrayLike) -> int:
     """Return d if at least d eigenvalues γ are positive beyond rounding error; otherwise raise InputError."""
-    gamma = np.asarray(gamma)
-    usable = int((gamma > ZERO * np.abs(gamma).max()).sum())
+    usable = positive_modes(gamma)
     rule = f"must be at most {usable}, the number of positive eigenvalues of Γ"
     if positive_int(d, "d") > usable:
         raise InputError("d", rule, d, "lower d")

@@ -6,7 +6,7 @@
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -30,6 +30,7 @@ from stairwise.runs.folder import CHECKPOINTS, METRICS, RECIPE, WEIGHTS, RunFold
 from stairwise.runs.reader import Run
 from stairwise.runs.record import Record
 from stairwise.training import checkpoint
+from stairwise.training.continuing import check_same, continued_calendar, note_of_length
 from stairwise.training.graph import Recorded, prefetch
 from stairwise.training.measure import held_out_spectra, probe_accuracies, top_eigenvalue
 from stairwise.training.networks import network_of
@@ -39,11 +40,10 @@ from stairwise.training.process import StopRequest, locked
 from stairwise.training.recipe import Recipe, load_recipe
 from stairwise.training.recorder import Recorder
 from stairwise.training.schedule import Schedule
-from stairwise.training.setup import Calendar, prepare, with_joint_norms
+from stairwise.training.setup import prepare, with_joint_norms
 
 ASK_EVERY = 10  # steps between two agreements of several processes on saving or stopping
 GO_ON, SAVE, STOP = 0, 1, 2
-FREE = {"label", "keep", "held_out"}  # settings that do not change the training
 
 
 class Stopped(RuntimeError):
@@ -69,7 +69,8 @@ def train(
     Arguments:
         recipe: a recipe or the name of one.
         folder: of the run; default `runs/NAME`, or `runs/LOSS` for a recipe object. An unfinished run of this recipe in
-            the folder continues; a finished one is returned unchanged.
+            the folder continues, and so does a shorter one, finished or not (its later learning rates follow the
+            schedule of the new length); a finished one is returned unchanged.
         checkpoint_minutes: time between checkpoints; one is also written at the end and on Ctrl-C or SIGTERM.
         restart: discard the run in the folder.
         tensorboard: also write TensorBoard files (needs `tensorboard`).
@@ -91,6 +92,8 @@ def train(
         stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
         trainer = Trainer(recipe, folder, where, tensorboard)
         stack.callback(trainer.close)
+        if world() > 1:
+            dist.barrier()  # all have read the checkpoint before the first process may replace it
         trainer.resume()
         stop = stack.enter_context(StopRequest())  # until here, Ctrl-C loses nothing
         trainer.run(stop, 60 * checkpoint_minutes, progress)
@@ -115,7 +118,7 @@ class Trainer:
         self.recipe, self.folder, self.device = recipe, folder, device
         self.stored = checkpoint.newest(folder / CHECKPOINTS)
         if self.stored is not None:
-            _check_same(self.stored.facts["recipe"], recipe.plain(), self.stored.path)
+            check_same(self.stored, recipe)
         torch.manual_seed(recipe.seed)
         self.material = prepare(recipe, device)
         network = network_of(recipe, self.material.view_shape).to(device)
@@ -130,7 +133,7 @@ class Trainer:
         self.optimizer = FlatOptimizer(
             self.objective, recipe.optimizer, recipe.momentum, recipe.weight_decay, recipe.clip
         )
-        self.calendar = Calendar(recipe, self.material.training, self.material.batch)
+        self.calendar, self.continued = continued_calendar(recipe, self.material, self.stored)
         self.schedule = Schedule(recipe.schedule, self.calendar.total, self.calendar.warmup, recipe.final_lr)
         self.step_number, self.t, self.seconds = 0, 0.0, 0.0
         standardizes = recipe.loss == "barlow_twins" and recipe.loss_options.get("batch_norm", True)
@@ -250,6 +253,12 @@ class Trainer:
             return
         kept = sorted((self.folder / CHECKPOINTS).glob("step-*.safetensors"))
         finite = bool(torch.isfinite(self.optimizer.values).all())
+        first = int(numbers["bad_step"])
+        since = self.step_number - first + 1
+        record = Record(
+            step=self.step_number, t=self.t, seconds=self.seconds, skipped=since, first_skipped=first
+        )  # for the page of the run
+        self.recorder.write(record, spectrum=False)
         raise Diverged(
             f"training diverged: the loss or the gradient was first not finite at step {numbers['bad_step']:.0f} "
             f"(last gradient length {numbers['gradient']:.3g}, weights are {'' if finite else 'not '}finite, "
@@ -301,6 +310,7 @@ class Trainer:
                 "log_size": log.size,
                 "momentum": "contiguous",
                 "images": self.material.identity(self.recipe.data),
+                "continued": self.continued,
                 "view_shape": self.material.view_shape,
             }
             path = checkpoint.save(path, self.step_number, facts, tensors)
@@ -329,6 +339,25 @@ class Trainer:
             log = self.recorder.writer.folder = RunFolder(self.folder, stored.facts["log_size"])
             if log.size < stored.facts["log_size"]:
                 warnings.warn(f"{self.folder / METRICS} has lost earlier records; continuing", RunWarning, stacklevel=3)
+        if self.continued != stored.facts.get("continued", []):
+            self._lengthen(stored)
+        if self.continued and rank() == 0:
+            self._note_length()
+
+    def _lengthen(self, stored: checkpoint.Checkpoint) -> None:
+        """Store the new length at once, so that the run continues with it whatever happens next."""
+        if rank() == 0:
+            note = note_of_length(self.recipe, self.material, stored, self.schedule)
+            warnings.warn(note, RunWarning, stacklevel=4)
+        self.recorder.monitor.reset()  # half a window of the old calendar is none of the new one
+        self.save()
+
+    def _note_length(self) -> None:
+        with suppress(InputError):  # a damaged recipe.json stays as it is
+            facts = Run(self.folder).facts
+            if facts.get("continued") != self.continued:
+                changed = {"recipe": self.recipe.plain(), "steps": self.calendar.total, "continued": self.continued}
+                save_json(self.folder / RECIPE, facts | changed)
 
     def _begin(self) -> None:
         facts = {"recipe": self.recipe.plain(), "alpha": self.alpha, "steps": self.calendar.total}
@@ -336,13 +365,3 @@ class Trainer:
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
         save_json(self.folder / RECIPE, facts | provenance(device, ("torch", "numpy", "safetensors")))
         self.recorder.writer.folder = RunFolder(self.folder, 0)
-
-
-def _check_same(stored: dict[str, Any], asked: dict[str, Any], path: Path) -> None:
-    stored = Recipe().plain() | stored  # defaults for settings that did not exist in the run's version
-    differing = [k for k in asked if k not in FREE and stored.get(k) != asked[k]]
-    if differing:
-        changes = ", ".join(f"{k} = {stored.get(k)!r} there, {asked[k]!r} here" for k in differing[:4])
-        raise InputError(
-            "run folder", "contains a run of another recipe", f"{path}: {changes}", "give another --out, or --restart"
-        )

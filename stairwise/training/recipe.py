@@ -27,7 +27,7 @@ class Recipe:
 
     Attributes:
         label: command, time and expected outcome, for people.
-        data: name of a dataset, `images:FOLDER` or `array:FILE.npy`.
+        data: name of a dataset, a folder of images (`images:FOLDER`) or `array:FILE.npy`.
         pretrain: train on this many images, from the first; 0: the dataset's training split, or all images.
         views: name of the augmentation pipeline.
         size: side of a view in pixels; 0: that of the images.

@@ -90,16 +90,19 @@ class Calendar:
         warmup: steps of the learning rate's warm-up.
         window: number of steps in a measured spectrum.
         records, probes, kept: steps after which each of these happens.
+
+    `begun`: the step after which a run was made longer; the window of its next record begins after that.
     """
 
-    def __init__(self, recipe: Recipe, training: int, batch: int) -> None:
+    def __init__(self, recipe: Recipe, training: int, batch: int, begun: int = 0) -> None:
         per_epoch = training // batch
         self.total = recipe.steps or max(1, round(recipe.epochs * per_epoch))
         self.warmup = round(recipe.warmup_epochs * per_epoch)
         images = recipe.window or max(4 * recipe.d, 512)
         self.window = min(math.ceil(images / batch), self.total)
         count = max(1, min(recipe.records, self.total // self.window))
-        self.records = self._spaced(self._evenly(count))
+        whole = {step for step in self._spaced(self._evenly(count)) if step >= begun + self.window}
+        self.records = whole or {self.total}
         self._in_order = sorted(self.records)
         measures = recipe.probes or recipe.held_out
         self.probes = set(self._evenly(recipe.probe_times)) if measures else set()

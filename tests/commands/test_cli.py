@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 COMMAND = [sys.executable, "-m", "stairwise"]
 
@@ -52,6 +53,38 @@ def test_predict_text(tmp_path):
     assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_predict_a_small_folder(tmp_path):
+    """No prefix, no n, no crop, no d: all are found; an unreadable file is one note; --out makes its folder."""
+    (tmp_path / "mine").mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(5):
+        Image.fromarray(rng.integers(0, 255, (30, 40, 3), np.uint8)).save(tmp_path / "mine" / f"{i}.png")
+    (tmp_path / "mine" / "bad.png").write_bytes(b"")
+    done = stairwise("predict", "mine", "--out", "new/p.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "5 pairs, 1,200 features, linear model" in " ".join(done.stdout.split())
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("note: 1 of 6 images skipped, the first because mine/bad.png cannot be read")
+    assert (tmp_path / "new" / "p.png").is_file()
+    assert "linear model" in " ".join(stairwise("predict", "--help", cwd=tmp_path).stdout.split("Options")[0].split())
+    assert "linear" in stairwise("--help", cwd=tmp_path).stdout
+
+
+def test_predict_of_images_smaller_than_the_papers_crop(tmp_path):
+    done = stairwise("predict", "digits", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["pairs"], found["features"], found["d"], found["model"]) == (500, 25, 10, "linear")
+
+
+def test_out_is_checked_before_any_work(tmp_path):
+    """Two inputs are wrong; the output is named, because it was looked at first."""
+    (tmp_path / "file").write_text("in the way")
+    done = stairwise("predict", "no_such_data", "--out", "file/p.png", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --out must lie in a folder")
+
+
 def test_embed(tmp_path):
     features(tmp_path)
     done = stairwise("embed", "x_a.npy", "x_b.npy", "-d", "3", "--kernel", "ntk", "--json", cwd=tmp_path)
@@ -69,8 +102,11 @@ def test_reproduce_and_read_back(tmp_path):
     first = stairwise("reproduce", "fig8", "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)[0]["experiment"] == "fig8"
+    assert "1 figure made in" in first.stderr  # stdout is JSON
     again = stairwise("reproduce", "fig8", cwd=tmp_path)
     assert "read back" in again.stdout
+    assert again.stdout.splitlines()[-1].startswith("1 figure made in")
+    assert again.stdout.splitlines()[-1].endswith("checks held")
     assert "fig1ab" in stairwise("reproduce", "--list", cwd=tmp_path).stdout
 
 
@@ -167,8 +203,9 @@ BAD = {
     "reproduce fig1ab --set n": "--set must be KEY=VALUE",
     "reproduce fig1ab --set q=1": "setting is unknown",
     "reproduce all --data photos": "--data and --set belong to one figure",
-    "reproduce fig8 --out file": "file",
-    "demo --out file": "file",
+    "reproduce fig8 --out file": "--out must lie in a folder (got file, but",
+    "demo --out file": "--out must lie in a folder (got file, but",
+    "embed photos --out file/deeper": "--out must lie in a folder (got file/deeper, but",
     "data get mnist": "dataset is unknown (got 'mnist'): known: cifar10, stl10",
     "data get stl10 --from npm": "--from for stl10 is unknown",
 }

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, RunWarning
 from stairwise.data import cifar10, library, stl10
 from stairwise.data.crops import PIXELS, two_crops
 from stairwise.data.download import Unreachable, Whole, check_file, extract, fetch
-from stairwise.data.images import DATASETS, Images, data_root, load
+from stairwise.data.images import DATASETS, Images, data_root, fingerprint, load
 
 PHOTOS = load("photos")
 
@@ -43,10 +43,31 @@ def test_folder(tmp_path):
     assert load(f"images:{tmp_path}", size=24).pixels.shape == (4, 24, 24, 3)
 
 
-def test_folder_with_a_broken_image(tmp_path):
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnot really")
-    with pytest.raises(InputError, match=r"broken\.png must be a readable image"):
+def test_a_folder_needs_no_prefix(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "photos"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / name / "a.png")
+    assert len(load("mine").pixels) == len(load(str(tmp_path / "mine")).pixels) == 1
+    assert load("mine").name == load("images:mine").name == "images:mine"
+    assert fingerprint("mine") == fingerprint("images:mine") != ""
+    assert len(load("photos").pixels) == 520  # a dataset's name means the dataset
+    assert len(load("images:photos").pixels) == 1
+    with pytest.raises(InputError, match="dataset is unknown"):
+        load("")
+
+
+def test_folder_with_broken_images(tmp_path):
+    for name in ("broken.png", "empty.jpg"):
+        (tmp_path / name).write_bytes(b"\x89PNG\r\n\x1a\nnot really" if name == "broken.png" else b"")
+    with pytest.raises(InputError, match=r"must hold readable images \(got 2 files\): the first: .*broken\.png"):
         load(f"images:{tmp_path}")
+    kept = np.random.default_rng(0).integers(0, 255, (2, 16, 16, 3), np.uint8)
+    for name, pixels in zip(("a.png", "z.png"), kept, strict=True):
+        Image.fromarray(pixels).save(tmp_path / name)
+    with pytest.warns(RunWarning, match=r"2 of 4 images skipped, the first because .*broken\.png cannot be read"):
+        images = load(f"images:{tmp_path}", size=16)
+    np.testing.assert_array_equal(images.pixels, kept)
 
 
 def test_array(tmp_path):

@@ -26,6 +26,24 @@ def test_rows_of_images_and_of_files(tmp_path):
         read_pairs(str(tmp_path / "a.npy"))
 
 
+@pytest.mark.parametrize(("images", "side", "pairs", "crop"), [(6, 64, 6, 20), (700, 8, 500, 5), (3, 1, 3, 1)])
+def test_number_and_crop_fit_the_data_if_they_are_not_given(tmp_path, images, side, pairs, crop):
+    pixels = np.random.default_rng(0).integers(0, 255, (images, side, side + 3, 1), np.uint8)
+    np.save(tmp_path / "x.npy", pixels)
+    source = f"array:{tmp_path / 'x.npy'}"
+    assert read_pairs(source).x_a.shape == (pairs, crop**2)
+    assert read_pairs(source, n=2, crop=1).x_a.shape == (2, 1)
+    with pytest.raises(InputError, match=f"n must be at most {images}"):
+        read_pairs(source, n=images + 1)
+    with pytest.raises(InputError, match=f"crop must be at most {side}"):
+        read_pairs(source, crop=side + 1)
+
+
+def test_the_papers_number_and_crop_where_they_fit():
+    chosen, papers = read_pairs("photos"), read_pairs("photos", n=500, crop=20)
+    assert all(np.array_equal(a, b) for a, b in zip(chosen[1:], papers[1:], strict=True))
+
+
 def test_views_are_a_function_of_seed_and_step():
     images = load("photos")
     pairs, other = (view_pairs(images, "simclr-small", 16, seed) for seed in (0, 1))

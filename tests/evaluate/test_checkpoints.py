@@ -1,8 +1,13 @@
 """Spectra of checkpoints written by other scripts."""
 
+import argparse
 import json
+import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ from torch import nn
 
 import stairwise as sw
 from stairwise.checks import InputError, RunWarning
+from stairwise.data.images import load
 from stairwise.evaluate.checkpoints import Source, measure_checkpoints
 from stairwise.runs.log import read_log
 from stairwise.training.recipe import Recipe
@@ -125,6 +131,47 @@ def test_our_own_checkpoints(place):
     assert run.facts["steps"] == 4
 
 
+def test_settings_of_a_script_in_a_checkpoint(place, capsys):
+    """An argparse.Namespace, as many scripts store it, with a path in it; other objects are refused."""
+    args = argparse.Namespace(lr=0.1, data=Path("somewhere"), nested=SimpleNamespace(sizes=[1, 2]), device=None)
+    for i, state in states(3):
+        torch.save({"model": state, "args": args, "step": i + 1}, place / f"ck-{i}.pt")
+    torch.save({"model": state, "args": argparse.Namespace(evil=Evil()), "step": 9}, place / "ck-9.pt")
+    with pytest.warns(RunWarning, match=r"1 of 4 checkpoints skipped, the first because .*ck-9\.pt must be"):
+        measure_checkpoints(source(str(place / "ck-*")), place / "out", "cpu")
+    assert "code in a checkpoint" not in capsys.readouterr().out
+    assert [r.step for r in read_log(place / "out" / "metrics.jsonl")[0]] == [1, 2, 3]
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(place / "ck-0.pt", weights_only=True)  # the list is not left behind for others
+
+
+def test_the_normalization_is_told(place):
+    for i, state in states(2):
+        torch.save(state, place / f"ck-{i}.pt")
+    pixels = load("photos").pixels.reshape(-1, 3) / 255
+    own = measure_checkpoints(source(str(place / "ck-*")), place / "own", "cpu")
+    assert own.mean == pytest.approx(pixels.mean(axis=0), rel=1e-4)
+    assert own.std == pytest.approx(pixels.std(axis=0), rel=1e-4)
+    given = source(str(place / "ck-*"), mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+    told = measure_checkpoints(given, place / "given", "cpu")
+    assert (told.mean, told.std) == (pytest.approx([0.5] * 3), pytest.approx([0.2] * 3))
+
+
+def test_command_line_tells_the_normalization(place):
+    for i, state in states(12):
+        torch.save(state, place / f"net-{i + 1}.pt")
+    (place / "net-99.pt").write_bytes(b"")
+    (place / "net-98.pt").write_bytes(b"")
+    command = [sys.executable, "-m", "stairwise", "spectrum", "--model", NET, "--checkpoints", "net-*.pt"]
+    command += ["--data", "photos", "--size", "16", "--mean", "0.5,0.5,0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=place, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "views normalized by mean 0.5, 0.5, 0.5 and std 0." in done.stdout
+    assert "(measured on these images; --std take those of your training)" in done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("note: 2 of 14 checkpoints skipped, the first because")
+
+
 def test_command_line(place):
     for i, state in states(12):
         torch.save(state, place / f"net-{i + 1}.pt")
@@ -132,7 +179,9 @@ def test_command_line(place):
     command += ["--data", "photos", "--size", "16", "--options", "d=6", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=place, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["report"] == "spectrum/report.html"
+    told = json.loads(done.stdout)
+    assert told["report"] == "spectrum/report.html"
+    assert (told["records"], told["skipped"], len(told["mean"])) == (12, [], 3)
     assert "Eigenvalues now" in (place / "spectrum" / "report.html").read_text(encoding="utf-8")
 
 
@@ -149,9 +198,11 @@ def test_bad_checkpoints(place, capsys):
     torch.save({"head.weight": torch.zeros(2, 2)}, place / "ck-7.pt")
     save_file({"a": torch.zeros(2)}, place / "ck-8.safetensors")
     with pytest.warns(RunWarning) as said:
-        measure_checkpoints(source(str(place / "ck-*")), place / "out", "cpu")
-    assert len(said) == 4
-    assert "it lacks backbone.1.weight" in str(said[2].message)
+        measured = measure_checkpoints(source(str(place / "ck-*")), place / "out", "cpu")
+    (note,) = said  # one line, however many files
+    assert re.match(r"4 of 7 checkpoints skipped, the first because .*ck-5\.pt must be a complete", str(note.message))
+    assert (measured.records, len(measured.skipped)) == (3, 4)
+    assert "it lacks backbone.1.weight" in measured.skipped[2]
     assert "code in a checkpoint" not in capsys.readouterr().out
     assert len(read_log(place / "out" / "metrics.jsonl")[0]) == 3
 
@@ -178,7 +229,7 @@ def test_nothing_is_lost_when_nothing_fits(place):
     out.mkdir()
     (out / "metrics.jsonl").write_text('{"step": 1}\n')
     torch.save(nn.Linear(2, 2).state_dict(), place / "ck-1.pt")
-    with pytest.warns(RunWarning), pytest.raises(InputError, match="must fit"):
+    with pytest.raises(InputError, match=r"must fit the model \(got 1 files, .*the first: .*ck-1\.pt must contain all"):
         measure_checkpoints(source(str(place / "ck-*")), out, "cpu")
     assert (out / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
@@ -207,7 +258,7 @@ def test_bad_input(place):
                 place / "out",
                 "cpu",
             )
-    with pytest.warns(RunWarning, match="must contain its step"), pytest.raises(InputError, match="must fit the model"):
+    with pytest.raises(InputError, match=r"must fit the model.*must contain its step"):
         measure_checkpoints(source(str(place / "kept" / "nameless.pt")), place / "out", "cpu")
     for i, state in states(2):
         torch.save({"model": state, "epoch": 3}, place / f"same-{i}.pt")

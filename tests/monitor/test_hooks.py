@@ -123,9 +123,10 @@ def test_windows_and_other_loggers():
     model, criterion, logger = Model(), sw.losses.VICReg(), Logger()
     with sw.SpectrumMonitor(window=64).attach(loss=criterion, every=4, log=logger) as watch:
         ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=12)
-    assert [row["step"] for row in logger.rows] == [4, 8, 12]
-    assert logger.rows[0]["covariance/1"] == watch.records[0].covariance[0]
-    assert 1 <= logger.rows[0]["effective_rank"] <= 4
+    assert [row["stairwise/step"] for row in logger.rows] == [4, 8, 12]
+    assert logger.rows[0]["stairwise/covariance/1"] == watch.records[0].covariance[0]
+    assert 1 <= logger.rows[0]["stairwise/effective_rank"] <= 4
+    assert all(name.startswith("stairwise/") for row in logger.rows for name in row)
     assert all(64 <= r.samples < 128 + 64 for r in watch.records)
 
 
@@ -173,7 +174,8 @@ def test_several_loggers_and_boards(tmp_path):
     model, criterion, board = Model(), sw.losses.VICReg(), Board()
     with sw.SpectrumMonitor().attach(loss=criterion, every=4, log=[tmp_path, board]) as watch:
         ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=8)
-    assert ("eigenvalues/1", float(watch.records[1].eigenvalues[0]), 8) in board.rows
+    assert ("stairwise/eigenvalues/1", float(watch.records[1].eigenvalues[0]), 8) in board.rows
+    assert all(name.startswith("stairwise/") and name != "stairwise/step" for name, _, _ in board.rows)
     assert len(read_log(tmp_path / "metrics.jsonl")[0]) == 2
 
 
@@ -220,10 +222,31 @@ def test_bad_attachments():
     model, criterion = Model(), sw.losses.VICReg()
     monitor = sw.SpectrumMonitor()
     for options, says in (
-        ({}, "must not both be given"),
         ({"loss": criterion, "projector": model.projector}, "must not both be given"),
-        ({"loss": criterion, "log": 3}, "log"),
-        ({"loss": criterion, "every": 0}, "every"),
+        ({"loss": criterion, "log": 3}, r"log must be a folder.*\(got 3\): write log="),
+        ({"loss": criterion, "log": ["a", "b"]}, r"log must name one folder at most \(got a and b\)"),
+        ({"loss": criterion, "log": __file__}, r"log must be a folder \(got the file"),
+        ({"loss": criterion, "every": 0}, "every must be a whole number of at least 1"),
+        (
+            {"loss": criterion, "every": 50.0},
+            r"every must be a whole number of at least 1 \(got 50.0\): write every=50",
+        ),
+        ({"loss": criterion, "every": True}, r"every must be a whole number of at least 1 \(got True\)"),
+        ({"loss": criterion, "joined": "yes"}, "joined must be True or False"),
+        ({"projector": "projector"}, r"projector must be a torch module \(got 'projector'\): .* model.projector"),
+        ({"backbone": 3}, r"backbone must be a torch module \(got 3\)"),
+        ({"loss": sw.losses.VICReg}, r"loss must be a torch module \(got the class VICReg\): give an instance"),
+        (
+            {"loss": sw.losses.vicreg},
+            r"loss must be a torch module: a function cannot be hooked \(got the function vicreg\): "
+            r"attach without loss=, and call watch.update\(z_a, z_b, loss=…\) once per step",
+        ),
+        ({"loss": lambda a, b: a}, "a function cannot be hooked"),
+        (
+            {"loss": criterion, "optimizer": 0.1},
+            r"optimizer must have param_groups .*\(got a float\): give the optimizer",
+        ),
+        ({"loss": criterion, "optimizer": model}, r"optimizer must have param_groups .*\(got a Model\)"),
     ):
         with pytest.raises(InputError, match=says):
             monitor.attach(**options)
@@ -233,6 +256,112 @@ def test_bad_attachments():
         identity(torch.zeros(3, 2))
     with pytest.warns(RunWarning, match="no embeddings were seen"):
         watch.close()
+
+
+def test_wrong_types_of_a_monitors_arguments():
+    for options, says in (
+        ({"window": True}, r"window must be a whole number of at least 1 \(got True\): a number of pairs"),
+        ({"window": 64.0}, "window must be a whole number"),
+        ({"half_life": True}, r"half_life must be a number \(got True\)"),
+        ({"half_life": "100"}, r"half_life must be a number \(got '100'\)"),
+        ({"normalized": 1}, r"normalized must be True or False \(got 1\)"),
+    ):
+        with pytest.raises(InputError, match=says):
+            sw.SpectrumMonitor(**options)
+    with pytest.raises(InputError, match=r"z_b must be a torch tensor \(got ndarray\)"):
+        sw.SpectrumMonitor().update(torch.zeros(4, 2), np.zeros((4, 2)))
+
+
+@pytest.mark.parametrize("counted", ["updates", "calls"])
+def test_a_loss_that_is_a_function(counted, tmp_path):
+    """Nothing is hooked but the optimizer: `update` gives the same records as a hooked loss."""
+    model, criterion = Model(), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    given = optimizer if counted == "updates" else None
+    hooked = sw.SpectrumMonitor().attach(loss=criterion, backbone=model.backbone, optimizer=given, every=4)
+    watch = sw.SpectrumMonitor().attach(optimizer=given, log=tmp_path, every=4)
+    for _ in range(8):
+        x_a, x_b = torch.randn(2, 32, 10)
+        h_a, h_b = model.backbone(x_a), model.backbone(x_b)
+        z_a, z_b = model.projector(h_a), model.projector(h_b)
+        loss = criterion(z_a, z_b)
+        watch.update(z_a, z_b, h_a, h_b, loss=loss)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    watch.close()
+    hooked.close()
+    drop = {"seconds": 0}
+    assert [r.as_json() | drop for r in watch.records] == [r.as_json() | drop for r in hooked.records]
+    assert [(r.step, r.samples, len(r.hidden)) for r in read_log(tmp_path / "metrics.jsonl")[0]] == [
+        (4, 128, 12),
+        (8, 128, 12),
+    ]
+    assert watch.records[0].t == pytest.approx(4 * 0.05 if counted == "updates" else 4)
+
+
+def test_updates_by_hand_that_are_wrong():
+    z = torch.randn(32, 3)
+    with sw.SpectrumMonitor().attach(loss=sw.losses.VICReg()) as hooked:
+        with pytest.raises(InputError, match="update must not be called when loss or projector is hooked"):
+            hooked.update(z, z)
+        hooked.taken = 1  # nothing was shown, and that is not the point here
+    watch = sw.SpectrumMonitor().attach(every=2)
+    for options, says in (
+        ({"h_a": z}, "h_a and h_b must be given together"),
+        ({"z_b": z[:3]}, "must be 2-D and of the same shape"),
+        ({"z_b": "z"}, r"z_b must be a torch tensor \(got str\)"),
+    ):
+        with pytest.raises(InputError, match=says):
+            watch.update(**({"z_a": z, "z_b": z} | options))
+    watch.update(z, z, loss=1.5)
+    with pytest.warns(RunWarning, match=r"loss must be a single number \(got shape \(32,\)\): take the mean"):
+        watch.update(z, z, loss=torch.zeros(32))  # once it has worked, it does not stop training
+    watch.close()
+    assert [(r.step, r.samples, r.loss) for r in watch.records] == [(2, 64, 1.5)]
+
+
+def test_nothing_handed_over_is_pointed_out():
+    watch = sw.SpectrumMonitor().attach(every=2)
+    with pytest.warns(RunWarning, match=r"no embeddings were seen: call watch\.update\(z_a, z_b, loss=…\)"):
+        watch.close()
+
+
+class Run:
+    """A wandb run as its documentation describes it: `log` without commit adds to a row that a later call commits."""
+
+    def __init__(self):
+        self.rows, self.row, self.step, self.defined = [], {}, 0, []
+
+    def define_metric(self, name, step_metric=None):
+        self.defined.append((name, step_metric))
+
+    def log(self, data, step=None, commit=None):
+        self.row |= data
+        if commit or commit is None:
+            self.rows.append(self.row)
+            self.row, self.step = {}, self.step + 1
+
+
+def test_the_users_steps_in_wandb_are_left_alone():
+    run, criterion, z = Run(), sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
+    with sw.SpectrumMonitor().attach(loss=criterion, every=2, log=run) as watch:
+        for i in range(6):
+            criterion(z, z)
+            watch._settle(wait=True)
+            run.log({"loss": i})
+    assert [row["loss"] for row in run.rows] == list(range(6))  # one row per call of the user
+    assert [row.get("stairwise/step") for row in run.rows] == [None, 2, None, 4, None, 6]
+    assert run.defined == [("stairwise/*", "stairwise/step")]
+
+
+def test_a_wandb_run_in_which_the_user_logs_nothing():
+    run, criterion, z = Run(), sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
+    with sw.SpectrumMonitor().attach(loss=criterion, every=2, log=run):
+        for _ in range(6):
+            criterion(z, z)
+    rows = [*run.rows, run.row]  # wandb commits the last one when the run finishes
+    assert [row["stairwise/step"] for row in rows] == [2, 4, 6]
 
 
 def test_compiled_modules_are_pointed_out():

@@ -47,13 +47,13 @@ def module(package):
     return Model()
 
 
-def fit(package, folder, steps, callbacks=(), checkpoint=None, **options):
+def fit(package, folder, steps, callbacks=(), checkpoint=None, model=None, **options):
     data = torch.utils.data.TensorDataset(*torch.randn(2, 64, 10, generator=torch.Generator().manual_seed(1)))
     loader = torch.utils.data.DataLoader(data, 16)
     quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning advises about workers and unused GPUs
-        model = module(package)
+        model = model or module(package)
         trainer = package.Trainer(
             max_steps=steps, accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks), **(quiet | options)
         )
@@ -80,8 +80,9 @@ def test_numbers_go_to_lightnings_loggers(package, tmp_path):
     fit(package, tmp_path, 8, [lightning.SpectrumCallback(projector="projector", every=4)], logger=logger)
     logger.save()
     text = next(tmp_path.rglob("metrics.csv")).read_text()
-    assert "spectrum/covariance/1" in text
-    assert "spectrum/effective_rank" in text
+    columns = set(text.splitlines()[0].split(",")) - {"epoch", "step"}  # these two are Lightning's own
+    assert {"stairwise/covariance/1", "stairwise/effective_rank", "stairwise/grown"} <= columns
+    assert all(name.startswith("stairwise/") for name in columns)
     assert len(read_log(next(tmp_path.rglob("metrics.jsonl")))[0]) == 2
 
 
@@ -108,6 +109,38 @@ def test_names_that_are_not_there(package, tmp_path):
         fit(package, tmp_path, 2, [lightning.SpectrumCallback(loss="loss")])
     with pytest.raises(InputError, match="must name a module"):
         fit(package, tmp_path, 2, [lightning.SpectrumCallback(projector="tau")])
+
+
+def test_embeddings_handed_over_in_the_training_step(package, tmp_path):
+    """For a loss that is a function: the callback attaches without modules, the module calls update."""
+    callback = lightning.SpectrumCallback(every=4, folder=tmp_path)
+
+    class Own(type(module(package))):
+        def training_step(self, batch, _):
+            z_a, z_b = (self.projector(self.backbone(x)) for x in batch)
+            loss = sw.losses.vicreg(z_a, z_b)
+            callback.watch.update(z_a, z_b, loss=loss)
+            return loss
+
+    fit(package, tmp_path, 8, [callback], model=Own())
+    records, _ = read_log(tmp_path / "metrics.jsonl")
+    assert [(r.step, r.samples) for r in records] == [(4, 64), (8, 64)]
+    assert all(r.loss > 0 for r in records)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"loss": nn.Identity()}, r'loss must be the name of a submodule \(got a Identity\): write loss="loss"'),
+        ({"loss": "criterion", "every": 5.0}, "every must be a whole number"),
+        ({"loss": "criterion", "joined": 1}, "joined must be True or False"),
+        ({"loss": "criterion", "monitor": "mine"}, "monitor must be a SpectrumMonitor"),
+    ],
+)
+@pytest.mark.skipif(not PACKAGES, reason="needs lightning")
+def test_wrong_types(given, says):
+    with pytest.raises(InputError, match=says):
+        lightning.SpectrumCallback(**given)
 
 
 @pytest.mark.skipif(bool(PACKAGES), reason="lightning is installed")

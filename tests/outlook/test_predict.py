@@ -52,6 +52,22 @@ def test_what_it_shows(pairs, tmp_path):
         outlook.draw(tmp_path / "out.txt")
 
 
+def test_without_a_dimension_there_are_as_many_as_the_data_have(pairs):
+    assert len(sw.predict(pairs.x_a, pairs.x_b, d=None).gamma) == 10
+    few = sw.predict(pairs.x_a[:3], pairs.x_b[:3], d=None)
+    gamma = sw.Correlation.from_pairs(pairs.x_a[:3], pairs.x_b[:3]).eigenvalues
+    assert len(few.gamma) == (gamma > 1e-9 * gamma[0]).sum() < 10
+    narrow = sw.predict(pairs.x_a[:, :4], pairs.x_b[:, :4], d=None)
+    assert len(narrow.gamma) == 4
+
+
+def test_it_says_that_the_model_is_linear(pairs):
+    outlook = sw.predict(pairs.x_a, pairs.x_b, d=2)
+    assert "linear model" in outlook.table().title
+    assert "for a linear model, f(x) = W x" in outlook.text()
+    assert outlook.summary()["model"] == "linear"
+
+
 def test_bad_input(pairs):
     with pytest.raises(InputError, match="d must be at most 12"):
         sw.predict(pairs.x_a, pairs.x_b, d=13)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from stairwise.checks import InputError
 from stairwise.monitor.spectrum import SpectrumMonitor
+from stairwise.report.live import live_page
 from stairwise.report.run_page import run_page
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.log import MetricsLog
@@ -144,6 +146,29 @@ def test_command_line(run):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "dimensions learned" in json.loads(done.stdout)["says"]
     assert "Steps to come" in (run / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("finite", [0, 1])
+def test_a_run_that_was_not_finite_from_its_start(tmp_path, finite):
+    """The page says so instead of waiting for records; also as a command, and live."""
+    watch = SpectrumMonitor().attach(log=tmp_path, every=2)
+    z = torch.randn(16, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(8):
+            watch.update(z, z if i < 2 * finite else z * float("nan"))
+        watch.close()
+    page = run_page(tmp_path)
+    assert page.lead.startswith("Diverged: embeddings, loss or gradient are not finite.")
+    assert f"The first such batch was number {2 * finite + 1}; " in page.lead
+    assert page.facts["records"] == f"{finite or 'none'} of 4 records has a spectrum"
+    command = [sys.executable, "-m", "stairwise", "report", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Diverged")
+    assert "Diverged" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    server = live_page(tmp_path)
+    assert server.current()[1].lead == page.lead
+    server.server_close()
 
 
 def test_bad_runs(tmp_path, run):

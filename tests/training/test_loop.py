@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from stairwise.checks import InputError, RunWarning
 from stairwise.data.images import load
 from stairwise.distributed import choose_device
 from stairwise.nets.encoder import build_encoder, build_network
+from stairwise.report.run_page import run_page
 from stairwise.runs.log import MetricsLog, read_log
 from stairwise.runs.reader import Run
 from stairwise.runs.record import CLOCKS, Record
@@ -475,8 +477,16 @@ def test_divergence_names_the_step_and_keeps_the_checkpoint(tmp_path):
 
 
 def test_divergence_before_any_checkpoint(tmp_path):
-    with pytest.raises(Diverged, match="no checkpoint was written"):
-        sw.train(replace(TINY, loss="vicreg", lr=1e20), tmp_path)
+    recipe = replace(TINY, loss="vicreg", lr=1e20)
+    with pytest.raises(Diverged, match="no checkpoint was written") as said:
+        sw.train(recipe, tmp_path)
+    step = re.search(r"first not finite at step (\d+)", str(said.value))[1]
+    assert f"The first such batch was number {step}; " in run_page(tmp_path).lead  # the page says what the error said
+    before = metrics(tmp_path)
+    assert before[-1]["first_skipped"] == int(step)
+    with pytest.raises(Diverged):
+        sw.train(recipe, tmp_path)
+    assert metrics(tmp_path) == before  # begun anew
 
 
 @pytest.mark.parametrize(
