@@ -22,6 +22,7 @@ BENT = 0.3  # if the last record is this far above the line, the rise accelerate
 RANGE = 10.0  # a step multiplies its eigenvalue by at least this factor,
 GROWN = 0.02  # ends at no less than this share of the highest plateau,
 SATURATED = 2.0  # and is followed by at least this many rise times on the plateau
+BLOCK = 64  # modes at a time, so that their curves stay in the processor's cache
 APART = 3.0  # steps closer than this many rise times are one event
 
 
@@ -169,7 +170,9 @@ def _ended_rises(t: Floats, spectra: Floats) -> tuple[NDArray[np.int64], Floats,
     modes = np.flatnonzero((highest > 0) & deep & risen.any(axis=1))
     cross = np.argmax(risen[modes], axis=1)  # first record above one half
     levels = _levels(spectra, own[modes], high[modes])
-    times, rates = _lines(t, curves[modes] / levels[:, None], cross)
+    blocks = [slice(i, i + BLOCK) for i in range(0, max(len(modes), 1), BLOCK)]
+    lines = [_lines(t, curves[modes[b]] / levels[b, None], cross[b]) for b in blocks]
+    times, rates = (np.concatenate(parts) for parts in zip(*lines, strict=True))
     with np.errstate(invalid="ignore"):  # NaN where there is no line
         ended = rates * (t[-1] - times) > SATURATED
     return modes[ended], times[ended], rates[ended], levels[ended]
@@ -188,7 +191,9 @@ def _levels(spectra: Floats, own: Floats, high: NDArray[np.bool_]) -> Floats:
     With few samples, eigenvalues repel each other (equal ones are measured as far apart as 0.5 and 1.5), but their sum
     is unbiased. The plateau is therefore the mean of all eigenvalues within a factor of four of `own`.
     """
-    rising = np.sort(spectra, axis=1)
+    rising = spectra[:, ::-1]
+    if (np.diff(rising, axis=1) < 0).any():
+        rising = np.sort(spectra, axis=1)
     sums = np.concatenate([np.zeros((len(spectra), 1)), np.cumsum(rising, axis=1)], axis=1)
     bounds = np.stack([np.nextafter(own / 4, np.inf), own * 4])
     ends = np.zeros((len(spectra), *bounds.shape), np.int64)
