@@ -101,6 +101,16 @@ def test_forecasts_of_each_loss_meet_the_goal(loss):
     assert f"| {row} |" in (RESULTS.parent / "staircase.md").read_text(encoding="utf-8")
 
 
+def test_forecasts_from_the_covariance_are_worse():
+    """As the page says."""
+    stored = load_arrays(RESULTS / "fig1cd.npz")
+    runs = (stored[f"{kind}covariance.every"].astype(float) for kind in ("", "fast "))
+    scores = [forecasts_of(every[:, 0], every[:, 1:]) for every in runs]
+    errors, inside = (np.concatenate(parts) for parts in zip(*scores, strict=True))
+    found = f"the median error is {100 * np.median(errors):.0f} %, and the intervals hold {100 * np.mean(inside):.0f} %"
+    assert found in PAGE
+
+
 @pytest.mark.parametrize("name", stored_names(RESULTS))
 def test_stored_claims_hold_and_figures_are_drawn_again(name, tmp_path):
     result = from_stored(name, tmp_path, RESULTS)
