@@ -37,8 +37,8 @@ def advise(
         >>> lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.9])))
         >>> print(*advise(t, lam), sep="\\n")
         1 of 3 dimensions learned.
-        This plateau is normal: dimension 2 is growing and is expected at t = 1.72 (80 %: 1.7 to 1.75).
-        All 3 dimensions are expected by t = 1.92.
+        This plateau is normal: dimension 2 is growing and is expected at t = 1.7 (80 %: 1.64 to 1.81).
+        All 3 dimensions are expected by t = 1.87.
     """
     times, spectra = records(t, lam)
     if spectra[-1, 0] <= COLLAPSED * max(spectra[:, 0].max(), 0.0) or (spread is not None and spread <= NOTHING):

@@ -1,34 +1,63 @@
-r"""Forecast steps: fit the logistic law, with the acceleration seen in networks, to modes that are still growing.
+r"""Forecast steps: ask two experts how long a growing mode still needs, and trust each as far as this run bears it out.
 
-In the linear model the log-odds y = log(λ/(p − λ)) of a growing mode are a straight line, y' = 8γ (`theory.modes`; p is
-the plateau of grown modes). In deep networks features align while a mode grows, so its rate rises. We fit
-y' = r e^{κ y}: κ = 0 is the linear law, and for any κ, e^{−κy} is a straight line in t. κ is estimated from the run's
-earlier steps and from the mode's own records, and the interval averages over its remaining uncertainty. The interval is
-then widened by the law's errors on past steps: each is forecast from the time when it reached a hundredth of its
-plateau, and compared with what happened.
+The experts (`staircase.experts`) answer with the logarithm E of the time left: *past* with the time that earlier modes
+took from the same share of the plateau, *own* with a law fitted to the mode's own records. Both are asked again about
+the steps that the run has already taken. From its n errors an expert gets a bias b and a spread s, shrunk to what was
+found in other runs (β and σ, worth n_b and n_s errors):
+
+    b = (n_b β + Σ err)/(n_b + n),      s² = (n_s σ² + Σ(err − b)²)/(n_s + n),
+    log D = Σ_e w_e (E_e + b_e),        w_e ∝ s_e⁻⁴,
+    sd² = (w₁s₁)² + (w₂s₂)² + w₁w₂s₁s₂ + (δ/D)²:
+
+errors of the two experts have correlation ½, and a step can be placed to δ only, half a rise time and half the spacing
+of records (so D is replaced by (D² + δ²)^½). The forecasts made in this way of past steps, in turn, give a factor for
+sd: the root mean square of error/sd, shrunk to 1. The interval is ±z sd around log D.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, number, times
-from stairwise.staircase.steps import Steps, detect_steps, records
+from stairwise.staircase.experts import (
+    MOMENTS,
+    Questions,
+    Rises,
+    asked_again,
+    log_odds,
+    own_expert,
+    past_expert,
+    past_rises,
+)
+from stairwise.staircase.steps import FEWEST, Steps, detect_steps, records
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 
-FOLDS = 5.0  # the law is fitted to the most recent growth by a factor of e^5,
-FEWEST = 6  # and to at least this many records
-KAPPAS = np.linspace(-0.3, 0.9, 61)
-PRIOR = 0.07  # standard deviation of κ around 0 before the first step
-LEVEL_NOISE = 0.15  # uncertainty of log p, and bias of spectra from few samples
-SIGNIFICANT = 3.0  # a mode grows if its slope exceeds this many standard errors
+BLUR = 0.5  # rise times, and spacings of records, to which a step can be placed
+WORTH = 2.0  # the factor for sd starts as 1, worth so many past steps
 HORIZON = 10.0  # no forecast further ahead than this multiple of the time so far
-EARLY = 0.01  # share of the plateau at which past steps are forecast again, to measure the error
-NEEDED, RECENT = 2, 10  # least and greatest number of past steps used for that
-NORMAL = scipy.stats.norm.ppf((np.arange(15) + 0.5) / 15)
+SOON = 0.5  # a step is soon if its interval ends within this multiple of the time so far
+CHECKED, NEEDED = 5, 2  # past steps in `missed`, and the fewest for a sentence about them
+COUNTS = ("no", "one", "two", "three", "four", "five")
+
+
+class Trust(NamedTuple):
+    """An expert before the first step: bias and spread at each of `MOMENTS`, and how many errors they are worth."""
+
+    bias: tuple[float, float]
+    bias_worth: float
+    spread: tuple[float, float]
+    spread_worth: float
+
+
+PAST = Trust(bias=(0.5, 0.2), bias_worth=6, spread=(1.0, 0.5), spread_worth=1)
+OWN = Trust(bias=(0.0, 0.0), bias_worth=3, spread=(1.28, 0.64), spread_worth=0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +69,14 @@ class Forecast:
         times: expected times of their steps, (K,).
         low, high: ends of the interval that holds the step with probability `coverage`, (K,).
         rates: current slopes of the log-odds, 8γ in the linear model, (K,).
+        odds: log-odds log(λ/(p − λ)) at the last record, below 0, (K,).
         level: p, the plateau of grown modes.
         now: time of the last record.
+        since: time of the first record.
         done: steps that have been taken.
         arriving: number of modes that are above half of the plateau but have not settled there.
         dimensions: d.
+        coverage: probability of the intervals.
     """
 
     modes: NDArray[np.int64]
@@ -52,17 +84,70 @@ class Forecast:
     low: Floats
     high: Floats
     rates: Floats
+    odds: Floats
     level: float
     now: float
+    since: float
     done: Steps
     arriving: int
     dimensions: int
     coverage: float
+    _records: tuple[Floats, Floats, float | None] = field(repr=False)
+
+    @property
+    def nearness(self) -> list[str]:
+        """For every mode "next", "soon" or "far off".
+
+        Next is the first that is expected. Soon are those whose interval ends within half the time that the run has
+        lasted. All others are far off.
+        """
+        soon = self.high <= self.now + SOON * (self.now - self.since)
+        words = ["soon" if one else "far off" for one in soon]
+        if words:
+            words[int(np.argmin(self.times))] = "next"
+        return words
+
+    @cached_property
+    def missed(self) -> Floats:
+        """Relative errors of forecasts of the last steps, at most five, in order of time; infinite if not foreseen.
+
+        Each was forecast from the records up to the one at which the mode had reached a hundredth of its plateau, and
+        from no others. The error is divided by the time that was left. Computed when asked for: it costs as much as
+        five forecasts.
+        """
+        t, spectra, level = self._records
+        rises = past_rises(t, spectra, self.done, self.modes[:0], self.level)
+        asked, left = asked_again(t, rises, MOMENTS[-1])
+        able = np.flatnonzero((left > 0) & (asked.ends >= FEWEST))[-CHECKED:]
+        return np.array(
+            [
+                _miss(forecast_steps(t[:end], spectra[:end], level=level), mode, time)
+                for end, mode, time in zip(asked.ends[able], rises.modes[able], rises.times[able], strict=True)
+            ]
+        )
+
+    @property
+    def typical_miss(self) -> float | None:
+        """Median of `missed`; None if fewer than two steps could be checked."""
+        return float(np.median(self.missed)) if len(self.missed) >= NEEDED else None
+
+    @property
+    def track_record(self) -> str:
+        """How far off the last steps would have been forecast, as a sentence; empty if fewer than two were checked."""
+        if self.typical_miss is None:
+            return ""
+        last = f"the last {COUNTS[len(self.missed)]} steps"
+        if np.isinf(self.typical_miss):
+            return f"Most of {last} were not foreseen."
+        return f"T{last[1:]} were forecast {100 * self.typical_miss:.0f} % off."
 
     def eigenvalues(self, t: ArrayLike) -> Floats:
-        """Expected eigenvalues of the growing modes at times t, (…, K): logistic curves around their steps."""
-        moments = times(t, "t")[..., None]
-        return self.level / (1 + np.exp(-np.clip(self.rates * (moments - self.times), -700, 700)))
+        """Expected eigenvalues of the growing modes at times t, (…, K).
+
+        Logistic curves: they pass through the last record, and half of the plateau at the expected step.
+        """
+        done = (times(t, "t")[..., None] - self.now) / (self.times - self.now)
+        return self.level / (1 + np.exp(np.clip(self.odds * (done - 1), -700, 700)))
 
     def loss(self, t: ArrayLike) -> Floats:
         """Expected loss at times t in units of one step, Σ (1 − λ/p)²: the dimensions not yet learned, (…)."""
@@ -99,146 +184,120 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
     if not 0 < number(coverage, "coverage") < 1:
         raise InputError("coverage", "must lie strictly between 0 and 1", coverage)
     done = detect_steps(moments, spectra)
-    if len(done):
-        level = float(np.median(done.levels))
-    elif level is None:
-        no, d = np.zeros(0), spectra.shape[1]
-        return Forecast(np.zeros(0, np.int64), no, no, no, no, np.nan, float(moments[-1]), done, 0, d, coverage)
-    prior = _acceleration(moments, spectra, done)
-    left = [j for j in range(spectra.shape[1]) if j not in done.modes]
-    low = [j for j in left if spectra[-1, j] < level / 2]
-    fits = [(j, _fit(moments, spectra[:, j] / level, len(moments), prior)) for j in low]
-    rows = [(j, *fit.outlook(moments[-1], coverage)) for j, fit in fits if fit is not None]
-    end = moments[-1] + HORIZON * (moments[-1] - moments[0])
-    columns = np.array([row for row in rows if row[1] < end], dtype=np.float64).reshape(-1, 5)
-    missed = _typical_error(moments, spectra, done, prior, coverage)
-    ahead = columns[:, 1] - moments[-1]
-    columns[:, 2] = np.minimum(columns[:, 2], moments[-1] + ahead * np.exp(-missed))
-    columns[:, 3] = np.maximum(columns[:, 3], moments[-1] + ahead * np.exp(missed))
-    # eigenvalues are sorted, so a mode takes its step no later than the next mode
-    columns[:, 1:4] = np.minimum.accumulate(columns[::-1, 1:4], axis=0)[::-1]
+    given, level = level, float(np.median(done.levels)) if len(done) else np.nan if level is None else level
+    left = np.setdiff1d(np.arange(spectra.shape[1]), done.modes)
+    growing, arriving = left[spectra[-1, left] < level / 2], left[spectra[-1, left] >= level / 2]
+    rises = past_rises(moments, spectra, done, arriving, level)
+    now = Questions(spectra[:, growing].T / level, np.full(len(growing), len(moments)))
+    outlook = _outlook(moments, rises, now, np.median(done.rise_times) if len(done) else np.inf)
+    end, lasted = float(moments[-1]), float(moments[-1] - moments[0])
+    near = outlook.logs < np.log(HORIZON * lasted)  # not where it is NaN
+    outlook = Outlook(*(v[near] for v in outlook))
+    reach = NormalDist().inv_cdf((1 + coverage) / 2) * outlook.sd
+    ahead = end + np.exp([outlook.logs, outlook.logs - reach, outlook.logs + reach])
+    # eigenvalues are sorted, so a mode takes its step no earlier than the one before
+    expected, low, high = np.maximum.accumulate(ahead, axis=1)
     return Forecast(
-        columns[:, 0].astype(np.int64),
-        columns[:, 1],
-        columns[:, 2],
-        columns[:, 3],
-        columns[:, 4],
+        growing[near],
+        expected,
+        low,
+        high,
+        outlook.rates,
+        outlook.odds,
         level,
-        float(moments[-1]),
+        end,
+        float(moments[0]),
         done,
-        len(left) - len(low),
+        len(arriving),
         spectra.shape[1],
         coverage,
+        (moments, spectra, given),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Fit:
-    """For every κ: its weight, the time of the step, the standard error of that time, and the current rate."""
+def _miss(ahead: Forecast, mode: int, time: float) -> float:
+    """Error of the forecast of one mode relative to the time that was left."""
+    which = np.flatnonzero(ahead.modes == mode)
+    return float(abs(ahead.times[which[0]] - time) / (time - ahead.now)) if len(which) else np.inf
 
-    weights: Floats
-    times: Floats
-    errors: Floats
+
+class Outlook(NamedTuple):
+    """Answers to questions: log of the time left, its standard deviation, current rate and log-odds, each (Q,)."""
+
+    logs: Floats
+    sd: Floats
     rates: Floats
-
-    @property
-    def kappa(self) -> float:
-        return float((self.weights * KAPPAS).sum())
-
-    def outlook(self, now: float, coverage: float) -> tuple[float, float, float, float]:
-        """Median, lower and upper end of the time of the step, and the current rate."""
-        likely = self.weights > 1e-6
-        draws = (self.times[likely, None] + self.errors[likely, None] * NORMAL).ravel()
-        order = np.argsort(draws)
-        share = np.cumsum(np.repeat(self.weights[likely], len(NORMAL))[order]) / len(NORMAL)
-        low, middle, high = np.interp([(1 - coverage) / 2, 0.5, (1 + coverage) / 2], share, draws[order])
-        return max(middle, now), max(low, now), max(high, now), float((self.weights * self.rates).sum())
+    odds: Floats
 
 
-def _acceleration(t: Floats, spectra: Floats, done: Steps) -> tuple[float, float]:
-    """Median and standard deviation of κ over the steps that have been taken."""
-    kappas = []
-    for time, mode, level in zip(done.times, done.modes, done.levels, strict=True):
-        fit = _fit(t, spectra[:, mode] / level, int(np.searchsorted(t, time)), (0.0, 0.5))
-        if fit is not None:
-            kappas.append(fit.kappa)
-    if len(kappas) < 2:
-        return 0.0, PRIOR
-    recent = np.array(kappas[-6:])
-    return float(np.median(recent)), float(np.clip(recent.std(), 0.03, 0.3))
+def _outlook(t: Floats, rises: Rises, now: Questions, rise_time: float | np.floating) -> Outlook:
+    """The outlook of growing modes; NaN if there is none. `rise_time`: of the steps that were taken."""
+    again = [asked_again(t, rises, moment) for moment in MOMENTS]
+    asked = Questions.join([now, *(questions for questions, _ in again)])
+    true = np.log([left for _, left in again])  # (moments, n)
+    when = t[asked.ends - 1]
+    own, rates = own_expert(t, rises, asked)
+    odds = asked.odds(t, rates)
+    past = past_expert(t, rises, when, odds)
+    judge = Judge(rises.times <= when[:, None], _between_moments(odds), true)
+    logs, spread = _combined([judge.corrected(past, PAST), judge.corrected(own, OWN)])
+    logs = np.where(np.isfinite(own), logs, np.nan)  # a mode that does not grow has no outlook
+    blur = BLUR * np.hypot(when - t[asked.ends - 2], np.minimum(1 / rates, rise_time))
+    logs = np.log(np.hypot(np.exp(logs), blur))
+    sd = np.hypot(spread, blur * np.exp(-logs))
+    sd *= judge.factor(logs, sd)
+    first = len(now.ends)
+    return Outlook(logs[:first], sd[:first], rates[:first], odds[:first])
 
 
-def _typical_error(t: Floats, spectra: Floats, done: Steps, prior: tuple[float, float], coverage: float) -> float:
-    """The `coverage` quantile of |log(true / forecast remaining time)| over the run's past steps; 0 if too few."""
-    missed = []
-    for time, mode, level in zip(done.times, done.modes, done.levels, strict=True):
-        low = np.flatnonzero((spectra[:, mode] < EARLY * level) & (t < time))
-        end = int(low[-1]) + 2 if len(low) else len(t)  # including the first record above
-        if end >= len(t) or t[end - 1] >= time:
-            continue
-        fit = _fit(t, spectra[:, mode] / level, end, prior)
-        if fit is not None:
-            left = time - t[end - 1]
-            forecast = fit.outlook(t[end - 1], coverage)[0] - t[end - 1]
-            missed.append(abs(np.log(left / max(forecast, 1e-3 * left))))
-    recent = missed[-RECENT:]
-    if len(recent) < NEEDED:
-        return 0.0
-    return float(np.quantile(recent, min(1.0, coverage * (len(recent) + 1) / len(recent))))
+class Judge(NamedTuple):
+    """Judges experts by their errors on past steps.
 
-
-def _fit(t: Floats, share: Floats, end: int, prior: tuple[float, float]) -> _Fit | None:
-    """Fit the law to the records of one mode before record `end`; None if it does not grow."""
-    recent = np.median(share[max(0, end - 3) : end]) if end else 0.0
-    if recent <= 0:
-        return None
-    first = max(0, end - FEWEST)
-    while first > 0 and share[first - 1] > recent * np.exp(-FOLDS):
-        first -= 1
-    chosen = np.arange(first, end)
-    chosen = chosen[(share[chosen] > 0) & (share[chosen] < 0.5)]
-    if len(chosen) < FEWEST:
-        return None
-    x, y = t[chosen], np.log(share[chosen] / (1 - share[chosen]))
-    squares, at, errors, rates = _lines(x, y)
-    scatter2 = squares.min() / (len(x) - 3)
-    if not np.isfinite(scatter2) or not _grows(x, y, scatter2):
-        return None
-    # data that follow the law exactly have no scatter
-    cost = squares / max(scatter2, 1e-12) + ((KAPPAS - prior[0]) / prior[1]) ** 2
-    weights = np.exp(-0.5 * (cost - cost.min()))
-    weights /= weights.sum()
-    return _Fit(weights, at, np.sqrt(scatter2 * errors**2 + (LEVEL_NOISE / rates) ** 2), rates)
-
-
-def _grows(x: Floats, y: Floats, scatter2: float) -> bool:
-    spread = ((x - x.mean()) ** 2).sum()
-    slope = ((x - x.mean()) * y).sum() / spread
-    return bool(slope > SIGNIFICANT * np.sqrt(scatter2 / spread))
-
-
-def _lines(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """For every κ: sum of squares in y, time at which y = 0, its error per unit of scatter, rate at the last record.
-
-    u = (e^{−κ(y − y_last)} − 1)/κ (which is y_last − y for κ = 0) is a straight line of slope −rate in t.
+    Attributes:
+        known: which of n past steps had been taken when each of Q questions is asked, (Q, n).
+        between: weights of the moments for every question, (Q, moments).
+        true: log of the time that was left, (moments, n); NaN if not asked.
     """
-    k = KAPPAS[:, None]
-    straight = np.abs(k) < 1e-9
-    safe = np.where(straight, 1.0, k)
-    u = np.where(straight, y[-1] - y, np.expm1(-safe * (y - y[-1])) / safe)
-    weights = 1 / (1 + k * u) ** 2  # for equal noise in y
-    total = weights.sum(axis=1, keepdims=True)
-    mean_x, mean_u = ((weights * v).sum(axis=1, keepdims=True) / total for v in (x, u))
-    spread = (weights * (x - mean_x) ** 2).sum(axis=1, keepdims=True)
-    slope = (weights * (x - mean_x) * (u - mean_u)).sum(axis=1, keepdims=True) / spread
-    line = mean_u + slope * (x - mean_x)
-    inner = 1 + k * line
-    possible = (slope < 0) & (inner.min(axis=1, keepdims=True) > 0)
-    slope = np.where(possible, slope, -1.0)
-    fitted = y[-1] - np.where(straight, line, np.log(np.where(inner > 0, inner, 1.0)) / safe)
-    goal = np.where(straight, y[-1], np.expm1(safe * y[-1]) / safe)  # u where y = 0
-    at = mean_x + (goal - mean_u) / slope
-    errors = np.sqrt(1 / total + (at - mean_x) ** 2 / spread) / -slope
-    rates = -slope / np.where(possible, inner[:, -1:], 1.0)
-    squares = np.where(possible[:, 0], ((fitted - y) ** 2).sum(axis=1), np.inf)
-    return squares, at[:, 0], errors[:, 0], rates[:, 0]
+
+    known: Bools
+    between: Floats
+    true: Floats
+
+    def past(self, answers: Floats) -> Floats:
+        """Those of the answers (Q,) that concern past steps, (moments, n); they come last."""
+        return answers[len(answers) - self.true.size :].reshape(self.true.shape)
+
+    def corrected(self, logs: Floats, trust: Trust) -> tuple[Floats, Floats]:
+        """The expert's answers less its bias, and its spread, (Q,)."""
+        use, errors = self._errors(logs)
+        count = use.sum(axis=2)
+        bias = (trust.bias_worth * np.array(trust.bias) + (use * errors).sum(axis=2)) / (trust.bias_worth + count)
+        squares = (use * (errors - bias[..., None]) ** 2).sum(axis=2)
+        spread2 = (trust.spread_worth * np.square(trust.spread) + squares) / (trust.spread_worth + count)
+        return logs + (self.between * bias).sum(axis=1), np.sqrt((self.between * spread2).sum(axis=1))
+
+    def factor(self, logs: Floats, sd: Floats) -> Floats:
+        """By how much errors of forecasts exceeded their standard deviations, (Q,)."""
+        use, errors = self._errors(logs)
+        squares = (use * np.nan_to_num(errors / self.past(sd)) ** 2).sum(axis=2)
+        return np.sqrt((self.between * (WORTH + squares) / (WORTH + use.sum(axis=2))).sum(axis=1))
+
+    def _errors(self, logs: Floats) -> tuple[Bools, Floats]:
+        """Errors at past steps, 0 where there is no answer, (moments, n), and which count, (Q, moments, n)."""
+        errors = self.true - self.past(logs)
+        return self.known[:, None] & np.isfinite(errors), np.nan_to_num(errors)
+
+
+def _between_moments(odds: Floats) -> Floats:
+    """Weights with which log-odds (Q,) are interpolated between the moments, (Q, moments)."""
+    return np.array([np.interp(odds, log_odds(MOMENTS), one) for one in np.eye(len(MOMENTS))]).T
+
+
+def _combined(answers: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Combine two experts' answers and spreads, weighted by s⁻⁴; errors have correlation ½."""
+    logs, spreads = np.array(answers).transpose(1, 0, 2)
+    weights = np.where(np.isfinite(logs), spreads**-4.0, 0.0)
+    weights /= np.maximum(weights.sum(axis=0), 1e-300)
+    shares = weights * spreads
+    mean = np.where(weights.any(axis=0), (weights * np.nan_to_num(logs)).sum(axis=0), np.nan)
+    return mean, np.sqrt((shares**2).sum(axis=0) + shares.prod(axis=0))

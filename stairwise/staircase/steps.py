@@ -6,6 +6,7 @@ line, and its rise time is the inverse of the slope.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,24 +22,8 @@ BENT = 0.3  # if the last record is this far above the line, the rise accelerate
 RANGE = 10.0  # a step multiplies its eigenvalue by at least this factor,
 GROWN = 0.02  # ends at no less than this share of the highest plateau,
 SATURATED = 2.0  # and is followed by at least this many rise times on the plateau
+BLOCK = 64  # modes at a time, so that their curves stay in the processor's cache
 APART = 3.0  # steps closer than this many rise times are one event
-
-
-@dataclass(frozen=True)
-class _Rise:
-    """The rise of one mode.
-
-    Attributes:
-        time: when it reaches half of its plateau.
-        rate: slope of the log-odds, 8γ.
-        level: the plateau.
-        ended: whether it has reached the plateau.
-    """
-
-    time: float
-    rate: float
-    level: float
-    ended: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +69,13 @@ def detect_steps(t: ArrayLike, lam: ArrayLike) -> Steps:
         (array([1.73, 3.45]), array([0, 1]), array([0.125, 0.25 ]))
     """
     times, spectra = records(t, lam)
-    ended = [(rise, j) for j in range(spectra.shape[1]) if (rise := _find_rise(times, spectra, j)) and rise.ended]
-    highest = max((rise.level for rise, _ in ended), default=0.0)
-    steps = sorted((pair for pair in ended if pair[0].level >= GROWN * highest), key=lambda pair: pair[0].time)
-    at = np.array([rise.time for rise, _ in steps])
-    rise_times = np.array([1 / rise.rate for rise, _ in steps])
+    modes, at, rates, levels = _ended_rises(times, spectra)
+    order = np.argsort(at, kind="stable")
+    order = order[levels[order] >= GROWN * levels.max(initial=0.0)]
+    at, rise_times = at[order], 1 / rates[order]
     near = np.diff(at) < APART * np.maximum(rise_times[1:], rise_times[:-1])
-    events = np.concatenate([[0], np.cumsum(~near)]) if steps else np.zeros(0)
-    modes, levels = np.array([j for _, j in steps], dtype=np.int64), np.array([rise.level for rise, _ in steps])
-    return Steps(at, modes, rise_times, levels, events.astype(np.int64))
+    events = np.concatenate([[0], np.cumsum(~near)]) if len(at) else np.zeros(0)
+    return Steps(at, modes[order], rise_times, levels[order], events.astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -161,68 +144,109 @@ def records(t: ArrayLike, lam: ArrayLike) -> tuple[Floats, Floats]:
     return times, spectra
 
 
-def _find_rise(t: Floats, spectra: Floats, mode: int) -> _Rise | None:
-    """The last rise of one eigenvalue by at least a factor of ten, ended or not; None if there is none."""
-    curve = spectra[:, mode]
-    smooth = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(curve, 1, mode="edge"), 3), axis=1)
-    high = curve >= smooth.max() / 2
-    if smooth.max() <= 0:
-        return None
-    own = float(np.median(curve[high]))
-    low = np.flatnonzero(smooth < own / 4)
-    if len(low) == 0 or smooth[low].min() > own / RANGE:
-        return None
-    risen = low[-1] + 1 + np.flatnonzero(smooth[low[-1] + 1 :] >= own / 2)
-    cross = int(risen[0]) if len(risen) else len(t)  # first record above one half
-    level = _level(spectra, own, high)
-    line = _line(t, curve / level, cross)
-    if line is None:
-        return None
-    time, rate = line
-    return _Rise(time, rate, level, bool(len(risen) and rate * (t[-1] - time) > SATURATED))
+def running_median(curves: Floats) -> Floats:
+    """Median of three neighbouring records, over the last axis; the first and the last record keep their value."""
+    before, after = (
+        np.concatenate(two, axis=-1)
+        for two in ((curves[..., :1], curves[..., :-1]), (curves[..., 1:], curves[..., -1:]))
+    )
+    return np.maximum(np.minimum(before, after), np.minimum(np.maximum(before, after), curves))
 
 
-def _level(spectra: Floats, own: float, high: NDArray[np.bool_]) -> float:
-    """The plateau of a mode measured at `own`, from the records at which it is high.
+def _ended_rises(t: Floats, spectra: Floats) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
+    """Modes whose last rise by at least a factor of ten has ended: indices, times at half, rates and levels.
+
+    The rate is the slope of the log-odds, 8γ.
+    """
+    curves = np.ascontiguousarray(spectra.T)  # modes are rows from here on
+    smooth = running_median(curves)
+    highest = smooth.max(axis=1)
+    high = curves >= highest[:, None] / 2
+    own = _medians(curves, high)
+    low = smooth < own[:, None] / 4
+    last_low = len(t) - 1 - np.argmax(low[:, ::-1], axis=1)
+    risen = (smooth >= own[:, None] / 2) & (np.arange(len(t)) > last_low[:, None])
+    deep = low.any(axis=1) & (smooth.min(axis=1) <= own / RANGE)
+    modes = np.flatnonzero((highest > 0) & deep & risen.any(axis=1))
+    cross = np.argmax(risen[modes], axis=1)  # first record above one half
+    levels = _levels(spectra, own[modes], high[modes])
+    blocks = [slice(i, i + BLOCK) for i in range(0, max(len(modes), 1), BLOCK)]
+    lines = [_lines(t, curves[modes[b]] / levels[b, None], cross[b]) for b in blocks]
+    times, rates = (np.concatenate(parts) for parts in zip(*lines, strict=True))
+    with np.errstate(invalid="ignore"):  # NaN where there is no line
+        ended = rates * (t[-1] - times) > SATURATED
+    return modes[ended], times[ended], rates[ended], levels[ended]
+
+
+def _medians(values: Floats, chosen: NDArray[np.bool_]) -> Floats:
+    """Median of the chosen entries of every row; at least one must be chosen."""
+    ordered = np.sort(np.where(chosen, values, np.inf), axis=1)
+    count, row = chosen.sum(axis=1), np.arange(len(values))
+    return np.asarray((ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2)
+
+
+def _levels(spectra: Floats, own: Floats, high: NDArray[np.bool_]) -> Floats:
+    """The plateaus of modes measured at `own`, (K,), from the records at which they are high, (K, T).
 
     With few samples, eigenvalues repel each other (equal ones are measured as far apart as 0.5 and 1.5), but their sum
     is unbiased. The plateau is therefore the mean of all eigenvalues within a factor of four of `own`.
     """
-    near = (spectra[high] > own / 4) & (spectra[high] < own * 4)
-    near[~near.any(axis=1)] = True  # keeps the mean defined; never the median record
-    grown = np.where(near, spectra[high], np.nan)
-    return float(np.median(np.nanmean(grown, axis=1)))
+    rising = spectra[:, ::-1]
+    if (np.diff(rising, axis=1) < 0).any():
+        rising = np.sort(spectra, axis=1)
+    sums = np.concatenate([np.zeros((len(spectra), 1)), np.cumsum(rising, axis=1)], axis=1)
+    bounds = np.stack([np.nextafter(own / 4, np.inf), own * 4])
+    ends = np.zeros((len(spectra), *bounds.shape), np.int64)
+    for i in np.flatnonzero(high.any(axis=0)):
+        ends[i] = np.searchsorted(rising[i], bounds)
+    first, end = ends.transpose(1, 2, 0)  # each (K, T)
+    none = end <= first  # then the mean of all, to keep it defined; never the median record
+    first, end = np.where(none, 0, first), np.where(none, spectra.shape[1], end)
+    record = np.arange(len(spectra))
+    means = (sums[record, end] - sums[record, first]) / (end - first)
+    return _medians(means, high)
 
 
-def _line(t: Floats, share: Floats, cross: int) -> tuple[float, float] | None:
-    """Zero and slope of a line through the log-odds before record `cross`, the first above one half."""
-    first = cross
-    while first > 0 and (share[first - 1] > LOW or first > cross - FEW):
-        first -= 1
-    chosen = np.arange(first, cross)
-    chosen = chosen[(share[chosen] < HIGH) & (share[chosen] > 0)]
-    if len(chosen) < 2:
-        chosen = np.arange(max(0, cross - 1), min(cross + 1, len(t)))
-    if len(chosen) < 2:
-        return None
-    line, late = _fit(t[chosen], share[chosen])
-    kept = len(chosen)
-    while late > BENT and kept > FEW:
-        kept -= 1
-        shorter, late = _fit(t[chosen[-kept:]], share[chosen[-kept:]])
-        line = shorter or line
-    if line is None or 2 * kept > len(chosen) or not 0 < cross < len(t):
-        return line
-    # not a straight line: keep the zero between the two records around one half
-    return float(np.clip(line[0], t[cross - 1], t[cross])), line[1]
+def _lines(t: Floats, share: Floats, cross: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Zeros and slopes of lines through the log-odds of modes (K, T) before their first record above one half, (K,).
 
-
-def _fit(t: Floats, share: Floats) -> tuple[tuple[float, float] | None, float]:
-    """Fit the log-odds by weighted least squares: zero and slope, and the last record's height above the line."""
+    Weighted least squares, for every first record at once by sums from the end. If the last record lies above the line,
+    the first records are dropped. NaN where there is no rising line.
+    """
+    at, row = np.arange(len(t)), np.arange(len(share))
+    chosen = _fitted_records(share, cross)
     p = np.clip(share, 1e-300, 0.98)
-    odds = np.log(p / (1 - p))
-    weights = (1 - p) ** 2  # the noise of λ is relative, and the log-odds amplify it by 1/(1 − p)
-    mean_t, mean_y = np.average(t, weights=weights), np.average(odds, weights=weights)
-    rate = np.average((t - mean_t) * (odds - mean_y), weights=weights) / np.average((t - mean_t) ** 2, weights=weights)
-    late = float(odds[-1] - mean_y - rate * (t[-1] - mean_t))
-    return (float(mean_t - mean_y / rate), float(rate)) if rate > 0 else None, late
+    y = np.log(p / (1 - p))
+    weights = chosen * (1 - p) ** 2  # the noise of λ is relative, and the log-odds amplify it by 1/(1 − p)
+    x = t - t[cross][:, None]
+    kept, total, *sums = (
+        _from_the_end(v) for v in (chosen, weights, weights * x, weights * y, weights * x * x, weights * x * y)
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):  # after the last chosen record
+        mean_x, mean_y, mean_xx, mean_xy = (v / total for v in sums)
+        rates = (mean_xy - mean_x * mean_y) / (mean_xx - mean_x**2)
+        zeros = t[cross][:, None] + mean_x - mean_y / rates
+        last = at[-1] - np.argmax(chosen[:, ::-1], axis=1)
+        above = y[row, last][:, None] - mean_y - rates * (x[row, last][:, None] - mean_x)
+        stop = np.argmax(chosen & ((above <= BENT) | (kept <= FEW)), axis=1)
+        first = np.maximum.accumulate(np.where(chosen & (rates > 0), at, -1), axis=1)[row, stop]
+    found = (first >= 0) & (kept[:, 0] >= 2)
+    zeros, rates = (np.where(found, v[row, first], np.nan) for v in (zeros, rates))
+    # not a straight line: keep the zero between the two records around one half
+    bent = 2 * kept[row, stop] <= kept[:, 0]
+    return np.where(bent, np.clip(zeros, t[cross - 1], t[cross]), zeros), rates
+
+
+def _fitted_records(share: Floats, cross: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The records to which lines are fitted, (K, T)."""
+    at, end = np.arange(share.shape[1]), cross[:, None]
+    before = (share <= LOW) & (at < end - FEW)
+    first = np.where(before.any(axis=1), share.shape[1] - np.argmax(before[:, ::-1], axis=1), 0)
+    chosen = (at >= first[:, None]) & (at < end) & (share < HIGH) & (share > 0)
+    few = chosen.sum(axis=1, keepdims=True) < 2
+    return np.where(few, (at >= end - 1) & (at <= end), chosen)
+
+
+def _from_the_end(values: NDArray[Any]) -> Floats:
+    """Sums of every row from each record to the last."""
+    return np.cumsum(values[:, ::-1], axis=1, dtype=np.float64)[:, ::-1]
