@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, positive_int
 from stairwise.distributed import total, world
-from stairwise.monitor.decompose import ONES, Spectrum, decompose
+from stairwise.monitor.decompose import ONES, PAIRS, Spectrum, decompose
 
 if TYPE_CHECKING:
     from stairwise.monitor.hooks import Attachment
@@ -95,6 +95,7 @@ class SpectrumMonitor:
             finite = torch.isfinite(z.sum(dim=(1, 2)) if h is None else z.sum(dim=(1, 2)) + h.sum(dim=(1, 2)))
             self._count(finite)
             self._add("zz", z, finite, keep)
+            self._add_pairs(z[..., :-ONES], finite, keep)
             if h is not None:
                 self._add("hh", h, finite, keep)
             self.sample = torch.stack(waiting[-1][0][:SAMPLE].chunk(2, dim=1)).detach().float()
@@ -223,6 +224,17 @@ class SpectrumMonitor:
         rows = x.flatten(0, 1)
         self.sums[name].addmm_(rows.T, rows, beta=keep ** len(x))
 
+    def _add_pairs(self, z: Tensor, finite: Tensor, keep: float) -> None:
+        """sums["pairs"] ← keep · sums["pairs"] + the sums of each batch in turn, in the order of `decompose.PAIRS`."""
+        if "pairs" not in self.sums:
+            self.sums["pairs"] = z.new_zeros(len(PAIRS))
+        if self.sums["pairs"].device != z.device:
+            self.sums["pairs"] = self.sums["pairs"].to(z.device)
+        later = torch.arange(len(z) - 1, -1, -1, device=z.device, dtype=z.dtype)
+        weights = torch.where(finite, keep**later, 0.0)
+        found = torch.where(finite[:, None], _pair_sums(z), 0.0)
+        self.sums["pairs"].mul_(keep ** len(z)).add_(weights @ found)
+
     def _count(self, finite: Tensor) -> None:
         """Count batches and skipped batches, without waiting for the device."""
         if self.flaws is None:
@@ -243,6 +255,26 @@ def _joint_flaws(flaws: Tensor) -> Tensor:
     first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
     dist.all_reduce(first, dist.ReduceOp.MIN)
     return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
+
+
+def _pair_sums(z: Tensor) -> Tensor:
+    """Sums over the pairs of each batch (batches, rows, 2d), as `decompose.PAIRS` names them."""
+    squares, centred = z.square(), (z - z.mean(dim=1, keepdim=True)).square()
+    a, b = z.chunk(2, dim=2)
+    norms, lengths = (x.unflatten(2, (2, -1)).sum(dim=3) for x in (squares, centred))
+    count = torch.ones_like(norms[:, 0, 0])
+    return torch.stack(
+        [
+            count / world(),  # a batch is shared by all processes, whose sums are added later
+            count * z.shape[1],
+            norms.prod(dim=2).sum(dim=1),
+            (a * b).sum(dim=2).square().sum(dim=1),
+            torch.mul(*squares.chunk(2, dim=2)).sum(dim=(1, 2)),
+            lengths.square().sum(dim=(1, 2)) / 2,
+            centred.square().sum(dim=(1, 2)) / 2,
+        ],
+        dim=1,
+    )
 
 
 def _with_ones(batches: list[Tensor]) -> Tensor:

@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-SPECTRA = ("eigenvalues", "covariance", "normalized", "hidden", "held_eigenvalues", "held_covariance", "held_hidden")
+SPECTRA = (
+    "eigenvalues",
+    "covariance",
+    "normalized",
+    "hidden",
+    "held_eigenvalues",
+    "held_covariance",
+    "held_hidden",
+    "correlations",
+)
 CLOCKS = ("seconds", "views_per_second")  # the only values that differ between identical runs on a CPU
 LARGEST = 1e300  # larger numbers indicate a damaged file
 OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")  # losses that are functions of C
@@ -41,6 +50,10 @@ class Record:
         mean_square: ‖mean of z‖².
         leading: embeddings in their two leading modes, (2, pairs, 2); written to a separate file.
         skipped, first_skipped: number of batches left out so far because they were not finite, and the first of them.
+        correlations: of the two views, mode by mode, (d,).
+        batch: number of pairs per batch, over all processes.
+        scatter_diagonal, scatter_symmetric, scatter_plain, scatter_covariance: sampling noise times the batch, as in
+            `Spectrum`.
         checkpoint: file of the measured checkpoint.
         extra: other values by name: accuracies of probes, fields added by other programs.
     """
@@ -65,6 +78,12 @@ class Record:
     leading: Floats | None = None
     skipped: int = 0
     first_skipped: int = 0
+    correlations: Floats | None = None
+    batch: int | None = None
+    scatter_diagonal: float | None = None
+    scatter_symmetric: float | None = None
+    scatter_plain: float | None = None
+    scatter_covariance: float | None = None
     checkpoint: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -102,7 +121,7 @@ class Record:
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(Record) if f.name != "extra")
-WHOLE = ("step", "samples", "skipped", "first_skipped")
+WHOLE = ("step", "samples", "batch", "skipped", "first_skipped")
 NUMBERS = set(FIELDS) - {*SPECTRA, "checkpoint", "leading"}
 
 
