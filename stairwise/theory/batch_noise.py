@@ -88,7 +88,7 @@ def carried(
         batch: pairs per batch, over all processes.
         loss: "barlow_twins", "vicreg" or "simclr".
         d: dimension of the embedding, if there are more modes than that; None: the number of modes.
-        excess: sampling noise in multiples of that of Gaussian modes, as measured (`noise_ratio`); not for SimCLR.
+        excess: sampling noise in multiples of that of Gaussian modes, as measured; not for SimCLR.
         options: of the loss, with the defaults of `sw.losses`.
 
     Example:
