@@ -41,8 +41,9 @@ def noise_of(measured: Measured, loss: str, options: Mapping[str, Any] | None = 
         return None
     if loss == "barlow_twins":
         chosen = BARLOW_TWINS | dict(options or {})
-        if chosen["batch_norm"]:  # entries of C are correlations, each with a variance of about 1/N
-            return float(chosen["lambda_"] * d * (d - 1) / m.batch)
+        if chosen["batch_norm"]:  # entries c of C are correlations, with variance (1 − c²)²/N
+            shared = _shared(m)
+            return float((d * (1 - shared**2) ** 2 + chosen["lambda_"] * d * (d - 1)) / m.batch)
         others = m.scatter_symmetric if chosen["symmetric"] else m.scatter_plain
         if m.scatter_diagonal is None or others is None:
             return None
@@ -116,6 +117,13 @@ def noise_sentence(
     return (
         f"{start}, and only {now.above_half} of {d} dimensions can pass ½; at {larger} about {then.above_half} could."
     )
+
+
+def _shared(m: Measured) -> float:
+    """Σ ρ_j s_j / Σ s_j: the share of the variance that both views have in common."""
+    if m.covariance is None or m.eigenvalues is None or not m.covariance.sum() > 0:
+        return 0.0
+    return float(np.clip((m.eigenvalues.sum() - (m.mean_square or 0.0)) / m.covariance.sum(), 0, 1))
 
 
 def _ratio(measured: float, gaussian: float) -> float:

@@ -95,7 +95,7 @@ def carried(
         >>> rho = np.linspace(0.9, 0.3, 50)
         >>> simple = {"lambda_": 1.0, "batch_norm": False, "symmetric": True}
         >>> [carried(rho, batch, **simple).above_half for batch in (64, 256)]
-        [8, 50]
+        [15, 50]
     """
     modes = np.sort(np.asarray(rho, dtype=np.float64).ravel())[::-1]
     if not modes.size or not (np.abs(modes) <= 1 + 1e-9).all():
@@ -116,7 +116,7 @@ def smallest_batch(rho: ArrayLike, wanted: int, loss: str = "barlow_twins", **op
 
     Example:
         >>> smallest_batch(np.linspace(0.9, 0.3, 50), 40, lambda_=1.0, batch_norm=False, symmetric=True)
-        143
+        154
     """
     positive_int(wanted, "wanted")
     low, high = 1, 2
@@ -138,7 +138,7 @@ def useful_d(rho: ArrayLike, batch: int, loss: str = "barlow_twins", **options: 
 
     Example:
         >>> useful_d(np.linspace(0.9, 0.3, 50), 64, lambda_=1.0, batch_norm=False, symmetric=True)
-        25
+        29
     """
     options.pop("d", None)
     sizes = np.arange(1, np.size(rho) + 1)
