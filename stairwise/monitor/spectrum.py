@@ -259,7 +259,7 @@ def _joint_flaws(flaws: Tensor) -> Tensor:
 
 def _pair_sums(z: Tensor) -> Tensor:
     """Sums over the pairs of each batch (batches, rows, 2d), as `decompose.PAIRS` names them."""
-    squares, centred = z.square(), (z - z.mean(dim=1, keepdim=True)).square()
+    squares, centred = z.square(), (z - z.mean(dim=1, keepdim=True)).square_()
     a, b = z.chunk(2, dim=2)
     norms, lengths = (x.unflatten(2, (2, -1)).sum(dim=3) for x in (squares, centred))
     count = torch.ones_like(norms[:, 0, 0])
@@ -268,10 +268,10 @@ def _pair_sums(z: Tensor) -> Tensor:
             count / world(),  # a batch is shared by all processes, whose sums are added later
             count * z.shape[1],
             norms.prod(dim=2).sum(dim=1),
-            (a * b).sum(dim=2).square().sum(dim=1),
-            torch.mul(*squares.chunk(2, dim=2)).sum(dim=(1, 2)),
-            lengths.square().sum(dim=(1, 2)) / 2,
-            centred.square().sum(dim=(1, 2)) / 2,
+            torch.linalg.vecdot(a, b).square_().sum(dim=1),
+            torch.linalg.vecdot(*squares.chunk(2, dim=2)).sum(dim=1),
+            lengths.square_().sum(dim=(1, 2)) / 2,
+            torch.linalg.vecdot(centred, centred).sum(dim=1) / 2,
         ],
         dim=1,
     )

@@ -20,15 +20,24 @@ VICREG = {"invariance": 25.0, "variance": 25.0, "covariance": 1.0}
 class Measured(Protocol):
     """What is needed of a `Record` or a `Spectrum`; None if not measured."""
 
-    eigenvalues: Floats | None
-    covariance: Floats | None
-    mean_square: float | None
-    correlations: Floats | None
-    batch: int | None
-    scatter_diagonal: float | None
-    scatter_symmetric: float | None
-    scatter_plain: float | None
-    scatter_covariance: float | None
+    @property
+    def eigenvalues(self) -> Floats | None: ...
+    @property
+    def covariance(self) -> Floats | None: ...
+    @property
+    def mean_square(self) -> float | None: ...
+    @property
+    def correlations(self) -> Floats | None: ...
+    @property
+    def batch(self) -> int | None: ...
+    @property
+    def scatter_diagonal(self) -> float | None: ...
+    @property
+    def scatter_symmetric(self) -> float | None: ...
+    @property
+    def scatter_plain(self) -> float | None: ...
+    @property
+    def scatter_covariance(self) -> float | None: ...
 
 
 def noise_of(measured: Measured, loss: str, options: Mapping[str, Any] | None = None) -> float | None:
