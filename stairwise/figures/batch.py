@@ -18,7 +18,7 @@ def draw_carried(
 ) -> Figure:
     """One column per loss: linear models above, networks below; lines are predicted, marks are measured.
 
-    batches: sizes for linear models and for networks. cases: (loss, case, predicted, measured), counts (batches, 2).
+    batches, d: sizes of linear models and of networks. cases: (loss, case, predicted, measured), counts (batches, 2).
     """
     networks = any(name.startswith("network") for _, name, *_ in cases)
     figure, axes = panels(len(losses), rows=1 + networks, height=2.3)
@@ -34,7 +34,7 @@ def draw_carried(
                     ax.plot(sizes, predicted[:, i], **{**look, "color": color})
                     if not elsewhere:
                         ax.plot(sizes, measured[:, i], MARKS[name], color=color, markersize=4.5, alpha=0.8)
-            ax.set(xscale="log", xlabel="batch", ylabel="modes", ylim=(0, 1.05 * d))
+            ax.set(xscale="log", xlabel="batch", ylabel="modes", ylim=(-0.02 * d[row], 1.05 * d[row]))
             ax.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
             ax.minorticks_off()
             ax.set_title(f"{title}, {'network' if row else 'linear'}")
@@ -50,5 +50,5 @@ def draw_carried(
             if networks
         ),
     ]
-    key(figure, looks)
+    key(figure, looks, columns=4)
     return figure

@@ -1,13 +1,13 @@
 """Beyond the paper: how many dimensions a batch can carry, predicted and measured.
 
-    stairwise reproduce batch        half an hour on one CPU core; --set updates=0 leaves out the networks
+    stairwise reproduce batch        23 minutes on one busy CPU core; --set updates=0 leaves out the networks
 
 Barlow Twins (‖C − I‖²), VICReg and SimCLR at batches of 32 to 1024, two systems each. Linear: d = 48 outputs of 96
 Gaussian features whose views have known correlations ρ_j, which fall geometrically or evenly. Network: two hidden
 layers on scikit-learn's digits, turned, shifted and with noise, d = 32; ρ_j is measured by the monitor in the run
 itself ("own"), or once, in another run at batch 128 ("elsewhere"). Counted are modes of variance above 0.1 and
 eigenvalues of C above ½ (SimCLR: of z of length √d). No constant is fitted. Expected: both counts within 15 %, or
-within one mode.
+within one mode; Barlow Twins at batch 32 needs more updates than these for modes near the threshold.
 """
 
 from collections.abc import Callable, Iterator
@@ -204,26 +204,41 @@ def cases(arrays: Arrays) -> Iterator[tuple[str, str, NDArray, NDArray]]:
             yield loss, name, arrays[key].astype(float), arrays[f"{stem}.measured"].astype(float)
 
 
-def misses(predicted: NDArray, measured: NDArray) -> NDArray:
-    """Relative error of each count; 0 within one mode, since counts are whole numbers."""
+def misses(predicted: NDArray, measured: NDArray) -> tuple[float, bool]:
+    """The largest relative error of a count, and whether all are within 15 %, or within one mode (they are whole)."""
     off = np.abs(predicted - measured)
-    return np.where(off <= MODES, 0.0, off / np.maximum(measured, 1.0))
+    relative = off / np.maximum(measured, 1.0)
+    return float(relative.max()), bool(((relative <= WITHIN) | (off <= MODES)).all())
 
 
 def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for loss, name, predicted, measured in cases(arrays):
-        off = misses(predicted, measured).max()
+        largest, holds = misses(predicted, measured)
         text = f"{NAMES[loss]}, {name}: largest error of a count"
         judged = "elsewhere" not in name
-        claims.append(Claim.at_most(text, off, WITHIN) if judged else Claim.note(text, off))
+        claims.append(
+            Claim(text, largest, f"≤ {WITHIN:g}, or one mode", holds) if judged else Claim.note(text, largest)
+        )
     return claims
 
 
+def ahead(arrays: Arrays) -> Iterator[tuple[str, str, int, NDArray, NDArray]]:
+    """(loss, case, batch, predicted, measured) of each network, from the run at the batch size before."""
+    sizes = arrays["network_sizes"]
+    for loss, options in LOSSES.items():
+        for name in (f"network {seed}" for seed in (0, 1) if f"{loss}, network {seed}.rho" in arrays):
+            of = {key: arrays[f"{loss}, {name}.{key}"] for key in ("rho", "excess", "measured")}
+            for i in range(len(sizes) - 1):
+                rho = of["rho"][i]
+                modes = carried(rho, int(sizes[i + 1]), loss, len(rho), float(of["excess"][i]), **options)
+                yield loss, name, int(sizes[i + 1]), np.array([modes.grown, modes.above_half]), of["measured"][i + 1]
+
+
 def draw(arrays: Arrays) -> Figure:
-    return draw_carried(
-        [arrays["sizes"], arrays["network_sizes"]], list(NAMES.items()), list(cases(arrays)), int(arrays["d"])
-    )
+    batches = [arrays["sizes"], arrays["network_sizes"]]
+    d = [int(arrays["d"]), max([len(v[0]) for k, v in arrays.items() if k.endswith(".rho")], default=0)]
+    return draw_carried(batches, list(NAMES.items()), list(cases(arrays)), d)
 
 
 def table(arrays: Arrays, networks: bool = False) -> Table:
@@ -240,6 +255,15 @@ def table(arrays: Arrays, networks: bool = False) -> Table:
     return Table(title, ["loss", "case", *(f"batch {size}" for size in sizes)], rows)
 
 
+def ahead_table(arrays: Arrays) -> Table:
+    rows = [
+        [NAMES[loss], name, str(size), f"{p[0]:.0f} ({m[0]:.0f})", f"{p[1]:.0f} ({m[1]:.0f})"]
+        for loss, name, size, p, m in ahead(arrays)
+    ]
+    title = "Networks, from the run at a quarter of the batch: predicted (measured)"
+    return Table(title, ["loss", "case", "batch", "variance above 0.1", "λ above ½"], rows)
+
+
 def page(arrays: Arrays) -> Page:
     panels = []
     for loss, name, predicted, measured in cases(arrays):
@@ -253,5 +277,5 @@ def page(arrays: Arrays) -> Page:
         "Sampling noise keeps weakly shared modes from growing; the number that grows is predicted from the batch size "
         "and the correlation of each mode between two views.",
         panels,
-        [table(arrays), table(arrays, networks=True)],
+        [table(arrays), table(arrays, networks=True), ahead_table(arrays)],
     )

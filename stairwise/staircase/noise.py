@@ -106,6 +106,8 @@ def noise_sentence(
 ) -> str:
     """How much of the loss is sampling noise and what a larger batch would change; "" if that is little or unknown.
 
+    Modes that have not grown are not trained, so their correlations are underestimated: "or more".
+
     Arguments:
         measured: the last `Record` of a run, or a `Spectrum`.
         loss, options: name and arguments of the loss, as in a recipe.
@@ -123,9 +125,8 @@ def noise_sentence(
     start = f"At batch {measured.batch} {part} of your loss is sampling noise"
     if then is None or then.above_half <= now.above_half + SMALL * d / 2:
         return f"{start}; a larger batch lowers the loss, but adds few dimensions or none."
-    return (
-        f"{start}, and only {now.above_half} of {d} dimensions can pass ½; at {larger} about {then.above_half} could."
-    )
+    more = f"at {larger} about {then.above_half} or more could."
+    return f"{start}, and only {now.above_half} of {d} dimensions can pass ½; {more}"
 
 
 def _shared(m: Measured) -> float:
