@@ -14,7 +14,7 @@ def draw_carried(
     batches: Sequence[NDArray],
     losses: Sequence[tuple[str, str]],
     cases: Sequence[tuple[str, str, NDArray, NDArray]],
-    d: int,
+    d: Sequence[int],
 ) -> Figure:
     """One column per loss: linear models above, networks below; lines are predicted, marks are measured.
 
