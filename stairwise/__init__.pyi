@@ -20,6 +20,9 @@ from stairwise.staircase.forecast import forecast_steps as forecast_steps
 from stairwise.staircase.steps import detect_steps as detect_steps
 from stairwise.theory import landscapes as landscapes
 from stairwise.theory.alignment import gaussian_init as gaussian_init
+from stairwise.theory.batch_noise import carried as carried
+from stairwise.theory.batch_noise import smallest_batch as smallest_batch
+from stairwise.theory.batch_noise import useful_d as useful_d
 from stairwise.theory.conditions import check_conditions as check_conditions
 from stairwise.theory.correlation import Correlation as Correlation
 from stairwise.theory.ensemble import predict_staircase as predict_staircase

@@ -53,8 +53,8 @@ def panels(columns: int, rows: int = 1, height: float = 2.3) -> tuple[Figure, li
     return figure, axes
 
 
-def key(figure: Figure, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """A legend of line styles below the panels, where it covers nothing."""
+def key(figure: Figure, entries: Sequence[tuple[str, dict[str, Any]]], columns: int | None = None) -> None:
+    """A legend of line styles below the panels, where it covers nothing; in one row, or in columns."""
     lines = [Line2D([], [], **{"color": "0.55", **look}) for _, look in entries]
     names = [name for name, _ in entries]
-    figure.legend(lines, names, loc="outside lower center", ncols=len(names), handlelength=2.6)
+    figure.legend(lines, names, loc="outside lower center", ncols=columns or len(names), handlelength=2.6)

@@ -14,6 +14,9 @@ from stairwise.checks import InputError
 
 Floats = NDArray[np.float64]
 
+# sums over pairs of views: number of batches and of pairs, Σ ‖a‖²‖b‖², Σ (a·b)², Σ Σ_i a_i²b_i², and of each view
+# centred in its batch Σ ‖z‖⁴ and Σ Σ_i z_i⁴
+PAIRS = ("batches", "pairs", "norms", "dots", "entries", "fourth", "fourth_entries")
 ONES = 8  # columns of ones next to the data; one is enough, but eight keep rows aligned, which is faster on GPUs
 BLAS_LOCK = Lock()  # the number of BLAS threads is a setting of the whole process
 
@@ -32,10 +35,16 @@ class Spectrum:
         mean_square: ‖mean of z‖²; much larger than the covariance if all embeddings are nearly the same point.
         directions: of E[uuᵀ] with u = z/‖z‖, not centred, (d,); their sum is 1.
         positive, negative: mean cosine of the two views of a sample, and of views of different samples.
-        batch: number of pairs in the last batch, of all processes together.
         leading: both views of some pairs of the last batch, projected onto their two leading modes, (2, pairs, 2).
         skipped: number of batches left out so far because they were not finite.
         first_skipped: number of the first such batch, counted from 1; 0 if there is none.
+        correlations: of the two views, mode by mode, centred: eigenvalues of C relative to the covariance, (d,), with
+            the spread that comes from few samples taken off; None if there are fewer than 4 d pairs.
+        batch: mean number of pairs per batch, over all processes.
+        scatter_diagonal, scatter_symmetric, scatter_plain: how much one pair's contribution to C varies, summed over
+            the diagonal entries, and over the others with C symmetric or z_a z_bᵀ. Divided by the batch, it is
+            sampling noise (`theory.batch_noise`).
+        scatter_covariance: the same for the off-diagonal entries of the covariance of one view.
     """
 
     samples: int
@@ -47,10 +56,15 @@ class Spectrum:
     directions: Floats | None = None
     positive: float | None = None
     negative: float | None = None
-    batch: int | None = None
     leading: Floats | None = None
     skipped: int = 0
     first_skipped: int = 0
+    correlations: Floats | None = None
+    batch: int | None = None
+    scatter_diagonal: float | None = None
+    scatter_symmetric: float | None = None
+    scatter_plain: float | None = None
+    scatter_covariance: float | None = None
 
 
 def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
@@ -70,10 +84,11 @@ def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
         _hidden(sums["hh"]) if "hh" in sums and sums["hh"][-1, -1] >= 2 else None,
         float((((mean[a] + mean[b]) / 2) ** 2).sum()),
         *_similarities(sums.get("uu")),
-        int(sums["batch"][0]) if "batch" in sums else None,
         _leading(sums["sample"]) if "sample" in sums else None,
         int(skipped),
         int(first_skipped),
+        _correlations(z, mean, d, n),
+        **_scatter(sums["pairs"], z, mean, d) if "pairs" in sums else {},
     )
 
 
@@ -89,6 +104,51 @@ def decompose_on_one_core(sums: dict[str, Floats], normalized: bool = False) -> 
 @cache
 def _openblas() -> Any:
     return ThreadpoolController().select(internal_api="openblas")  # cached: scans all loaded libraries
+
+
+def _correlations(z: Floats, mean: Floats, d: int, n: float) -> Floats | None:
+    """Correlations ρ of the views, centred, as eigenvalues of C relative to the covariance.
+
+    A finite sample spreads them by d (1 − ρ²)²/2n (variance, if all ρ were equal); the spread around their mean is
+    reduced by as much.
+    """
+    if n < 4 * d:
+        return None
+    second = z[: 2 * d, : 2 * d] - np.outer(mean[: 2 * d], mean[: 2 * d])
+    both = (second[:d, :d] + second[d:, d:]) / 2
+    cross = (second[:d, d:] + second[d:, :d]) / 2
+    floor = 1e-9 * np.trace(both) / d
+    try:
+        rho = scipy.linalg.eigh(cross, both + floor * np.eye(d), eigvals_only=True)[::-1]
+    except (np.linalg.LinAlgError, ValueError):  # collapsed: there is nothing to correlate
+        return None
+    spread = d * ((1 - rho**2) ** 2).mean() / (2 * n)
+    kept = np.sqrt(max(0.0, 1 - spread / max(rho.var(), 1e-300)))
+    return np.asarray(np.clip(rho.mean() + kept * (rho - rho.mean()), -1, 1), dtype=np.float64)
+
+
+def _scatter(sums: Floats, z: Floats, mean: Floats, d: int) -> dict[str, Any]:
+    """Mean batch size and scatter of C and of the covariance: E‖x‖² − ‖E x‖² of one pair's contribution x."""
+    of = dict(zip(PAIRS, sums.tolist(), strict=True))
+    batches, pairs = of["batches"], of["pairs"]
+    if pairs == 0 or batches == 0:
+        return {}
+    norms, dots, entries, fourth, fourth_entries = (of[name] / pairs for name in PAIRS[2:])
+    C = z[:d, d : 2 * d]
+    diagonal = entries - (np.diag(C) ** 2).sum()
+    size = pairs / batches
+    unbiased = size / (size - 1) if size > 1 else 1.0  # each batch was centred on its own mean
+    redundant = 0.0
+    for view in (slice(0, d), slice(d, 2 * d)):
+        covariance = z[view, view] - np.outer(mean[view], mean[view])
+        redundant += ((covariance**2).sum() - (np.diag(covariance) ** 2).sum()) / 2
+    return {
+        "batch": round(size),
+        "scatter_diagonal": diagonal,
+        "scatter_symmetric": (norms + dots) / 2 - (((C + C.T) / 2) ** 2).sum() - diagonal,
+        "scatter_plain": norms - (C**2).sum() - diagonal,
+        "scatter_covariance": (fourth - fourth_entries) * unbiased**2 - redundant,
+    }
 
 
 def _hidden(sums: Floats) -> Floats:

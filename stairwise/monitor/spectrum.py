@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, flag, number, positive_int
 from stairwise.distributed import total, world
-from stairwise.monitor.decompose import ONES, Spectrum, decompose
+from stairwise.monitor.decompose import ONES, PAIRS, Spectrum, decompose
 
 if TYPE_CHECKING:
     from stairwise.monitor.hooks import Attachment
@@ -53,7 +53,6 @@ class SpectrumMonitor:
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
         self.waiting: list[tuple[Tensor, Tensor | None]] = []  # z_a and z_b in columns, h_a above h_b in rows
         self.seen = 0
-        self.batch = 0  # number of pairs in the last batch
         self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
         self.sample: Tensor | None = None  # the first pairs of the last batch
 
@@ -76,7 +75,6 @@ class SpectrumMonitor:
             self.flush()
         self.waiting.append((z, h))
         self.seen += len(z)
-        self.batch = len(z)
         over = self.window is not None and self.seen >= self.window
         size = (z.nbytes + (0 if h is None else h.nbytes)) * len(self.waiting)
         first = not self.sums and not self.before  # sum the first batch at once, so that errors appear immediately
@@ -99,6 +97,7 @@ class SpectrumMonitor:
             self._count(finite)
             self._add("zz", z, finite, keep)
             self._add("uu", _directions(z), finite, keep)
+            self._add_pairs(z[..., :-ONES], finite, keep)
             if h is not None:
                 self._add("hh", h, finite, keep)
             self.sample = torch.stack(waiting[-1][0][:SAMPLE].chunk(2, dim=1)).detach().float()
@@ -174,8 +173,7 @@ class SpectrumMonitor:
             copies[name].copy_(value, non_blocking=True)
         for device in {value.device for value in values.values() if value.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        batch = np.array([self.batch * (world() if joint else 1)], dtype=np.float64)
-        return {name: value.numpy() for name, value in copies.items()} | {"batch": batch}
+        return {name: value.numpy() for name, value in copies.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
@@ -235,6 +233,17 @@ class SpectrumMonitor:
         rows = x.flatten(0, 1)
         self.sums[name].addmm_(rows.T, rows, beta=keep ** len(x))
 
+    def _add_pairs(self, z: Tensor, finite: Tensor, keep: float) -> None:
+        """sums["pairs"] ← keep · sums["pairs"] + the sums of each batch in turn, in the order of `decompose.PAIRS`."""
+        if "pairs" not in self.sums:
+            self.sums["pairs"] = z.new_zeros(len(PAIRS))
+        if self.sums["pairs"].device != z.device:
+            self.sums["pairs"] = self.sums["pairs"].to(z.device)
+        later = torch.arange(len(z) - 1, -1, -1, device=z.device, dtype=z.dtype)
+        weights = torch.where(finite, keep**later, 0.0)
+        found = torch.where(finite[:, None], _pair_sums(z), 0.0)
+        self.sums["pairs"].mul_(keep ** len(z)).add_(weights @ found)
+
     def _count(self, finite: Tensor) -> None:
         """Count batches and skipped batches, without waiting for the device."""
         if self.flaws is None:
@@ -255,6 +264,26 @@ def _joint_flaws(flaws: Tensor) -> Tensor:
     first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
     dist.all_reduce(first, dist.ReduceOp.MIN)
     return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
+
+
+def _pair_sums(z: Tensor) -> Tensor:
+    """Sums over the pairs of each batch (batches, rows, 2d), as `decompose.PAIRS` names them."""
+    squares, centred = z.square(), (z - z.mean(dim=1, keepdim=True)).square_()
+    a, b = z.chunk(2, dim=2)
+    norms, lengths = (x.unflatten(2, (2, -1)).sum(dim=3) for x in (squares, centred))
+    count = torch.ones_like(norms[:, 0, 0])
+    return torch.stack(
+        [
+            count / world(),  # a batch is shared by all processes, whose sums are added later
+            count * z.shape[1],
+            norms.prod(dim=2).sum(dim=1),
+            torch.linalg.vecdot(a, b).square_().sum(dim=1),
+            torch.linalg.vecdot(*squares.chunk(2, dim=2)).sum(dim=1),
+            lengths.square_().sum(dim=(1, 2)) / 2,
+            torch.linalg.vecdot(centred, centred).sum(dim=1) / 2,
+        ],
+        dim=1,
+    )
 
 
 def _with_ones(batches: list[Tensor]) -> Tensor:

@@ -43,6 +43,7 @@ CATALOG = {
     "table2": "alignment of the methods with each other (Table 2)",
     "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",
     "width": "the wider the network, the better its tangent kernel predicts it",
+    "batch": "how many dimensions a batch can carry, predicted and measured",
     "halves": "two modalities: match the halves of digits",
 }
 

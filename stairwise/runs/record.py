@@ -18,6 +18,7 @@ SPECTRA = (
     "held_eigenvalues",
     "held_covariance",
     "held_hidden",
+    "correlations",
 )
 CLOCKS = ("seconds", "views_per_second")  # the only values that differ between identical runs on a CPU
 LARGEST = 1e300  # larger numbers indicate a damaged file
@@ -47,9 +48,13 @@ class Record:
         samples: number of pairs in the spectra.
         eigenvalues, covariance, normalized, hidden: spectra as in `monitor.spectrum.Spectrum`, descending, (d,).
         held_eigenvalues, held_covariance, held_hidden: the same for images that are not trained on.
-        mean_square, directions, positive, negative, batch: as in `monitor.spectrum.Spectrum`.
+        mean_square, directions, positive, negative: as in `monitor.spectrum.Spectrum`.
         leading: embeddings in their two leading modes, (2, pairs, 2); written to a separate file.
         skipped, first_skipped: number of batches left out so far because they were not finite, and the first of them.
+        correlations: of the two views, mode by mode, (d,).
+        batch: number of pairs per batch, over all processes.
+        scatter_diagonal, scatter_symmetric, scatter_plain, scatter_covariance: sampling noise times the batch, as in
+            `Spectrum`.
         checkpoint: file of the measured checkpoint.
         extra: other values by name: accuracies of probes, fields added by other programs.
     """
@@ -74,10 +79,15 @@ class Record:
     directions: Floats | None = None
     positive: float | None = None
     negative: float | None = None
-    batch: int | None = None
     leading: Floats | None = None
     skipped: int = 0
     first_skipped: int = 0
+    correlations: Floats | None = None
+    batch: int | None = None
+    scatter_diagonal: float | None = None
+    scatter_symmetric: float | None = None
+    scatter_plain: float | None = None
+    scatter_covariance: float | None = None
     checkpoint: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 

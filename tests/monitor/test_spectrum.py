@@ -165,6 +165,121 @@ def test_collecting_equals_updating(options):
         later.collect(torch.ones(3, 5), torch.ones(3, 5))
 
 
+SCATTER = ("batch", "scatter_diagonal", "scatter_symmetric", "scatter_plain", "scatter_covariance")
+
+
+def scatter(batches, weights=None):
+    """By definition: variance of one pair's contribution to C and to the covariance, summed over entries."""
+    a, b = (np.concatenate([views[i] for views in batches]) for i in range(2))
+    weights = np.concatenate(
+        [np.full(len(x), 1.0 if weights is None else weights[i]) for i, (x, _) in enumerate(batches)]
+    )
+    weights /= weights.sum()
+    plain = np.einsum("ni,nj->nij", a, b)
+    n = len(batches[0][0])
+    centred = [np.concatenate([views[i] - views[i].mean(0) for views in batches]) for i in range(2)]
+    off = 0.0
+    for z, c in zip((a, b), centred, strict=True):
+        products = np.einsum("ni,nj->nij", c, c)
+        cov = np.cov(z.T, aweights=weights, ddof=0)
+        square = np.tensordot(weights, products**2, 1) * (n / (n - 1)) ** 2 - cov**2
+        off += (square.sum() - np.trace(square)) / 2
+
+    def spread(x):
+        return np.tensordot(weights, x**2, 1) - np.tensordot(weights, x, 1) ** 2
+
+    one, both = spread(plain), spread((plain + plain.transpose(0, 2, 1)) / 2)
+    diagonal = np.trace(one)
+    return [n, diagonal, both.sum() - diagonal, one.sum() - diagonal, off]
+
+
+def batches_of(n, count, d=4):
+    return [embeddings(n, d, seed) for seed in range(count)]
+
+
+def filled(batches, **options):
+    monitor = sw.SpectrumMonitor(**options)
+    for a, b in batches:
+        monitor.update(torch.tensor(a), torch.tensor(b))
+    return monitor
+
+
+def scatter_of(monitor):
+    found = monitor.compute()
+    return [getattr(found, name) for name in SCATTER]
+
+
+def test_scatter_of_pairs():
+    batches = batches_of(25, 6)
+    assert scatter_of(filled(batches)) == pytest.approx(scatter(batches), rel=1e-9)
+    assert scatter_of(filled(batches[:5], window=75)) == pytest.approx(scatter(batches[:5]), rel=1e-9)
+    assert scatter_of(filled(batches[:5], window=50)) == pytest.approx(scatter(batches[2:5]), rel=1e-9)
+
+
+def test_scatter_with_half_life_merged_and_continued():
+    batches = batches_of(20, 3)
+    assert scatter_of(filled(batches, half_life=20)) == pytest.approx(scatter(batches, [0.25, 0.5, 1.0]), rel=1e-9)
+    merged, part = filled(batches[:1]), filled(batches[1:])
+    merged.merge(part)
+    assert scatter_of(merged) == pytest.approx(scatter(batches), rel=1e-9)
+    continued = sw.SpectrumMonitor()
+    continued.load(filled(batches[:2]).state())
+    continued.update(*(torch.tensor(z) for z in batches[2]))
+    assert scatter_of(continued) == pytest.approx(scatter(batches), rel=1e-9)
+
+
+def test_sums_of_an_older_version_have_no_scatter_of_pairs_they_did_not_count():
+    batches = batches_of(30, 2)
+    state = filled(batches[:1]).state()
+    state.pop("pairs")
+    monitor = sw.SpectrumMonitor()
+    monitor.load(state)
+    assert scatter_of(monitor) == [None] * 5
+    monitor.update(*(torch.tensor(z) for z in batches[1]))
+    assert monitor.compute().batch == 30
+
+
+def test_a_batch_that_is_not_finite_has_no_scatter():
+    batches = batches_of(20, 3)
+    bad = (batches[1][0].copy(), batches[1][1])
+    bad[0][3, 1] = np.inf
+    assert scatter_of(filled([batches[0], bad, batches[2]])) == pytest.approx(scatter([batches[0], batches[2]]))
+
+
+def test_buffers_stay_where_a_graph_refers_to_them():
+    monitor = filled(batches_of(20, 1))
+    where = {name: value.data_ptr() for name, value in monitor.sums.items()}
+    monitor.update(*(torch.tensor(z) for z in batches_of(20, 2)[1]))
+    monitor.reset()
+    monitor.update(*(torch.tensor(z) for z in batches_of(20, 2)[1]))
+    assert {name: value.data_ptr() for name, value in monitor.sums.items()} == where
+    assert "pairs" in where
+
+
+@pytest.mark.parametrize("pairs", [4, 8, 64])
+def test_correlations_of_views(pairs):
+    """Known ones, from few pairs as well, whatever the scale of the modes and the mean."""
+    rho, d = np.linspace(0.9, 0.2, 30), 30
+    rng = np.random.default_rng(0)
+    base = np.sqrt(rho) * rng.standard_normal((pairs * d, d))
+    W = rng.standard_normal((d, d))
+    a, b = ((base + np.sqrt(1 - rho) * rng.standard_normal(base.shape)) @ W + 3.0 for _ in "ab")
+    found = filled([(a, b)]).compute().correlations
+    assert found.mean() == pytest.approx(rho.mean(), abs=0.05)
+    assert np.sqrt(((found - rho) ** 2).mean()) < (0.03 if pairs == 64 else 0.12)
+
+
+def test_correlations_need_pairs_and_variance():
+    a, b = (torch.randn(30, 8, dtype=torch.float64) for _ in "ab")
+    monitor = sw.SpectrumMonitor()
+    monitor.update(a, b)
+    assert monitor.compute().correlations is None
+    collapsed = sw.SpectrumMonitor()
+    collapsed.update(torch.ones(40, 3), torch.ones(40, 3))
+    found = collapsed.compute()
+    assert found.correlations is None or np.isfinite(found.correlations).all()
+
+
 def test_what_waits_stays_counted():
     z = torch.randn(5, 3)
     monitor = sw.SpectrumMonitor()

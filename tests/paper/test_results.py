@@ -13,7 +13,7 @@ import stairwise as sw
 from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
 from stairwise.files import load_arrays
-from stairwise.paper import fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
+from stairwise.paper import batch, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
 from stairwise.paper.harness import CATALOG, LARGEST, from_stored, stored_names
 from stairwise.paper.trained import METHODS, steps_of, steps_table
 from stairwise.training.recipe import load_recipe
@@ -328,3 +328,22 @@ def test_the_figure_of_the_staircases_can_be_redrawn(tmp_path):
     with style():
         draw_courses(courses).savefig(tmp_path / "staircases.png")
     assert (tmp_path / "staircases.png").stat().st_size > 50_000
+
+
+def test_batches_carry_what_the_page_says():
+    """Both tables of the page are those of the stored counts, and the linear models keep the bar."""
+    arrays = load_arrays(RESULTS / "batch.npz")
+    text = (RESULTS / "batch.md").read_text(encoding="utf-8")
+    for networks in (False, True):
+        for row in batch.table(arrays, networks).rows:
+            assert f"| {' | '.join(row)} |" in text
+    for row in batch.ahead_table(arrays).rows:
+        assert f"| {' | '.join(row)} |" in text
+    linear = [claim for claim in batch.check(arrays) if "network" not in claim.text]
+    assert len(linear) == 6
+    assert all(claim.holds for claim in linear)
+
+
+def test_a_count_that_is_far_off_is_a_miss():
+    assert batch.misses(np.array([[10.0, 20.0]]), np.array([[9.0, 21.0]])) == (pytest.approx(1 / 9), True)
+    assert batch.misses(np.array([[10.0, 20.0]]), np.array([[10.0, 24.0]])) == (pytest.approx(1 / 6), False)

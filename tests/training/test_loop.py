@@ -722,6 +722,9 @@ def test_two_processes_train_like_one(tmp_path):
     assert two.series("loss") == pytest.approx(one.series("loss"), rel=1e-4)
     assert two.series("eigenvalues") == pytest.approx(one.series("eigenvalues"), rel=1e-3, abs=1e-6)
     assert len(two.records) == len(one.records)
+    assert {r.batch for r in two.records} == {r.batch for r in one.records} == {recipe.batch}
+    for name in ("scatter_diagonal", "scatter_symmetric", "scatter_plain"):
+        assert two.series(name) == pytest.approx(one.series(name), rel=1e-3), name
 
 
 def test_no_stray_warnings(tmp_path):
