@@ -14,6 +14,7 @@ from stairwise.runs.record import Record
 from stairwise.staircase.advice import advise
 from stairwise.staircase.clock import Clock, duration
 from stairwise.staircase.forecast import Forecast, forecast_steps
+from stairwise.staircase.signs import Signs
 from stairwise.staircase.steps import FEWEST
 from stairwise.table import Table
 from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
@@ -91,8 +92,7 @@ def _staircase_page(
     clock = Clock(t, step, seconds if np.isfinite(seconds).all() else None, planned)
     level = 1.0 if spectrum == "eigenvalues" else None  # the plateau of a covariance is unknown
     ahead = forecast_steps(t, spectra, level=level) if len(t) >= FEWEST else None
-    advice = advise(t, spectra, clock, level, _spread(measured[-1]), ahead) if ahead else []
-    lead = " ".join(advice) or "There are too few records for a forecast yet."
+    lead = str(advise(t, spectra, clock, level, Signs.of(measured), ahead)) if ahead else "There are too few records for a forecast yet."
     tables = [_now(measured[-1], spectrum)]
     tables += [_steps(ahead, clock), _coming(ahead, clock)] if ahead else []
     panels = _panels(measured, spectrum, t, spectra, ahead) + _scatter(views)

