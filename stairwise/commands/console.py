@@ -89,7 +89,7 @@ def bar(name: str, *columns: ProgressColumn) -> Iterator["Progress"]:
 
 
 def print_table(table: "Table") -> None:
-    shown = RichTable(*table.header, title=escape(table.title))
+    shown = RichTable(*table.header, title=escape(table.title), caption=escape(table.note) or None)
     for column in shown.columns[1:]:
         column.justify = "right"
     for row in table.rows:
