@@ -6,9 +6,9 @@ Shades = dict[str, str]  # "light" and "dark": the colour on a light and on a da
 
 # matplotlib's cividis at 17 equal distances; importing matplotlib for a few colours would take longer than the page
 CIVIDIS = (
-    "#00224e #002e6a #1a386f #32436d #434e6c #535a6d #61656f #6f7073 #7d7c78 #8c8878 #9b9476 #aba072 #bcae6c #cdbb63 "
-    "#dec958 #f0d846 #fee838"
-).split()
+    *("#00224e", "#002e6a", "#1a386f", "#32436d", "#434e6c", "#535a6d", "#61656f", "#6f7073", "#7d7c78", "#8c8878"),
+    *("#9b9476", "#aba072", "#bcae6c", "#cdbb63", "#dec958", "#f0d846", "#fee838"),
+)
 LIGHTEST, DARKEST = 0.6, 0.42  # on a light page cividis is used up to 0.6, on a dark page from 0.42: contrast above 3
 INK: Shades = {"light": "#1b2a41", "dark": "#e8eaf0"}
 RUNS: tuple[Shades, ...] = (

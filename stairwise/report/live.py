@@ -128,7 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/":
             text = page.render('<script src="/plotly.js"></script>', live=True).encode()
             return self._send(HTTPStatus.OK, text, "text/html", body)
-        more = {"ETag": f'"{stamp}"', "X-Status": page.facts.get("records", "no records yet")}
+        status = page.facts.get("records", "no records yet")  # with folder names, and a header holds ASCII only
+        more = {"ETag": f'"{stamp}"', "X-Status": "".join(c if " " <= c <= "~" else "?" for c in status)}
         if self.headers.get("If-None-Match") == more["ETag"]:
             return self._send(HTTPStatus.NOT_MODIFIED, b"", "application/json", body, more)
         data = json.dumps(page.parts(), allow_nan=False).encode()

@@ -162,9 +162,8 @@ def plotly_library() -> str:
 def _badge(state: str) -> str:
     shades = BADGES[state]
     style = f"--light: {shades['light']}; --dark: {shades['dark']}"
-    return (
-        f'<span class="badge" style="{style}"><span aria-hidden="true">{ICONS[state]}</span> {html.escape(state)}</span>'
-    )
+    icon = f'<span aria-hidden="true">{ICONS[state]}</span>'
+    return f'<span class="badge" style="{style}">{icon} {html.escape(state)}</span>'
 
 
 def _advice(advice: Advice) -> str:
@@ -196,7 +195,9 @@ def _head(panel: Panel) -> str:
 
 
 def _chart(panel: Panel) -> dict:
-    values = np.concatenate([np.zeros(0), *(np.asarray(line.y, dtype=float) for line in panel.lines if not line.dashed)])
+    values = np.concatenate(
+        [np.zeros(0), *(np.asarray(line.y, dtype=float) for line in panel.lines if not line.dashed)]
+    )
     finite = values[np.isfinite(values)]
     return {
         "x": panel.x_label,
@@ -217,9 +218,8 @@ def _chart(panel: Panel) -> dict:
 
 def _at(panel: Panel, times: Sequence[float]) -> dict:
     """Positions on the horizontal axis, as times and as steps; None: the panel knows no steps, or there are none."""
-    steps = panel.steps(np.asarray(times, dtype=float)) if panel.steps else None
-    known = steps is not None and np.isfinite(steps).all()
-    return {"t": list(map(float, times)), "step": [float(s) for s in steps] if known else None}
+    steps = panel.steps(np.asarray(times, dtype=float)) if panel.steps else np.full(len(times), np.nan)
+    return {"t": list(map(float, times)), "step": list(map(float, steps)) if np.isfinite(steps).all() else None}
 
 
 def _scale(panel: Panel, values: Floats) -> str:

@@ -84,17 +84,8 @@ def read_run(folder: Path, spectrum: str = "", memory: Memory | None = None) -> 
     records, bad = run.log
     if not records:
         raise InputError("run", f"must be a folder with a {METRICS} that contains records", folder)
-    facts, settings, planned = {}, {}, None
-    if (folder / RECIPE).is_file():
-        try:
-            spectrum = spectrum or run.followed
-            settings = {name: value for name, value in run.recipe.items() if name != "label"}
-            facts = {"recipe": ", ".join(f"{k} = {v}" for k, v in settings.items()), "α": f"{run.facts['alpha']:.4g}"}
-            facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
-            planned = _planned(run)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(str(folder / RECIPE), "must be written by `stairwise train`", repr(error)) from error
-    spectrum = spectrum or "covariance"
+    facts, settings, planned, followed = _made(run) if (folder / RECIPE).is_file() else ({}, {}, None, "covariance")
+    spectrum = spectrum or followed
     measured = consistent(records, spectrum)
     lost = _lost(records, measured, spectrum)
     if not measured and not lost:
@@ -136,7 +127,7 @@ class _Past:
     @classmethod
     def of(cls, records: Sequence[Record], spectrum: str, planned: Floats | None) -> "_Past":
         t, step, seconds = (column(records, key) for key in ("t", "step", "seconds"))
-        spectra = np.array([record.spectrum(spectrum) for record in records]).reshape(len(records), -1)
+        spectra = np.array([record.spectrum(spectrum) for record in records]) if records else np.zeros((0, 0))
         level = 1.0 if spectrum == "eigenvalues" else None  # the plateau of a covariance is unknown
         known = seconds if np.isfinite(seconds).all() else None
         return cls(t, step, known, spectra, Signs.of(records), level, planned)
@@ -159,6 +150,17 @@ class _Past:
             return self.advice(n, ahead if n == len(self.t) else None)
 
         return look_back(self.t, self.step, self.spectra, judge, memory) if len(self.t) else []
+
+
+def _made(run: Run) -> tuple[dict[str, str], dict[str, object], Floats, str]:
+    """How the run was made, its recipe, t after every step of its schedule, and the spectrum of its loss."""
+    try:
+        settings = {name: value for name, value in run.recipe.items() if name != "label"}
+        facts = {"recipe": ", ".join(f"{k} = {v}" for k, v in settings.items()), "α": f"{run.facts['alpha']:.4g}"}
+        facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
+        return facts, settings, _planned(run), run.followed
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(str(run.folder / RECIPE), "must be written by `stairwise train`", repr(error)) from error
 
 
 def _planned(run: Run) -> Floats:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from stairwise.report.page import Line, Page, Panel, Stretch
 from stairwise.report.reading import Reading, column, read_run
-from stairwise.report.timeline import Memory, changes
+from stairwise.report.timeline import MOST, Memory, changes
 from stairwise.runs.reader import consistent
 from stairwise.staircase.clock import Clock, duration
 from stairwise.staircase.forecast import Forecast
@@ -20,6 +20,7 @@ AXIS = "training time t"
 SHOWN = 24  # greatest number of curves
 BINS = 30  # of the histogram
 NEXT = 3  # number of expected steps whose intervals are shaded
+TIMELINE = "What this page said, and when"
 COUNTS = ("no", "one", "two", "three", "four", "five")
 
 
@@ -86,12 +87,14 @@ def timeline_table(run: Reading) -> Table:
         [f"{look.step:,.0f}", f"{look.t:.4g}", look.advice.state, " ".join(look.advice.evidence)]
         for look in changes(run.looks)
     ]
-    steps = ", ".join(f"{look.step:,.0f}" for look in run.looks)
+    steps = [f"{look.step:,.0f}" for look in run.looks]
+    if len(steps) > MOST:  # a live page has judged every record
+        steps = [*steps[:3], "…", *steps[-3:]]
     note = (
-        f"Read again at {len(run.looks)} of {len(run.records)} records, as if each were the newest, at the steps {steps}."
-        " What was true only between two of them is not listed."
+        f"Judged at {len(run.looks)} of {run.looks[-1].records} records, as if each were the newest: steps "
+        f"{', '.join(steps)}. What was true only between two of them is not listed."
     )
-    return Table("What this page said, and when", ["from step", "t", "state", "because"], rows, note)
+    return Table(TIMELINE, ["from step", "t", "state", "because"], rows, note)
 
 
 def _scatter(views: Floats | None) -> list[Panel]:

@@ -33,8 +33,8 @@ def look_back(
     """What `judge(n)` says about the first n records, for at most `MOST` numbers n, the last of which is all records.
 
     Half of the looks are evenly spaced; the others halve the gaps in which the state, or else the number of learned
-    dimensions, changes. The past does not change, so `memory` holds what was said before: a live page judges new records
-    only, and shows all that it has said.
+    dimensions, changes. The past does not change, so `memory` holds what was said before: a live page judges only new
+    records, and shows all that it has said.
     """
     memory = {} if memory is None else memory
     total, checks = len(t), _checksums(t, spectra)
