@@ -59,6 +59,12 @@ class Reading:
         """What the page says now."""
         return self.looks[-1].advice
 
+    @property
+    def expected(self) -> Forecast | None:
+        """The forecast, if there are steps to come; None if there are none, or if the run is lost."""
+        lost = self.advice.state in ("collapsed", "diverged")
+        return self.ahead if self.ahead and len(self.ahead.modes) and not lost else None
+
     def steps(self, t: Floats) -> Floats:
         """Step numbers at times t; infinite after the end of the schedule."""
         return self.clock.steps(t) if self.clock else np.interp(t, self.t, self.step)

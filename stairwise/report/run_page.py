@@ -34,7 +34,9 @@ def run_page(folder: Path, spectrum: str = "", memory: Memory | None = None) -> 
     run = read_run(folder, spectrum, memory)
     tables = _now(run)
     if run.ahead and run.clock:
-        tables += [_taken(run.ahead, run.clock), _coming(run.ahead, run.clock)]
+        tables.append(_taken(run.ahead, run.clock, note="" if run.expected else backtest(run.ahead)))
+    if run.expected and run.clock:
+        tables.append(_coming(run.expected, run.clock))
     tables.append(timeline_table(run))
     panels = _panels(run) if run.records else []
     shown = [table for table in tables if table.rows]
@@ -46,8 +48,7 @@ def _panels(run: Reading) -> list[Panel]:
     panels = []
     loss = column(run.records, "loss")
     if np.isfinite(loss).any():
-        near = _spans(run.ahead, run.t) if run.ahead else []
-        lines = _loss(run, loss)
+        lines, near = _loss(run, loss), _spans(run)
         panels.append(Panel("Loss", AXIS, "loss", lines, marks, True, near, run.steps, below_zero="linear"))
     panels.append(spectrum_panel(run))
     deep = consistent(run.records, "hidden")
@@ -64,10 +65,9 @@ def _panels(run: Reading) -> list[Panel]:
 def spectrum_panel(run: Reading) -> Panel:
     """The eigenvalues over time, with the steps taken and the steps expected."""
     marks = list(run.ahead.done.times) if run.ahead else []
-    near = _spans(run.ahead, run.t) if run.ahead else []
     of = "C" if run.spectrum == "eigenvalues" else "the covariance of z"
     lines = _curves(run.t, run.step, run.spectra) + _expected(run)
-    return Panel(f"Eigenvalues of {of}", AXIS, "λ", lines, marks, True, near, run.steps)
+    return Panel(f"Eigenvalues of {of}", AXIS, "λ", lines, marks, True, _spans(run), run.steps)
 
 
 def stretches(run: Reading) -> list[Stretch]:
@@ -104,9 +104,12 @@ def _scatter(views: Floats | None) -> list[Panel]:
     return [Panel("Embeddings in their two leading modes", "leading mode", "second mode", points)]
 
 
-def _spans(ahead: Forecast, t: Floats) -> list[tuple[float, float]]:
+def _spans(run: Reading) -> list[tuple[float, float]]:
     """Intervals of the next few steps, overlapping ones joined; none further ahead than the run has lasted."""
+    ahead, t = run.expected, run.t
     spans: list[tuple[float, float]] = []
+    if ahead is None:
+        return spans
     for k in np.argsort(ahead.times, kind="stable")[:NEXT]:
         low, high = float(ahead.low[k]), float(ahead.high[k])
         if high > 2 * t[-1] - t[0]:
@@ -125,9 +128,9 @@ def _later(t: Floats, ahead: Forecast) -> Floats:
 
 def _loss(run: Reading, loss: Floats) -> list[Line]:
     """The loss, and its forecast if it has been a linear function of the dimensions not yet learned."""
-    ahead, t = run.ahead, run.t
+    ahead, t = run.expected, run.t
     lines = [Line("loss", t, loss, (1, 3), steps=run.step)]
-    if ahead is None or len(ahead.modes) == 0 or not np.isfinite(loss).all():
+    if ahead is None or not np.isfinite(loss).all():
         return lines
     left = ((1 - np.clip(run.spectra / ahead.level, 0, 1)) ** 2).sum(axis=1)
     if left.std() > 0 and loss.std() > 0 and np.corrcoef(left, loss)[0, 1] > 0.95:
@@ -145,13 +148,13 @@ def _curves(t: Floats, step: Floats, spectra: Floats) -> list[Line]:
 
 def _expected(run: Reading) -> list[Line]:
     """Expected curves of the growing modes."""
-    if run.ahead is None or len(run.ahead.modes) == 0:
+    if run.expected is None:
         return []
-    later = _later(run.t, run.ahead)
-    curves, steps = run.ahead.eigenvalues(later), run.steps(later)
+    later = _later(run.t, run.expected)
+    curves, steps = run.expected.eigenvalues(later), run.steps(later)
     return [
         Line(f"λ{j + 1} expected", later, curves[:, k], dashed=True, legend=False, steps=steps)
-        for k, j in enumerate(run.ahead.modes)
+        for k, j in enumerate(run.expected.modes)
         if j < SHOWN
     ]
 
@@ -203,7 +206,7 @@ def _now(run: Reading) -> list[Table]:
     return [Table(f"At step {record.step:,}", ["measure", *columns], rows)]
 
 
-def _taken(ahead: Forecast, clock: Clock) -> Table:
+def _taken(ahead: Forecast, clock: Clock, note: str) -> Table:
     done = ahead.done
     rows = [
         [str(j + 1), f"{time:.4g}", f"{clock.steps(time):,.0f}", f"{rise:.3g}", f"{level:.3g}", str(event + 1)]
@@ -211,7 +214,6 @@ def _taken(ahead: Forecast, clock: Clock) -> Table:
             done.modes, done.times, done.rise_times, done.levels, done.events, strict=True
         )
     ]
-    note = "" if len(ahead.modes) else backtest(ahead)
     return Table("Steps taken", ["mode", "t", "step", "rise time 1/8γ", "plateau", "event"], rows, note)
 
 
@@ -227,7 +229,7 @@ def _coming(ahead: Forecast, clock: Clock) -> Table:
                 f"{ahead.times[k]:.4g}",
                 f"{ahead.low[k]:.4g} to {ahead.high[k]:.4g}",
                 step_at(clock, ahead.times[k]),
-                f"{step_at(clock, ahead.low[k])} to {step_at(clock, ahead.high[k])}",
+                steps_between(clock, ahead.low[k], ahead.high[k]),
                 duration(left) if np.isfinite(left) else "–",
             ]
         )
@@ -240,6 +242,12 @@ def step_at(clock: Clock, t: float) -> str:
     """Step number at time t."""
     step = float(clock.steps(t))
     return f"{step:,.0f}" if np.isfinite(step) else "after the end"
+
+
+def steps_between(clock: Clock, low: float, high: float) -> str:
+    """Step numbers of an interval of time."""
+    first, last = step_at(clock, low), step_at(clock, high)
+    return first if first == last else f"{first} to {last}"
 
 
 def backtest(ahead: Forecast) -> str:

@@ -10,7 +10,15 @@ import numpy as np
 from stairwise.checks import InputError
 from stairwise.report.page import Line, Page, Panel
 from stairwise.report.reading import Reading, column, read_run
-from stairwise.report.run_page import AXIS, learned_line, run_page, spectrum_panel, step_at, stretches, timeline_table
+from stairwise.report.run_page import (
+    AXIS,
+    learned_line,
+    run_page,
+    spectrum_panel,
+    step_at,
+    stretches,
+    timeline_table,
+)
 from stairwise.report.timeline import Look, Memory
 from stairwise.staircase.advice import Advice
 from stairwise.table import Table

@@ -209,6 +209,8 @@ def test_embeddings_that_are_not_finite(tmp_path, finite, failed):
     assert f"step {10 * finite}" in page.advice.evidence[0]
     assert "5 records" in page.advice.evidence[0]
     assert page.advice.remedy
+    assert not any(line.dashed for panel in page.panels for line in panel.lines)  # nothing is expected any more
+    assert "Steps to come" not in {table.title for table in page.tables}
     page.write(tmp_path / "report.html")
     rows = page.tables[-1].rows
     assert rows[-1][:3] == [str(10 * finite), f"{finite:.4g}", "diverged"]
