@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.files import plain, save_text
+from stairwise.files import save_text
 from stairwise.report.colors import BADGES, ICONS, INK, mode_color, run_color
 from stairwise.staircase.advice import Advice
 from stairwise.table import Table
@@ -141,7 +142,7 @@ class Page:
             "layout": "".join("-" if not panel.lines else "b" if panel.log else "c" for panel in self.panels),
             "tables": "\n".join(_table(table) for table in self.tables),
             "facts": facts,
-            "data": plain([_chart(panel) for panel in self.panels]),
+            "data": [_chart(panel) for panel in self.panels],
         }
 
 
@@ -253,14 +254,19 @@ def _line(line: Line) -> dict:
     colors = mode_color(*line.mode) if line.mode else INK if line.run is None else run_color(line.run)
     return {
         "name": line.name,
-        "x": [float(f"{v:.6g}") for v in x[keep]],
-        "y": [float(f"{v:.6g}") for v in y[keep]],
-        "steps": None if line.steps is None else [float(v) for v in np.asarray(line.steps, dtype=float)[keep].round(2)],
+        "x": _numbers(x[keep]),
+        "y": _numbers(y[keep]),
+        "steps": None if line.steps is None else _numbers(np.asarray(line.steps, dtype=float)[keep], digits=9),
         "dash": "dash" if line.dashed else "solid",
         "legend": line.legend,
         "kind": line.kind,
         **colors,
     }
+
+
+def _numbers(values: Floats, digits: int = 6) -> list[float | None]:
+    """Rounded numbers; NaN and infinities, which JSON does not know, become None: a gap."""
+    return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in values.tolist()]
 
 
 def _table(table: Table) -> str:

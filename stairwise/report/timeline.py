@@ -14,7 +14,7 @@ from stairwise.staircase.steps import FEWEST
 Floats = NDArray[np.float64]
 Memory = dict[tuple[int, int], Advice]  # (number of records, their checksum) → what was said about them
 MOST, LEAST = 60, 8  # looks back
-EFFORT = 200_000  # eigenvalues per look × looks; more would make the page slow
+EFFORT = 150_000  # eigenvalues per look × looks; more would make the page slow
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stairwise.report.timeline import LEAST, MOST, changes, evenly, look_back
+from stairwise.report.timeline import EFFORT, LEAST, MOST, changes, evenly, look_back
 from stairwise.staircase.advice import Advice
 from stairwise.staircase.steps import FEWEST
 
@@ -42,7 +42,7 @@ def test_long_spectra_are_looked_at_less_often():
     for total, d in ((300, 32), (300, 512), (2000, 512)):
         judge = Judge()
         look_back(*run(total, d), judge)
-        assert len(judge.asked) == pytest.approx(max(LEAST, 200_000 / (total * d)), abs=1)
+        assert len(judge.asked) == pytest.approx(max(LEAST, EFFORT / (total * d)), abs=1)
 
 
 def test_nothing_is_judged_twice():
