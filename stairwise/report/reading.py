@@ -170,17 +170,20 @@ def _made(run: Run) -> tuple[dict[str, str], dict[str, object], Floats, str]:
 
 
 def _planned(run: Run) -> Floats:
-    """t = Σ lr after every step of the schedule, (steps,)."""
+    """t = Σ lr after every step of the schedule, (steps,), through the newest record: a run that was made longer had
+    other learning rates before."""
     recipe, steps = run.recipe, int(run.facts["steps"])
     per_epoch = int(run.facts["training_images"]) // int(run.facts["batch"])
     warmup = round(recipe.get("warmup_epochs", 0.0) * per_epoch)
     schedule = Schedule(recipe.get("schedule", "cosine"), steps, warmup, recipe.get("final_lr", 0.001))
-    return np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
+    planned = np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
+    last = run.records[-1]
+    return planned + (last.t - planned[min(max(last.step, 1), steps) - 1] if run.facts.get("continued") else 0.0)
 
 
 def _count(records: Sequence[Record], measured: Sequence[Record], spectrum: str, bad: int) -> str:
     # records of probes have no spectrum, and that is no damage
-    left_out = sum(record.value(spectrum) is not None for record in records) - len(measured)
+    left_out = sum(_should_have(record, spectrum) for record in records) - len(measured)
     parts = [f"{len(measured)} record{'s' * (len(measured) != 1)}"]
     parts += [f"{left_out} without a valid {spectrum} left out"] if left_out else []
     return ", ".join([*parts, f"{bad} damaged lines left out"] if bad else parts)
@@ -189,17 +192,24 @@ def _count(records: Sequence[Record], measured: Sequence[Record], spectrum: str,
 def _lost(records: Sequence[Record], measured: Sequence[Record], spectrum: str) -> list[Record]:
     """Records after the last finite spectrum that should have one; empty if there are too few to mean anything."""
     last = measured[-1].step if measured else -np.inf
-    lost = [r for r in records if r.step > last and (r.value(spectrum) is not None or "failed" in r.extra)]
+    lost = [record for record in records if record.step > last and _should_have(record, spectrum)]
     return lost if len(lost) >= LOST else []
+
+
+def _should_have(record: Record, spectrum: str) -> bool:
+    """Whether a spectrum was measured, or failed: a monitor writes no spectrum if all batches were not finite."""
+    return record.value(spectrum) is not None or "failed" in record.extra
 
 
 def _diverged(looks: Sequence[Look], lost: Sequence[Record]) -> list[Look]:
     """The looks at the first and at the last of the records that are lost."""
     since = f"since step {lost[0].step:,}" if looks else f"from the first record on, at step {lost[0].step:,}"
-    evidence = f"The embeddings have not been finite {since}: {len(lost)} records hold NaN or infinity."
+    evidence = [f"The embeddings have not been finite {since}: {len(lost)} records hold NaN or infinity."]
+    if lost[-1].first_skipped:
+        evidence.append(f"The first batch that was not finite was number {lost[-1].first_skipped:,}.")
     remedy = "Stop, lower the learning rate or add a warm-up, and check the inputs and the loss for divisions by zero."
     learned, d, n = (looks[-1].advice.learned, looks[-1].advice.dimensions, looks[-1].records) if looks else (0, 0, 0)
-    advice = Advice("diverged", learned, d, (evidence,), remedy)
+    advice = Advice("diverged", learned, d, tuple(evidence), remedy)
     return [Look(n + i, float(lost[i - 1].step), float(lost[i - 1].t), advice) for i in (1, len(lost))]
 
 

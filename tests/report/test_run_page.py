@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 from stairwise.checks import InputError
+from stairwise.losses.vicreg_loss import VICReg
 from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.report import reading
 from stairwise.report.run_page import run_page
@@ -254,6 +256,23 @@ def test_a_damaged_recipe(run):
         (run / "recipe.json").write_text(text)
         with pytest.raises(InputError, match=r"recipe\.json"):
             run_page(run)
+
+
+@pytest.mark.parametrize("finite", [0, 1])
+def test_a_run_that_was_not_finite_from_its_start(tmp_path, finite):
+    """As a monitor records it."""
+    criterion, z = VICReg(), torch.randn(16, 3)
+    watch = SpectrumMonitor().attach(loss=criterion, log=tmp_path, every=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(8):
+            criterion(z, z if i < 2 * finite else z * float("nan"))
+        watch.close()
+    page = run_page(tmp_path)
+    assert page.lead.startswith("Diverged: ")
+    assert f"The first batch that was not finite was number {2 * finite + 1}." in page.lead
+    assert page.facts["records"].startswith(f"{finite} record")
+    assert f"{4 - finite} without a valid covariance" in page.facts["records"]
 
 
 def test_embeddings_that_are_one_point(tmp_path):
