@@ -32,7 +32,7 @@ def test_plain_torch(tmp_path):
     assert_every_fifth_step(records, 600)
     assert records[0].covariance[0] < 1e-4
     assert records[-1].covariance[0] > 1
-    assert run_page(tmp_path).lead.startswith("1 of 8 dimensions learned.")
+    assert run_page(tmp_path).advice.learned == 1
 
 
 def test_lightning(tmp_path):

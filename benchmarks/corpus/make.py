@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
 
 import stairwise as sw
-from benchmarks.corpus.methods import FAULTS, FAULTS_OF, Method, build, factor, optimizer_of
+from benchmarks.corpus.methods import FAULTS_OF, Method, build, factor, optimizer_of
 from stairwise.data.images import load
 
 RECORDS = 60
@@ -72,7 +72,15 @@ def settings() -> list[dict[str, Any]]:
                         for i in range(*numbers):
                             run = _draw(len(runs), loss, data, architecture, scenario, i)
                             group = f"{loss}-{data}-{architecture}"
-                            runs.append(run | {"name": f"{group}-{scenario}{i}", "group": group, "held": held, "later": tables is MORE})
+                            runs.append(
+                                run
+                                | {
+                                    "name": f"{group}-{scenario}{i}",
+                                    "group": group,
+                                    "held": held,
+                                    "later": tables is MORE,
+                                }
+                            )
     return runs
 
 
@@ -110,7 +118,10 @@ def _draw(seed: int, loss: str, data: str, architecture: str, scenario: str, i: 
         run |= {"steps": 2 * steps, "schedule": "constant", "alpha": float(10 ** rng.uniform(-2, 0))}
     elif scenario == "done":
         few = data != "digits" or i % 2 == 0
-        run |= {"d": int(rng.choice([3, 4, 6])) if few else max(d, 16), "classes": 0 if few else int(rng.integers(3, 6))}
+        run |= {
+            "d": int(rng.choice([3, 4, 6])) if few else max(d, 16),
+            "classes": 0 if few else int(rng.integers(3, 6)),
+        }
         run |= {"optimizer": "adam", "lr": 1e-3 * 2 ** rng.uniform(-0.5, 1), "norm": True, "steps": 2400}
         run |= {"schedule": "constant", "alpha": float(10 ** rng.uniform(-1.5, 0)), "batch": 128}
     elif scenario == "slow":
@@ -129,7 +140,9 @@ def _draw(seed: int, loss: str, data: str, architecture: str, scenario: str, i: 
 class Source:
     """Images of one data set, and two views of random ones."""
 
-    def __init__(self, data: str, side: int, classes: int, cifar: Path, device: str, generator: torch.Generator) -> None:
+    def __init__(
+        self, data: str, side: int, classes: int, cifar: Path, device: str, generator: torch.Generator
+    ) -> None:
         if data == "cifar10":
             with np.load(cifar) as stored:
                 pixels, labels = stored["pixels"], stored["labels"]
@@ -175,7 +188,9 @@ class Source:
             torch.stack([scale * angle.cos() * flip, -scale * angle.sin(), shift * (2 * u[3] - 1)], dim=1),
             torch.stack([scale * angle.sin(), scale * angle.cos(), shift * (2 * u[4] - 1)], dim=1),
         ]
-        y = grid_sample(x, affine_grid(torch.stack(rows, dim=1), list(x.shape), align_corners=False), align_corners=False)
+        y = grid_sample(
+            x, affine_grid(torch.stack(rows, dim=1), list(x.shape), align_corners=False), align_corners=False
+        )
         gray = ((u[5] < 0.2) & (x.shape[1] == 3))[:, None, None, None]
         y = torch.where(gray, y.mean(dim=1, keepdim=True), y)
         gains = 1 + 0.5 * (self._uniform(n, x.shape[1], 1, 1) - 0.5)
@@ -248,7 +263,9 @@ def _work(job: tuple[dict[str, Any], Path, Path, str]) -> str:
     partial = target.with_suffix(".part.npz")
     np.savez(partial, **arrays)
     os.replace(partial, target)
-    return f"{time.perf_counter() - began:6.1f} s  {run['name']}  loss {arrays['loss'][0]:.3g} → {arrays['loss'][-1]:.3g}"
+    return (
+        f"{time.perf_counter() - began:6.1f} s  {run['name']}  loss {arrays['loss'][0]:.3g} → {arrays['loss'][-1]:.3g}"
+    )
 
 
 def main() -> None:

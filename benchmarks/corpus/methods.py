@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity, mse_loss
 
 import stairwise as sw
 from stairwise.nets.perceptron import MLP, head
-from stairwise.nets.resnet import ResNet, BasicBlock
+from stairwise.nets.resnet import BasicBlock, ResNet
 
 FAULTS = {  # what is wrong, and what it does to the embedding
     "cosine": "complete",  # the similarity of positive pairs alone

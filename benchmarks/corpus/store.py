@@ -11,7 +11,20 @@ from numpy.typing import NDArray
 from stairwise.staircase.signs import Signs
 
 Floats = NDArray[np.float64]
-SCALARS = ("step", "t", "loss", "trace_c", "trace_cov", "mean_square", "positive", "negative", "top", "batch", "skipped")
+SCALARS = (
+    "step",
+    "t",
+    "loss",
+    "trace_c",
+    "trace_cov",
+    "mean_square",
+    "positive",
+    "negative",
+    "top",
+    "batch",
+    "skipped",
+)
+SCALE, ZERO, INFINITE = 128, -16384, 32767  # codes of spectra
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,24 +60,19 @@ class CorpusRun:
 
 
 def pack(folder: Path, target: Path) -> None:
-    """Join the files of `make` into one, with spectra to three digits."""
+    """Join the files of `make` into one."""
     arrays: dict[str, np.ndarray] = {}
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as stored:
-            name = path.stem
-            arrays[f"{name}/settings"] = stored["settings"]
-            arrays[f"{name}/scalars"] = np.array([stored[key] for key in SCALARS], dtype=np.float32)
-            arrays[f"{name}/lam"] = _rounded(stored["lam"])
+            arrays[f"{path.stem}/settings"] = stored["settings"]
+            with np.errstate(over="ignore"):
+                arrays[f"{path.stem}/scalars"] = np.array([stored[key] for key in SCALARS], dtype=np.float32)
+            arrays[f"{path.stem}/lam"] = coded(stored["lam"])
     np.savez_compressed(target, **arrays)
 
 
-def _rounded(values: np.ndarray) -> np.ndarray:
-    """float32 with 10 bits of mantissa, which compress well."""
-    bits = values.astype(np.float32).view(np.uint32)
-    return ((bits + 0x1000) & 0xFFFFE000).view(np.float32)
-
-
 def read(path: Path) -> list[CorpusRun]:
+    """All runs of a file."""
     runs = []
     with np.load(path) as stored:
         for key in stored.files:
@@ -72,5 +80,22 @@ def read(path: Path) -> list[CorpusRun]:
                 name = key.removesuffix("/settings")
                 values = stored[f"{name}/scalars"].astype(np.float64)
                 scalars = dict(zip(SCALARS, values, strict=True))
-                runs.append(CorpusRun(json.loads(str(stored[key])), scalars, stored[f"{name}/lam"].astype(np.float64)))
+                runs.append(CorpusRun(json.loads(str(stored[key])), scalars, decoded(stored[f"{name}/lam"])))
     return runs
+
+
+def coded(lam: np.ndarray) -> np.ndarray:
+    """Spectra as differences over time of 128 log₂ λ, which compress to a fifth; negative ones count as zero.
+
+    >>> decoded(coded(np.array([[2.0, 1e-3], [np.inf, 0.0]]))).round(4).tolist()
+    [[2.0, 0.001], [inf, 0.0]]
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = np.round(SCALE * np.log2(np.maximum(lam, 0.0)))
+    whole = np.where(np.isfinite(lam), np.clip(np.nan_to_num(steps, neginf=ZERO), ZERO, -ZERO), INFINITE)
+    return np.diff(whole.astype(np.int16), axis=0, prepend=np.int16(0))  # wraps around, and back in `decoded`
+
+
+def decoded(codes: np.ndarray) -> Floats:
+    whole = np.cumsum(codes, axis=0, dtype=np.int16).astype(np.float64)
+    return np.asarray(np.where(whole == INFINITE, np.inf, np.where(whole == ZERO, 0.0, 2 ** (whole / SCALE))))

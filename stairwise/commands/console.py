@@ -126,7 +126,7 @@ def _line(what: str, share: float, start: float, seconds: float) -> str:
 
 
 def print_table(table: "Table") -> None:
-    shown = RichTable(*table.header, title=escape(table.title))
+    shown = RichTable(*table.header, title=escape(table.title), caption=escape(table.note) or None)
     for column in shown.columns[1:]:
         column.justify = "right"
     for row in table.rows:

@@ -1,34 +1,45 @@
-"""`stairwise report`: write the page of a run to one HTML file."""
+"""`stairwise report`: write the page of one or more runs to one HTML file."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stairwise.commands.console import Json, print_json
+from stairwise.commands.console import Json, print_json, print_table
 
-RunArgument = Annotated[Path, typer.Argument(help="Folder of a run, written by `stairwise train` or by a monitor.")]
+RunArguments = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...", help="Folders of runs, written by `stairwise train` or by a monitor; several are compared."
+    ),
+]
 Followed = Annotated[
     str, typer.Option("--spectrum", help="eigenvalues (of C) or covariance; default: the one for the run's loss.")
 ]
 
 
 def report(
-    run: RunArgument,
-    target: Annotated[Path | None, typer.Option("--out", help="HTML file; default RUN/report.html.")] = None,
+    runs: RunArguments,
+    target: Annotated[
+        Path | None,
+        typer.Option("--out", help="HTML file; default RUN/report.html, for several runs report.html in this folder."),
+    ] = None,
     spectrum: Followed = "",
     json_: Json = False,
 ) -> None:
-    """Write the staircase of a run to one HTML file: steps taken, steps expected, ranks, and advice.
+    """Write the staircase of a run to one HTML file: its state, steps taken, steps expected, ranks; or compare runs.
 
-    Example: `stairwise report runs/photos-bt`
+    Examples: `stairwise report runs/photos-bt`, `stairwise report runs/a runs/b --out both.html`
     """
-    from stairwise.report.run_page import run_page
+    from stairwise.report.runs_page import runs_page
 
-    page = run_page(run, spectrum)
-    target = target or run / "report.html"
+    page = runs_page(runs, spectrum)
+    target = target or (runs[0] if len(runs) == 1 else Path()) / "report.html"
     page.write(target)
     if json_:
-        print_json({"report": target, "says": page.lead})
-    else:
-        print(f"{page.lead}\nreport  {target}")
+        compared = [dict(zip(table.header, row, strict=True)) for table in page.summary for row in table.rows]
+        print_json({"report": target, "says": page.lead} | ({"runs": compared} if compared else {}))
+        return
+    for table in page.summary:
+        print_table(table)
+    print(f"{page.lead}\nreport  {target}")

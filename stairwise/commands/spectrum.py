@@ -39,7 +39,7 @@ def spectrum(
     Example: `stairwise spectrum --model mynet:build --checkpoints 'ckpt/*.pt' --data cifar10`
     """
     from stairwise.evaluate.checkpoints import Source, measure_checkpoints
-    from stairwise.report.run_page import run_page
+    from stairwise.report.run_page import TIMELINE, run_page
     from stairwise.training.recipe import parsed
 
     chosen = {key: parsed(value) for key, value in (setting(text, "--options") for text in options or [])}
@@ -54,7 +54,8 @@ def spectrum(
         print_json({"report": folder / "report.html", "says": page.lead, **vars(measured)})
         return
     for table in page.tables:
-        print_table(table)
+        if table.title != TIMELINE:
+            print_table(table)
     print(f"{_normalization(measured, source)}\n{page.lead}\nreport  {folder / 'report.html'}")
 
 

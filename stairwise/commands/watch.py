@@ -1,19 +1,19 @@
-"""`stairwise watch`: serve the live page of a run."""
+"""`stairwise watch`: serve the live page of one or more runs."""
 
 from typing import Annotated
 
 import typer
 
 from stairwise.commands.console import Interrupted
-from stairwise.commands.report import Followed, RunArgument
+from stairwise.commands.report import Followed, RunArguments
 
 
 def watch(
-    run: RunArgument,
+    runs: RunArguments,
     port: Annotated[int, typer.Option(help="Port on this machine; 0 chooses a free one.")] = 8642,
     spectrum: Followed = "",
 ) -> None:
-    """Serve a live page of a run during training: its staircase and the next steps. Ctrl-C stops it.
+    """Serve a live page of one or more runs during training: their staircases and next steps. Ctrl-C stops it.
 
     It can be viewed on this machine only. From another machine: `ssh -L 8642:localhost:8642 HOST`
 
@@ -21,8 +21,8 @@ def watch(
     """
     from stairwise.report.live import live_page
 
-    server = live_page(run, port, spectrum)
-    print(f"watching {run} at {server.address} (Ctrl-C stops it)", flush=True)
+    server = live_page(runs, port, spectrum)
+    print(f"watching {', '.join(map(str, runs))} at {server.address} (Ctrl-C stops it)", flush=True)
     try:
         server.serve_forever()
     except Interrupted:

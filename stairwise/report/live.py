@@ -1,7 +1,7 @@
-"""The live page of a run: a server for this machine that gives no access to files."""
+"""The live page of one or more runs: a server for this machine that gives no access to files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from errno import EADDRINUSE
 from functools import partial
 from http import HTTPStatus
@@ -11,8 +11,10 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from stairwise.checks import InputError, one_of
-from stairwise.report.page import Page
-from stairwise.report.run_page import FOLLOWED, run_page
+from stairwise.report.page import Page, plotly_library
+from stairwise.report.reading import FOLLOWED
+from stairwise.report.runs_page import distinct_names, runs_page
+from stairwise.report.timeline import Memory
 from stairwise.runs.folder import METRICS, PICTURE, RECIPE
 
 HOST = "127.0.0.1"
@@ -22,21 +24,26 @@ POLICY = (
 )
 
 
-def live_page(folder: Path, port: int = 0, spectrum: str = "") -> "LivePage":
-    """Make a server for the live page of a run at `address`; the caller starts it."""
-    if not folder.is_dir():
-        raise InputError("run", "must be a folder", folder, "start the run first, or check the path")
+def live_page(folders: Sequence[Path], port: int = 0, spectrum: str = "") -> "LivePage":
+    """Make a server for the live page of one or more runs at `address`; the caller starts it. The page is built when it
+    is first asked for."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError("run", "must be a folder", folder, "start the run first, or check the path")
+    distinct_names(folders)
     if spectrum:
         one_of(spectrum, "--spectrum", FOLLOWED)
-    return LivePage(partial(_stamp, folder), partial(run_page, folder, spectrum), port)
+    memories: dict[Path, Memory] = {}
+    page = partial(runs_page, folders, spectrum, memories, patient=len(folders) > 1)
+    return LivePage(partial(_stamp, folders), page, port)
 
 
-def _stamp(folder: Path) -> str:
-    """A text that changes when a file of the run changes."""
+def _stamp(folders: Sequence[Path]) -> str:
+    """A text that changes when a file of a run changes."""
     stamps = []
-    for name in (METRICS, PICTURE, RECIPE):
+    for path in (folder / name for folder in folders for name in (METRICS, PICTURE, RECIPE)):
         try:
-            state = (folder / name).stat()
+            state = path.stat()
             stamps.append(f"{state.st_mtime_ns:x}-{state.st_size:x}")
         except OSError:
             stamps.append("")
@@ -55,8 +62,6 @@ class LivePage(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, stamp: Callable[[], str], page: Callable[[], Page], port: int = 0) -> None:
-        from plotly.offline import get_plotlyjs
-
         try:
             super().__init__((HOST, port), _Handler)
         except OverflowError:
@@ -69,7 +74,6 @@ class LivePage(ThreadingHTTPServer):
             rule = "must be free: is another watcher running?"
             raise InputError("--port", rule, port, "--port 0 chooses a free one") from None
         self.stamp, self.page = stamp, page
-        self.plotly = get_plotlyjs().encode()
         self.lock, self.made = Lock(), ("", Page("", ""))
 
     def handle_error(self, *_: object) -> None:
@@ -116,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         if path == "/plotly.js":
             return self._send(
-                HTTPStatus.OK, self.server.plotly, "text/javascript", body, {"Cache-Control": "max-age=3600"}
+                HTTPStatus.OK, plotly_library().encode(), "text/javascript", body, {"Cache-Control": "max-age=3600"}
             )
         if path not in ("/", "/data.json"):
             return self._send(HTTPStatus.NOT_FOUND, b"not found; the page is at /\n", "text/plain", body)
@@ -124,7 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/":
             text = page.render('<script src="/plotly.js"></script>', live=True).encode()
             return self._send(HTTPStatus.OK, text, "text/html", body)
-        more = {"ETag": f'"{stamp}"', "X-Status": page.facts.get("records", "no records yet")}
+        status = page.facts.get("records", "no records yet")  # with folder names, and a header holds ASCII only
+        more = {"ETag": f'"{stamp}"', "X-Status": "".join(c if " " <= c <= "~" else "?" for c in status)}
         if self.headers.get("If-None-Match") == more["ETag"]:
             return self._send(HTTPStatus.NOT_MODIFIED, b"", "application/json", body, more)
         data = json.dumps(page.parts(), allow_nan=False).encode()

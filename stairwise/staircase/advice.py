@@ -1,17 +1,65 @@
-"""Summarize a run in plain sentences: is this plateau normal, has training collapsed, when will it finish?"""
+"""What a run is doing, in words: its state, the evidence for it, and what to do.
+
+States are judged from the records alone, each record by itself and those before it. "Finished" is said only for a
+reason: every dimension is in use, or nothing has grown for half of the run and nothing below is on its way.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from stairwise.staircase.clock import Clock, duration
+from stairwise.checks import InputError, vector
+from stairwise.staircase import words
+from stairwise.staircase.clock import Clock
+from stairwise.staircase.collapse import collapse
 from stairwise.staircase.forecast import Forecast, forecast_steps
-from stairwise.staircase.steps import FEWEST, detect_steps, records
-from stairwise.theory.spectra import effective_rank
+from stairwise.staircase.growth import Growth, History
+from stairwise.staircase.signs import Signs
+from stairwise.staircase.steps import FEWEST
 
-FALLEN = 1e-2  # collapsing, if the largest eigenvalue falls to this share of its maximum after steps were taken
-COLLAPSED = 1e-6  # collapsed, if it falls to this share in any case
-NOTHING = 1e-8  # collapsed, if the variance is below this multiple of the squared mean (rounding error)
-RARE = 0.1  # dimensional collapse, if fewer than this share of the dimensions are learned
+Floats = NDArray[np.float64]
+
+STATES = (
+    "not started",
+    "learning",
+    "waiting",
+    "finished",
+    "cannot tell yet",
+    "collapsing",
+    "collapsed",
+    "diverged",
+)
+ENOUGH = 4  # records that are needed to tell anything
+HUGE_LOSS, HUGE = 1e10, 1e30  # losses and eigenvalues above these are as good as infinite
+STILL = 0.25  # a run has not started if no leading eigenvalue has changed by more than this, in log λ,
+STEADY = 0.3  # nor the total variance by more than this
+SETTLED = 3  # records without growth after which a run with all dimensions in use is finished
+SEVERAL = 3  # a run with unused dimensions is finished only if it has learned at least this many,
+LONG = 0.5  # if none has grown for this share of the records,
+FAR = 4.0  # and if at their pace the next ones would need this multiple of the time so far
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a run is doing, why we say so, and what to do.
+
+    Attributes:
+        state: one of `STATES`.
+        learned: number of dimensions learned; every table and sentence uses this count.
+        dimensions: d.
+        evidence: sentences, the most important first.
+        remedy: what to do; empty if nothing.
+    """
+
+    state: str
+    learned: int
+    dimensions: int
+    evidence: tuple[str, ...]
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return " ".join([f"{self.state.capitalize()}.", *self.evidence, self.remedy]).strip()
 
 
 def advise(
@@ -19,94 +67,97 @@ def advise(
     lam: ArrayLike,
     clock: Clock | None = None,
     level: float | None = 1.0,
-    spread: float | None = None,
+    signs: Signs | None = None,
     ahead: Forecast | None = None,
-) -> list[str]:
-    """Describe a run in sentences from its spectra over time, the most important first.
+) -> Advice:
+    """Say what a run is doing at its last record.
 
     Arguments:
-        t: times of the records, (T,).
-        lam: eigenvalues of C or of the covariance, descending, (T, d).
+        t: times of the records, increasing, (T,).
+        lam: eigenvalues of C or of the covariance, descending, (T, d); rows that are not finite mean divergence.
         clock: converts times into steps and hours.
-        level: as in `forecast_steps`.
-        spread: trace of the covariance divided by the squared mean at the last record, if known.
+        level: plateau of learned dimensions: 1 for C. None: unknown, as for covariances.
+        signs: what else was measured; without it collapse is judged from the eigenvalues alone.
         ahead: the forecast, if already computed.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
         >>> lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.9])))
-        >>> print(*advise(t, lam), sep="\\n")
-        1 of 3 dimensions learned.
-        This plateau is normal: dimension 2 is growing and is expected at t = 1.7 (80 %: 1.64 to 1.81).
-        All 3 dimensions are expected by t = 1.87.
+        >>> says = advise(t, lam)
+        >>> says.state, says.learned
+        ('waiting', 1)
+        >>> print(says.evidence[0])
+        1 of 3 dimensions are in use, and none has grown for 15 records.
     """
-    times, spectra = records(t, lam)
-    if spectra[-1, 0] <= COLLAPSED * max(spectra[:, 0].max(), 0.0) or (spread is not None and spread <= NOTHING):
-        return ["Collapsed: all embeddings are (nearly) the same point. Lower the learning rate or check the loss."]
-    fallen = _fallen(times, spectra)
-    if fallen:
-        return [fallen]
-    ahead = ahead or forecast_steps(times, spectra, level=level)
-    return [_learned(ahead, spectra[-1]), *_outlook(ahead, clock)]
+    judge = Judge(t, lam, level, signs)
+    if ahead is None and judge.forecasts:
+        ahead = forecast_steps(judge.t, judge.lam, level=level)
+    return judge.says(clock=clock, ahead=ahead)
 
 
-def _fallen(t: np.ndarray, spectra: np.ndarray) -> str:
-    """A warning if steps were taken and the largest eigenvalue has since fallen far below its maximum."""
-    top = spectra[:, 0]
-    share = top[-1] / top.max()
-    last = int(np.flatnonzero(top >= top.max() / 2)[-1]) + 1
-    if share > FALLEN or last < FEWEST:
-        return ""
-    steps = len(detect_steps(t[:last], spectra[:last]))
-    if not steps:
-        return ""
-    return (
-        f"Collapsing: {steps} dimensions had been learned by t = {t[last - 1]:.3g}, and the largest eigenvalue "
-        f"has since fallen to {share:.1g} of its maximum. Lower the learning rate or check the loss, and go back to an "
-        "earlier checkpoint."
-    )
+class Judge:
+    """Judges any record of a run by the records up to it."""
+
+    def __init__(self, t: ArrayLike, lam: ArrayLike, level: float | None = 1.0, signs: Signs | None = None) -> None:
+        every, times = np.asarray(lam, dtype=np.float64), vector(t, "t")
+        if every.ndim != 2 or every.size == 0:
+            raise InputError("lam", "must be a matrix, one row per record", f"shape {every.shape}")
+        if len(times) != len(every):
+            raise InputError("t", f"must have {len(every)} times, one per row of lam", len(times))
+        if not (np.diff(times) > 0).all():
+            raise InputError("t", "must increase", None, "sort the records and drop repeated ones")
+        signs = signs if signs is not None else Signs.unknown(every)
+        self.whole = np.isfinite(every).all(axis=1) & (np.abs(np.nan_to_num(every)) < HUGE).all(axis=1)
+        self.whole &= ~(signs.loss >= HUGE_LOSS)
+        self.all_times, self.all_losses, self.level = times, signs.loss, level
+        self.t, self.lam, self.signs = times[self.whole], every[self.whole], signs.where(self.whole)
+        self.history = History(self.lam, level)
+
+    @property
+    def forecasts(self) -> bool:
+        """Whether there are enough finite records for a forecast."""
+        return len(self.t) >= FEWEST and bool(self.whole[-1])
+
+    def says(self, record: int | None = None, clock: Clock | None = None, ahead: Forecast | None = None) -> Advice:
+        """What is to be said at a record, by default the last."""
+        at = len(self.whole) - 1 if record is None else record
+        i, d = int(self.whole[: at + 1].sum()) - 1, self.lam.shape[1]
+        if not self.whole[at]:
+            evidence = words.lost(self.all_times, self.whole[: at + 1], float(self.all_losses[at]), clock)
+            return Advice("diverged", 0, d, (evidence,), words.REMEDIES["diverged"])
+        if i + 1 < ENOUGH:
+            return Advice("cannot tell yet", 0, d, (words.said("too few", records=i + 1, needed=ENOUGH),))
+        now, signs, lam = self.history.at(i), self.signs.until(i + 1), self.lam[: i + 1]
+        state, kind = self._state(i, now, signs)
+        if kind:
+            evidence, remedy = words.collapsed(kind, lam, signs)
+            return Advice(state, now.learned, d, (evidence, *words.telling(signs, d)), remedy)
+        idle = state == "not started"
+        evidence, remedy = words.idle(now, lam, self.level) if idle else words.moving(state, now, lam)
+        more = [] if state == "finished" else words.outlook(now, state, clock, ahead)
+        learned = 0 if idle else now.learned
+        return Advice(state, learned, d, (evidence, *more, *words.telling(signs, d)), remedy)
+
+    def _state(self, i: int, now: Growth, signs: Signs) -> tuple[str, str]:
+        """The state, and for a collapse its kind."""
+        d, records = self.lam.shape[1], i + 1
+        if self.level is None and now.moved < STILL and _steady(signs.variance):
+            return "not started", ""
+        state, kind = collapse(self.lam[: i + 1], self.level, signs)
+        if state:
+            return state, kind
+        if self.level is not None and now.learned == 0:
+            return "not started", ""
+        if len(now.rising):
+            return "learning", ""
+        if now.learned >= d:
+            return ("finished" if now.quiet >= SETTLED else "learning"), ""
+        waited = now.quiet >= max(5, LONG * records)
+        if now.learned >= SEVERAL and waited and now.arrival >= FAR * records:
+            return "finished", ""
+        return "waiting", ""
 
 
-def _learned(ahead: Forecast, spectrum: np.ndarray) -> str:
-    done, d = len(ahead.done) + ahead.arriving, ahead.dimensions
-    if done == 0:
-        rank = float(effective_rank(spectrum))
-        return f"No step has been seen yet; the effective rank is {rank:.1f} of {d}."
-    return f"{done} of {d} dimensions learned."
-
-
-def _outlook(ahead: Forecast, clock: Clock | None) -> list[str]:
-    done, d = len(ahead.done) + ahead.arriving, ahead.dimensions
-    if len(ahead.modes) == 0:
-        if done == 0:
-            return []
-        if done >= d:
-            return ["All dimensions are in use: training longer adds none, a larger d might."]
-        if done < RARE * d:
-            return [
-                f"Nothing else is growing: {d - done} dimensions are unused (dimensional collapse, if this persists). "
-                "Train longer, raise the learning rate, or try sw.precondition."
-            ]
-        return [f"Nothing else is growing: stop here, or choose d near {done}."]
-    first = int(np.argmin(ahead.times))
-    low, time, high = (float(v[first]) for v in (ahead.low, ahead.times, ahead.high))
-    sentences = [
-        f"This plateau is normal: dimension {ahead.modes[first] + 1} is growing and is expected at t = {time:.3g} "
-        f"({100 * ahead.coverage:.0f} %: {low:.3g} to {high:.3g}){_when(clock, time)}."
-    ]
-    end = ahead.when(1.0)
-    if np.isfinite(end):
-        sentences.append(f"All {d} dimensions are expected by t = {end:.3g}{_when(clock, end)}.")
-    else:
-        sentences.append(f"{len(ahead.modes)} are growing; {d - done - len(ahead.modes)} are not growing yet.")
-    return sentences
-
-
-def _when(clock: Clock | None, t: float) -> str:
-    """The time t in steps and hours, as the end of a sentence."""
-    if clock is None:
-        return ""
-    step, left = float(clock.steps(t)), float(clock.seconds_left(t))
-    if not np.isfinite(step):
-        return ", after the end of this run"
-    return f", step {step:,.0f}" + (f", in {duration(left)}" if np.isfinite(left) else "")
+def _steady(variance: Floats) -> bool:
+    first, last = np.median(variance[:3]), np.median(variance[-3:])
+    return not (first > 0 and last > 0) or bool(abs(np.log(last / first)) < STEADY)

@@ -20,19 +20,19 @@ RECENT = 5  # records over which a trend is judged
 
 
 def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
-    """The state ("collapsing", "collapsed" or "") and the kind of collapse: "zero", "point", "variance" or "one"."""
+    """The state ("collapsing", "collapsed" or "") and its kind: "zero", "point", "variance", "falling" or "one"."""
     v, ms = _tail(signs.variance), _tail(signs.mean_square)
     most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
-    if v[-1] <= GONE * most and ms[-1] <= GONE * np.nanmax(signs.mean_square):
+    if v[-1] <= GONE * most and not ms[-1] > GONE * np.nanmax(signs.mean_square, initial=0.0):
         return "collapsed", "zero"
     gap = float(signs.positive[-1] - signs.negative[-1])
     if not _mean_learned(level, ms):
         if _alike(signs) and not _never_started(signs):
             return "collapsed", "point"
-        if v[-1] <= LOST * most and gap <= CLOSE and v[-1] <= 1.3 * v.min():
+        if v[-1] <= LOST * most and not gap > CLOSE and v[-1] <= 1.3 * v.min():
             return "collapsed", "variance"
-        if v[-1] <= LOSING * most and gap <= CLOSE / 2 and v[-1] <= 0.5 * v[0]:
-            return "collapsing", "variance"
+        if v[-1] <= LOSING * most and not gap > CLOSE / 2 and v[-1] <= 0.5 * v[0]:
+            return "collapsing", "falling"
     return ("collapsed", "one") if _alone(lam, level, signs) else ("", "")
 
 
@@ -71,7 +71,8 @@ def _never_started(signs: Signs) -> bool:
     n, loss = signs.batch[-1], signs.loss[np.isfinite(signs.loss)]
     if not len(loss) or not n > 1:
         return False
-    return any(abs(loss[-1] / at - 1) <= AT_VALUE and loss.min() >= (1 - 2 * AT_VALUE) * at for at in (np.log(2 * n - 1), np.log(n)))
+    equal = np.log([2 * n - 1, n])
+    return bool(((np.abs(loss[-1] / equal - 1) <= AT_VALUE) & (loss.min() >= (1 - 2 * AT_VALUE) * equal)).any())
 
 
 def _alone(lam: Floats, level: float | None, signs: Signs) -> bool:

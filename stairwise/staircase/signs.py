@@ -10,6 +10,8 @@ from stairwise.runs.record import Record
 
 Floats = NDArray[np.float64]
 
+RECENT, AT = 5, 2e-3  # a loss sits at a value if so many latest records are this close to it, relative to it
+
 
 @dataclass(frozen=True, eq=False)
 class Signs:
@@ -65,6 +67,40 @@ class Signs:
             column("skipped"),
         )
 
+    @classmethod
+    def unknown(cls, lam: Floats) -> "Signs":
+        """The signs if nothing but the followed spectrum was measured, (T, d)."""
+        none = np.full(len(lam), np.nan)
+        return cls(none, np.maximum(lam, 0.0).sum(axis=1), none, none, none, none, none, none, none)
+
     def until(self, end: int) -> "Signs":
         """The signs of the first `end` records."""
         return Signs(*(values[:end] for values in vars(self).values()))
+
+    def where(self, kept: NDArray[np.bool_]) -> "Signs":
+        """The signs of some records."""
+        return Signs(*(values[kept] for values in vars(self).values()))
+
+
+def telling_value(signs: Signs, d: int) -> tuple[str, str] | None:
+    """Name and meaning of a special value at which the loss has sat for the latest records, if it does.
+
+    Cross-entropy losses have the logarithm of the number of their classes when all embeddings are equal, and before the
+    first dimension is learned; so do the others where nothing is learned.
+    """
+    loss = signs.loss[-RECENT:]
+    if len(loss) < RECENT or not np.isfinite(loss).all():
+        return None
+    n = signs.batch[-1]
+    values = {f"d = {d}": (float(d), "Barlow Twins has this value when nothing is learned")}
+    values |= {"d − 1": (d - 1.0, "Barlow Twins has this value when it has learned the mean alone")}
+    values |= {"25": (25.0, "VICReg has this value, the weight of its variance term, when the variance is zero")}
+    if n > 1:
+        equal = "contrastive losses have this value when all embeddings are equal"
+        values |= {f"ln {n:.0f}": (np.log(n), equal), f"ln(2·{n:.0f} − 1)": (np.log(2 * n - 1), equal)}
+    for k in (d, *(2**j for j in range(10, 18)), 3000):
+        values |= {f"ln {k}": (np.log(k), "a cross-entropy over so many prototypes has this value when none is chosen")}
+    for name, (value, meaning) in values.items():
+        if value > 0 and (np.abs(loss / value - 1) <= AT).all():
+            return name, meaning
+    return None

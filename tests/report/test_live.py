@@ -17,6 +17,7 @@ import pytest
 
 from stairwise.checks import InputError
 from stairwise.report.live import live_page
+from stairwise.report.page import Page
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.record import Record
 
@@ -35,8 +36,8 @@ def write_records(folder, first, last, size=0):
 
 
 @contextmanager
-def serving(folder, **options):
-    server = live_page(folder, **options)
+def serving(*folders, **options):
+    server = live_page(folders, **options)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -67,14 +68,15 @@ def test_page_and_data(tmp_path):
         answer, first = ask(server, "/data.json")
         tag = answer.headers["ETag"]
         assert answer.headers["X-Status"] == "200 records"
-        assert "dimensions learned" in json.loads(first)["lead"]
+        assert 'class="badge"' in json.loads(first)["lead"]
         titles = re.findall("<h2>(.*?)</h2>", json.loads(first)["charts"])
         assert "Embeddings in their two leading modes" in titles
         assert ask(server, "/data.json", If_None_Match=tag)[0].status == 304
         write_records(tmp_path, 200, 300, size)
         answer, later = ask(server, "/data.json", If_None_Match=tag)
         assert answer.status == 200
-        assert json.loads(later)["lead"] != json.loads(first)["lead"]
+        assert json.loads(later)["tables"] != json.loads(first)["tables"]
+        assert json.loads(later)["layout"] == json.loads(first)["layout"]
         answer, nothing = ask(server, "/data.json", method="HEAD")
         assert (answer.status, nothing) == (200, b"")
         assert b"plotly" in ask(server, "/plotly.js")[1][:2000].lower()
@@ -99,6 +101,34 @@ def test_before_the_first_record(tmp_path):
         assert "Staircase" in json.loads(ask(server, "/data.json")[1])["title"]
 
 
+def test_several_runs(tmp_path):
+    """A run that has not started waits on the page of the others."""
+    first, second = tmp_path / "Läufe ✓\n" / "run", tmp_path / "b" / "run"
+    write_records(first, 0, 200)
+    second.mkdir(parents=True)
+    with serving(first, second) as server:
+        data = json.loads(ask(server, "/data.json")[1])
+        assert "Läufe ✓\n/run" in data["summary"]
+        assert "not started" in data["summary"]
+        write_records(second, 0, 100)
+        answer, later = ask(server, "/data.json")
+        assert answer.headers["X-Status"] == "L?ufe ??/run: 200 records; b/run: 100 records"
+        assert "not started" not in json.loads(later)["summary"]
+    with pytest.raises(InputError, match="given once"):
+        live_page([second, tmp_path / "b" / ".." / "b" / "run"])
+
+
+def test_the_page_is_built_when_it_is_asked_for(tmp_path, monkeypatch):
+    write_records(tmp_path, 0, 200)
+    built = []
+    monkeypatch.setattr("stairwise.report.live.runs_page", lambda *a, **k: built.append(a) or Page("t", "lead"))
+    with serving(tmp_path) as server:
+        assert not built
+        ask(server)
+        ask(server, "/data.json")
+        assert len(built) == 1
+
+
 def test_refusals(tmp_path):
     write_records(tmp_path, 0, 20)
     (tmp_path / "secret").write_text("secret")
@@ -121,11 +151,11 @@ def test_refusals(tmp_path):
         assert ask(server, method="POST")[0].status == 501
         assert server.server_address[0] == "127.0.0.1"
         with pytest.raises(InputError, match="another watcher"):
-            live_page(tmp_path, port=server.server_port)
+            live_page([tmp_path], port=server.server_port)
     with pytest.raises(InputError, match="65535"):
-        live_page(tmp_path, port=70000)
+        live_page([tmp_path], port=70000)
     with pytest.raises(InputError, match="folder"):
-        live_page(tmp_path / "nowhere")
+        live_page([tmp_path / "nowhere"])
 
 
 def test_command_line(tmp_path):

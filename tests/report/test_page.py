@@ -47,7 +47,8 @@ def test_curves_are_embedded(page):
     data = re.search(r"let charts = (.*);\n", page.read_text()).group(1)
     assert "</script>" not in data
     (chart,) = json.loads(data)
-    assert chart["marks"] == [0.5]
+    assert chart["marks"] == [{"t": [0.5], "step": None}]
+    assert chart["scale"] == "symlog"  # t² is 0 at the first point
     assert len(chart["lines"][0]["x"]) == MOST_POINTS
     assert chart["lines"][0]["name"] == "</script><b>"
     assert chart["lines"][1]["y"][-1] is None  # gaps stay gaps

@@ -1,4 +1,4 @@
-"""The page of a run, and the sentences about its spectra."""
+"""The page of a run."""
 
 import json
 import subprocess
@@ -10,36 +10,21 @@ import pytest
 import torch
 
 from stairwise.checks import InputError
+from stairwise.losses.vicreg_loss import VICReg
 from stairwise.monitor.spectrum import SpectrumMonitor
-from stairwise.report.live import live_page
+from stairwise.report import reading
 from stairwise.report.run_page import run_page
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.log import MetricsLog
 from stairwise.runs.record import Record
-from stairwise.staircase.advice import advise
+from stairwise.staircase.advice import Advice
+from stairwise.staircase.forecast import forecast_steps
 
 T = np.linspace(0, 6, 300)
 
 
 def staircase(gamma, t=T):
     return 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, gamma)))
-
-
-@pytest.mark.parametrize(
-    ("lam", "says"),
-    [
-        (staircase([2.0, 1.0, 0.8]), "All dimensions are in use"),
-        (staircase([2.0, 0.25, 0.2]), "This plateau is normal: dimension 2"),
-        (staircase([2.0, 0.3, 1e-9]), "2 of 3 dimensions learned"),  # the second is just arriving
-        (staircase([2.0, 1e-9, 1e-9]), "stop here, or choose d near 1"),
-        (staircase([2.0, *[1e-9] * 19]), "dimensional collapse"),
-        (staircase([1e-9, 1e-9]), "No step has been seen yet"),
-        (np.maximum(1e-9, np.exp(-5 * T))[:, None] * [1.0, 0.5], "Collapsed"),
-        (np.zeros((300, 2)), "Collapsed"),
-    ],
-)
-def test_advice(lam, says):
-    assert says in " ".join(advise(T, lam))
 
 
 @pytest.fixture
@@ -56,21 +41,181 @@ def test_page_says_what_was_measured(run):
     with (run / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 99')
     page = run_page(run, "eigenvalues")
-    assert page.lead.startswith("2 of 3 dimensions learned. This plateau is normal: dimension 3")
+    assert page.lead == str(page.advice)
+    assert page.advice.learned == 2
     assert [panel.title for panel in page.panels] == [
         "Loss",
         "Eigenvalues of C",
         "Eigenvalues of the representations",
         "Dimensions in use",
-        "Eigenvalues now, grown to the right of the dotted line",
+        "Eigenvalues now, learned to the right of the dotted line",
     ]
-    now, taken, coming = page.tables
-    assert now.rows[0][1] == "3 of 3"  # the third is within a factor of ten
+    now, taken, coming, said = page.tables
+    assert now.rows[0][1:] == ["2 of 3", "–"]
     assert [row[0] for row in taken.rows] == ["1", "2"]
     assert float(taken.rows[0][1]) == pytest.approx(np.log(1e6) / 16, rel=0.02)
-    assert float(coming.rows[0][1]) == pytest.approx(np.log(1e6) / 2.0, rel=0.1)
+    assert float(coming.rows[0][2]) == pytest.approx(np.log(1e6) / 2.0, rel=0.1)
+    assert said.rows[-1][2] == page.advice.state
     assert page.facts["records"] == "300 records, 1 damaged lines left out"
     assert run_page(run).panels[1].title == "Eigenvalues of the covariance of z"
+
+
+def test_every_curve_over_time_knows_its_steps(run):
+    for panel in run_page(run).panels[:4]:
+        assert panel.steps(np.array([T[7], T[100]])) == pytest.approx([70, 1000])
+        for line in panel.lines:
+            assert len(line.steps) == len(line.x)
+            assert line.steps == pytest.approx(10 * line.x / (T[1] - T[0]), abs=0.01)  # ten steps per record
+    assert run_page(run).panels[4].lines[0].steps is None
+
+
+def scales(page):
+    return {panel.title: chart["scale"] for panel, chart in zip(page.panels, page.parts()["data"], strict=True)}
+
+
+def test_axes_start_logarithmic(run):
+    start = scales(run_page(run))
+    assert start["Loss"] == start["Eigenvalues of the covariance of z"] == "log"
+    assert start["Dimensions in use"] == "linear"
+
+
+def test_values_below_zero(tmp_path):
+    """Negative eigenvalues, which are noise, start on a symmetric logarithm; a negative loss on a linear axis."""
+    rng = np.random.default_rng(0)
+    noise = -np.sort(-1e-4 * rng.standard_normal((300, 3)), axis=1)
+    write(tmp_path, T, staircase([2.0, 0.8, 0.25]) + noise, loss=-np.cos(T))
+    page = run_page(tmp_path)
+    start = scales(page)
+    assert start["Eigenvalues of the covariance of z"] == "symlog"
+    assert start["Loss"] == "linear"
+    chart = page.parts()["data"][1]
+    assert 1e-5 < chart["unit"] < 1e-3  # linear below the noise
+    assert page.advice.learned == 2
+
+
+def write(folder, t, lam, loss=None, **more):
+    log = MetricsLog(folder / "metrics.jsonl")
+    for i, row in enumerate(lam):
+        value = None if loss is None else float(loss[i])
+        log.write(Record(step=10 * i, t=float(t[i]), loss=value, covariance=row, eigenvalues=row, **more))
+    log.close()
+
+
+class Sayings:
+    """Stands in for `advise`: what it says at every number of records."""
+
+    def __init__(self, says):
+        self.says, self.asked = says, []
+
+    def __call__(self, t, lam, clock, level, signs, ahead):
+        self.asked.append(len(t))
+        assert len(t) == len(lam) == len(clock.t) == len(signs.loss)
+        return self.says(len(t))
+
+
+def test_one_number_for_learned(run, monkeypatch):
+    """Tables, curves and the histogram count what the advice counts."""
+    says = Sayings(lambda n: Advice("learning", n // 150, 3, (f"{n} records.",)))
+    monkeypatch.setattr(reading, "advise", says)
+    page = run_page(run)
+    assert page.tables[0].rows[0] == ["dimensions learned", "2 of 3", "–"]
+    (learned,) = [line for line in page.panels[3].lines if line.name == "learned"]
+    assert learned.y[-1] == 2
+    assert set(learned.y) == {0, 1, 2}
+    assert learned.x[learned.y >= 1][0] == pytest.approx(T[149])  # found at its record
+    (mark,) = page.panels[4].marks
+    last = np.log10(2 * staircase([2.0, 0.8, 0.25])[-1])
+    assert (last > mark).sum() == 2
+    text = json.dumps(page.parts())
+    assert "grown" not in text
+
+
+def test_timeline(run, monkeypatch):
+    states = [(100, "not started"), (160, "waiting"), (10_000, "finished")]
+
+    def says(n):
+        state = next(state for end, state in states if n < end)
+        return Advice(state, 1, 3, (f"It is {state}.",), "Stop." if state == "finished" else "")
+
+    monkeypatch.setattr(reading, "advise", Sayings(says))
+    page = run_page(run)
+    (said,) = [table for table in page.tables if table.title.startswith("What this page said")]
+    assert [row[0] for row in said.rows] == ["70", "990", "1,590"]
+    assert [row[2:] for row in said.rows] == [[s, f"It is {s}."] for s in ("not started", "waiting", "finished")]
+    assert "of 300 records" in said.note
+    assert " 990," in said.note
+    strip = page.panels[0].strip
+    assert np.array([(s.start, s.end) for s in strip]) == pytest.approx(T[[(7, 99), (99, 159), (159, 299)]])
+    lead = page.parts()["lead"]
+    assert "✓</span> finished" in lead
+    assert "<li>It is finished.</li>" in lead
+    assert "<b>What to do:</b> Stop." in lead
+    assert page.parts()["tab"].startswith("✓")
+
+
+def test_a_live_page_does_not_judge_twice(run, monkeypatch):
+    says, memory = Sayings(lambda n: Advice("learning", 1, 3, ("Yes.",))), {}
+    monkeypatch.setattr(reading, "advise", says)
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    for n in (290, 290, 291, 292):
+        path.write_text("\n".join(lines[:n]))
+        run_page(run, memory=memory)
+    assert len(says.asked) == len(set(says.asked))
+    assert {290, 291, 292} <= set(says.asked)
+
+
+def test_backtest_and_nearness(run, monkeypatch):
+    """The page says how far off the last steps were forecast, and which step is next."""
+
+    def forecast(t, lam, level):
+        ahead = forecast_steps(t, lam, level=level)
+        object.__setattr__(ahead, "missed", np.array([0.9, -0.1, 0.14, 0.3]))
+        object.__setattr__(ahead, "nearness", ["soon"] * len(ahead.modes))
+        return ahead
+
+    monkeypatch.setattr(reading, "forecast_steps", forecast)
+    page = run_page(run)
+    (coming,) = [table for table in page.tables if table.title == "Steps to come"]
+    assert coming.note.startswith("Backtest: the last four steps were forecast 22 % off")
+    assert coming.rows[0][1] == "soon"
+    assert " to " in coming.rows[0][3]
+
+
+@pytest.mark.parametrize("records", [1, 2, 7, 8])
+@pytest.mark.parametrize("d", [1, 3])
+def test_few_records_and_few_dimensions(tmp_path, records, d):
+    lam = staircase([2.0, 0.8, 0.25][:d])[:records]
+    write(tmp_path, T, lam, loss=lam.sum(axis=1), hidden=np.ones(2))
+    page = run_page(tmp_path)
+    page.write(tmp_path / "report.html")
+    if records < 8:
+        assert page.advice.state == "cannot tell yet"
+        assert f"{records} record" in page.advice.evidence[0]
+    assert page.facts["records"] == ("1 record" if records == 1 else f"{records} records")
+    assert len(page.panels) >= 3
+    assert json.loads(json.dumps(page.parts(), allow_nan=False))
+
+
+@pytest.mark.parametrize("finite", [0, 1, 20])
+@pytest.mark.parametrize("failed", [True, False])
+def test_embeddings_that_are_not_finite(tmp_path, finite, failed):
+    """NaN from some record on, or from the start; a monitor writes such records without a spectrum."""
+    write(tmp_path, T, staircase([2.0, 0.8])[:finite])
+    with (tmp_path / "metrics.jsonl").open("a") as stream:
+        for i in range(finite, finite + 5):
+            spectrum = {"failed": "not finite"} if failed else {"covariance": [None, None]}
+            stream.write(json.dumps({"step": 10 * i, "t": float(i), **spectrum}) + "\n")
+    page = run_page(tmp_path)
+    assert page.advice.state == "diverged"
+    assert f"step {10 * finite}" in page.advice.evidence[0]
+    assert "5 records" in page.advice.evidence[0]
+    assert page.advice.remedy
+    assert not any(line.dashed for panel in page.panels for line in panel.lines)  # nothing is expected any more
+    assert "Steps to come" not in {table.title for table in page.tables}
+    page.write(tmp_path / "report.html")
+    rows = page.tables[-1].rows
+    assert rows[-1][:3] == [str(10 * finite), f"{finite:.4g}", "diverged"]
 
 
 DAMAGE = [
@@ -91,7 +236,8 @@ def test_damaged_records_are_left_out(run, damage, where):
     lines[where] = json.dumps(json.loads(lines[where]) | damage)
     path.write_text("\n".join([*lines, "[" * 100_000, "{}"]))
     page = run_page(run)
-    assert page.lead.startswith("2 of 3 dimensions learned")
+    assert page.advice.learned == 2
+    assert page.advice.state != "diverged"
     counted = 300 if set(damage) & {"hidden", "loss", "seconds"} else 299
     assert page.facts["records"].startswith(f"{counted} records")
     no_record = set(damage) <= {"t", "step"} and damage != {"t": 1e9}
@@ -112,7 +258,24 @@ def test_a_damaged_recipe(run):
             run_page(run)
 
 
-def test_collapse_to_a_point_that_is_not_the_origin(tmp_path):
+@pytest.mark.parametrize("finite", [0, 1])
+def test_a_run_that_was_not_finite_from_its_start(tmp_path, finite):
+    """As a monitor records it."""
+    criterion, z = VICReg(), torch.randn(16, 3)
+    watch = SpectrumMonitor().attach(loss=criterion, log=tmp_path, every=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(8):
+            criterion(z, z if i < 2 * finite else z * float("nan"))
+        watch.close()
+    page = run_page(tmp_path)
+    assert page.lead.startswith("Diverged: ")
+    assert f"The first batch that was not finite was number {2 * finite + 1}." in page.lead
+    assert page.facts["records"].startswith(f"{finite} record")
+    assert f"{4 - finite} without a valid covariance" in page.facts["records"]
+
+
+def test_embeddings_that_are_one_point(tmp_path):
     """All embeddings are 0.7 in every dimension: the eigenvalues are rounding error, or come from the mean."""
     monitor, run = SpectrumMonitor(), RunFolder(tmp_path)
     for i in range(20):
@@ -121,54 +284,14 @@ def test_collapse_to_a_point_that_is_not_the_origin(tmp_path):
         run.write(Record(step=i, t=float(i), **vars(monitor.compute())))
     run.close()
     for spectrum in ("eigenvalues", "covariance"):
-        assert run_page(tmp_path, spectrum).lead.startswith("Collapsed")
-
-
-@pytest.mark.parametrize("fall", [1e-3, 1e-5])
-def test_falling_after_steps_have_been_taken(fall):
-    lam = staircase([2.0, 1.0, 0.8]) * np.where(T[:, None] > 4, np.maximum(fall, np.exp(-20 * (T[:, None] - 4))), 1.0)
-    assert advise(T, lam)[0].startswith("Collapsing: 3 dimensions had been learned")
-
-
-@pytest.mark.parametrize("scale", [1e4, 1.0, 1e-3])
-def test_covariances_may_have_any_scale(scale):
-    """There is no forecast before the first step; afterwards it does not depend on the scale."""
-    lam = staircase([2.0, 0.8, 0.25])
-    early = advise(T[:30], scale * lam[:30], level=None)
-    assert early[0].startswith("No step has been seen yet")
-    assert advise(T, scale * lam, level=None) == advise(T, lam, level=None)
-    flat = np.full((300, 3), [5.0, 4.0, 3.0])
-    assert advise(T, scale * flat, level=None)[0].startswith("No step has been seen yet")
+        assert run_page(tmp_path, spectrum).advice.state == "collapsed"
 
 
 def test_command_line(run):
     command = [sys.executable, "-m", "stairwise", "report", run, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "dimensions learned" in json.loads(done.stdout)["says"]
+    assert json.loads(done.stdout)["says"] == str(run_page(run).advice)
     assert "Steps to come" in (run / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("finite", [0, 1])
-def test_a_run_that_was_not_finite_from_its_start(tmp_path, finite):
-    """The page says so instead of waiting for records; also as a command, and live."""
-    watch = SpectrumMonitor().attach(log=tmp_path, every=2)
-    z = torch.randn(16, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for i in range(8):
-            watch.update(z, z if i < 2 * finite else z * float("nan"))
-        watch.close()
-    page = run_page(tmp_path)
-    assert page.lead.startswith("Diverged: embeddings, loss or gradient are not finite.")
-    assert f"The first such batch was number {2 * finite + 1}; " in page.lead
-    assert page.facts["records"] == f"{finite or 'none'} of 4 records has a spectrum"
-    command = [sys.executable, "-m", "stairwise", "report", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("Diverged")
-    assert "Diverged" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    server = live_page(tmp_path)
-    assert server.current()[1].lead == page.lead
-    server.server_close()
 
 
 def test_bad_runs(tmp_path, run):
@@ -176,9 +299,20 @@ def test_bad_runs(tmp_path, run):
         run_page(tmp_path / "nowhere")
     with pytest.raises(InputError, match="known: eigenvalues, covariance"):
         run_page(run, "eigen")
-    few = tmp_path / "few"
-    log = MetricsLog(few / "metrics.jsonl")
-    log.write(Record(step=1, t=1.0, covariance=np.array([1.0, 0.5])))
-    log.close()
-    with pytest.raises(InputError, match="at least two records"):
-        run_page(few)
+    probes = tmp_path / "probes"
+    probes.mkdir()
+    (probes / "metrics.jsonl").write_text('{"step": 1, "t": 1.0, "knn": 0.5}\n')
+    with pytest.raises(InputError, match="records with a finite covariance"):
+        run_page(probes)
+
+
+def test_little_is_loaded(run):
+    """Importing scipy.stats, matplotlib and plotly takes longer than the whole page."""
+    code = (
+        "import sys; from stairwise.cli import app;"
+        f"app(['report', {str(run)!r}, '--json'], standalone_mode=False);"
+        "print([m for m in ('torch', 'scipy', 'matplotlib', 'plotly', 'sklearn') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "Plotly" in (run / "report.html").read_text(encoding="utf-8")

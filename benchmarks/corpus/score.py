@@ -1,0 +1,174 @@
+"""Replay the corpus record by record, and count how often the words are right.
+
+    python -m benchmarks.corpus.score [--tuned]
+
+Prints, for the half that was set aside (or, with --tuned, for the half on which constants were chosen): the confusion
+matrix, the shares that are promised with 95 % binomial intervals, false alarms per run, and the delay until a fault is
+named; one line of JSON last.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import beta
+
+from benchmarks.corpus.store import CorpusRun, read
+from benchmarks.corpus.truth import LATE, Truth, truth
+from stairwise.staircase.advice import STATES, Judge
+
+STORED = Path(__file__).parents[2] / "docs" / "results"
+FILES = (STORED / "corpus_tuned.npz", STORED / "corpus_held.npz")
+BAD = ("collapsing", "collapsed")
+SOON = 0.1  # share of the run within which a collapse must be named, and after which "cannot tell yet" is wrong
+
+
+@dataclass
+class Share:
+    """A number of cases out of a total."""
+
+    hits: int = 0
+    total: int = 0
+
+    def add(self, hit: bool) -> None:
+        self.hits, self.total = self.hits + bool(hit), self.total + 1
+
+    @property
+    def value(self) -> float:
+        return self.hits / self.total if self.total else float("nan")
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Clopper and Pearson's 95 % interval.
+
+        >>> low, high = Share(0, 300).interval
+        >>> low, round(high, 3)
+        (0.0, 0.012)
+        """
+        k, n = self.hits, self.total
+        low = float(beta.ppf(0.025, k, n - k + 1)) if k else 0.0
+        return low, float(beta.ppf(0.975, k + 1, n - k)) if k < n else 1.0
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{100 * self.value:5.1f} %  ({self.hits} of {self.total}; {100 * low:.1f} to {100 * high:.1f} %)"
+
+
+@dataclass
+class Score:
+    """Counts over runs."""
+
+    right: Share = field(default_factory=Share)
+    wrong_stops: Share = field(default_factory=Share)
+    accused: Share = field(default_factory=Share)
+    named: Share = field(default_factory=Share)
+    finished: Share = field(default_factory=Share)
+    confusion: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    delays: list[int] = field(default_factory=list)
+    alarms: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def replay(run: CorpusRun) -> list[str]:
+    """What is said at each record."""
+    judge = Judge(run.scalars["t"], run.lam, run.level, run.signs())
+    return [judge.says(i).state for i in range(len(run.lam))]
+
+
+def score(runs: Iterable[CorpusRun]) -> Score:
+    total = Score()
+    for run in runs:
+        known, words = truth(run), replay(run)
+        total.kinds[known.kind] += 1
+        _count_records(total, known, words)
+        if known.kind != "unknown":
+            _count_run(total, run, known, words)
+    return total
+
+
+def _count_records(total: Score, known: Truth, words: Sequence[str]) -> None:
+    for i, (states, word) in enumerate(zip(known.states, words, strict=True)):
+        if states is None:
+            continue
+        right = word in states or (word == "cannot tell yet" and i < SOON * len(words))
+        total.right.add(right)
+        label = next(iter(states)) if len(states) == 1 else "several are right"
+        label = "collapsed" if states == frozenset(BAD) else label
+        total.confusion[label, word] += 1
+    for later, word in zip(known.later, words, strict=True):
+        if later:
+            total.wrong_stops.add(word == "finished")
+
+
+def _count_run(total: Score, run: CorpusRun, known: Truth, words: Sequence[str]) -> None:
+    n = len(words)
+    healthy = n if known.kind in ("healthy", "idle") else round(np.ceil(run.settings["fault_at"] * n))
+    if healthy and known.kind != "diverged":
+        alarms = sum(word in BAD for word in words[:healthy])
+        total.accused.add(alarms > 0)
+        total.alarms.append(alarms)
+        if alarms:
+            total.notes.append(f"accused: {run.name}, {alarms} records")
+    if known.kind == "collapse" and known.real < n * (1 - SOON):
+        start = max(healthy, known.real - round(LATE * n))
+        first = next((i for i in range(start, n) if words[i] in BAD), n)
+        # the first three records are too few to tell anything
+        total.named.add(first <= max(known.real, 3) + SOON * n)
+        total.delays.append(first - known.real)
+        if first > max(known.real, 3) + SOON * n:
+            total.notes.append(
+                f"not named: {run.name} ({run.settings['fault']}), real at {known.real}, named at {first}"
+            )
+    if known.finished is not None:
+        window = words[known.finished : known.finished + round(LATE * n) + 1]
+        total.finished.add("finished" in window)
+        if "finished" not in window:
+            total.notes.append(f"finish not seen: {run.name}, finished at {known.finished}")
+
+
+def table(total: Score) -> str:
+    """The confusion matrix: what was true in rows, what was said in columns."""
+    rows = [*STATES, "several are right"]
+    lines = [" " * 18 + "".join(f"{word[:10]:>11}" for word in STATES)]
+    for row in rows:
+        counts = [total.confusion[row, word] for word in STATES]
+        if sum(counts):
+            lines.append(f"{row:18}" + "".join(f"{c:11d}" for c in counts))
+    return "\n".join(lines)
+
+
+PROMISES = {
+    "state right": "right",
+    "finished said although more came": "wrong_stops",
+    "healthy runs accused of collapse": "accused",
+    "collapses named in time": "named",
+    "finishes named in time": "finished",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tuned", action="store_true", help="the half on which constants were chosen")
+    parser.add_argument("--file", type=Path)
+    choice = parser.parse_args()
+    total = score(read(choice.file or FILES[0 if choice.tuned else 1]))
+    print(table(total))
+    print(f"\nruns: {', '.join(f'{v} {k}' for k, v in total.kinds.most_common())}")
+    for label, name in PROMISES.items():
+        print(f"{label:34} {getattr(total, name)}")
+    late = np.array(total.delays)
+    print(
+        f"delay until a collapse is named: median {np.median(late):.0f}, 95 % within {np.quantile(late, 0.95):.0f} records"
+    )
+    print(f"false alarms per healthy run: {np.mean(total.alarms):.3f} records")
+    print(*total.notes, sep="\n")
+    print(json.dumps({name: [getattr(total, name).hits, getattr(total, name).total] for name in PROMISES.values()}))
+
+
+if __name__ == "__main__":
+    main()

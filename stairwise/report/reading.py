@@ -1,0 +1,218 @@
+"""What a run folder says: its spectra over time, the forecast, the advice, and the advice given earlier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stairwise.checks import InputError, one_of
+from stairwise.report.timeline import Look, Memory, look_back
+from stairwise.runs.folder import METRICS, RECIPE, read_picture
+from stairwise.runs.reader import Run, consistent
+from stairwise.runs.record import Record
+from stairwise.staircase.advice import Advice, advise
+from stairwise.staircase.clock import Clock
+from stairwise.staircase.forecast import Forecast, forecast_steps
+from stairwise.staircase.signs import Signs
+from stairwise.staircase.steps import FEWEST
+from stairwise.training.schedule import Schedule
+
+Floats = NDArray[np.float64]
+FOLLOWED = ("eigenvalues", "covariance")
+LOST = 2  # a run has diverged if at least this many records at its end are not finite
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A run as its page shows it.
+
+    Attributes:
+        name: of the folder.
+        spectrum: the one that is followed, "eigenvalues" (of C) or "covariance".
+        records: those with a finite spectrum, in order of time; may be empty if the run has diverged.
+        t, step, spectra: of these records, (T,), (T,), (T, d).
+        clock: converts times into steps; None if there are fewer than two records.
+        ahead: the forecast; None if there are too few records.
+        looks: what the page said earlier, and what it says now.
+        facts: how the run was made.
+        settings: its recipe; empty if unknown.
+        views: embeddings in their two leading modes, (2, pairs, 2); None if not recorded.
+    """
+
+    name: str
+    spectrum: str
+    records: list[Record]
+    t: Floats
+    step: Floats
+    spectra: Floats
+    clock: Clock | None
+    ahead: Forecast | None
+    looks: list[Look]
+    facts: dict[str, str]
+    settings: dict[str, object]
+    views: Floats | None = None
+
+    @property
+    def advice(self) -> Advice:
+        """What the page says now."""
+        return self.looks[-1].advice
+
+    @property
+    def expected(self) -> Forecast | None:
+        """The forecast, if there are steps to come; None if there are none, or if the run is lost."""
+        lost = self.advice.state in ("collapsed", "diverged")
+        return self.ahead if self.ahead and len(self.ahead.modes) and not lost else None
+
+    def steps(self, t: Floats) -> Floats:
+        """Step numbers at times t; infinite after the end of the schedule."""
+        return self.clock.steps(t) if self.clock else np.interp(t, self.t, self.step)
+
+    @property
+    def learned(self) -> str:
+        """Number of learned dimensions, as in every table."""
+        return f"{self.advice.learned} of {self.advice.dimensions}" if self.advice.dimensions else "–"
+
+
+def read_run(folder: Path, spectrum: str = "", memory: Memory | None = None) -> Reading:
+    """Read a run folder, written by `stairwise train` or by a monitor.
+
+    Arguments:
+        spectrum: "eigenvalues" (of C) or "covariance"; empty: the one in which the run's loss takes its steps.
+        memory: what was said before, which is not computed again.
+    """
+    if spectrum:
+        one_of(spectrum, "--spectrum", FOLLOWED)
+    if folder.is_file():
+        raise InputError("run", "must be a folder", folder, f"give the folder that contains {METRICS}")
+    run = Run(folder)
+    records, bad = run.log
+    if not records:
+        raise InputError("run", f"must be a folder with a {METRICS} that contains records", folder)
+    facts, settings, planned, followed = _made(run) if (folder / RECIPE).is_file() else ({}, {}, None, "covariance")
+    spectrum = spectrum or followed
+    measured = consistent(records, spectrum)
+    lost = _lost(records, measured, spectrum)
+    if not measured and not lost:
+        raise InputError("run", f"must have records with a finite {spectrum}", folder, "check what was recorded")
+    facts = {"records": _count(records, measured, spectrum, bad)} | facts
+    past = _Past.of(measured, spectrum, planned)
+    ahead = past.forecast()
+    looks = past.looks(ahead, memory)
+    if lost:
+        looks += _diverged(looks, lost)
+    return Reading(
+        folder.resolve().name,
+        spectrum,
+        measured,
+        past.t,
+        past.step,
+        past.spectra,
+        past.clock(len(measured)),
+        ahead,
+        looks,
+        facts,
+        settings,
+        read_picture(folder),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Past:
+    """The records of a run as arrays, from which advice can be given for the first n of them."""
+
+    t: Floats
+    step: Floats
+    seconds: Floats | None
+    spectra: Floats
+    signs: Signs
+    level: float | None
+    planned: Floats | None
+
+    @classmethod
+    def of(cls, records: Sequence[Record], spectrum: str, planned: Floats | None) -> "_Past":
+        t, step, seconds = (column(records, key) for key in ("t", "step", "seconds"))
+        spectra = np.array([record.spectrum(spectrum) for record in records]) if records else np.zeros((0, 0))
+        level = 1.0 if spectrum == "eigenvalues" else None  # the plateau of a covariance is unknown
+        known = seconds if np.isfinite(seconds).all() else None
+        return cls(t, step, known, spectra, Signs.of(records), level, planned)
+
+    def clock(self, n: int) -> Clock | None:
+        seconds = None if self.seconds is None else self.seconds[:n]
+        return Clock(self.t[:n], self.step[:n], seconds, self.planned) if n > 1 else None
+
+    def forecast(self) -> Forecast | None:
+        return forecast_steps(self.t, self.spectra, level=self.level) if len(self.t) >= FEWEST else None
+
+    def advice(self, n: int, ahead: Forecast | None = None) -> Advice:
+        if n < FEWEST:
+            have = "is 1 record" if n == 1 else f"are {n} records"
+            return Advice("cannot tell yet", 0, self.spectra.shape[1], (f"There {have} so far; {FEWEST} are needed.",))
+        return advise(self.t[:n], self.spectra[:n], self.clock(n), self.level, self.signs.until(n), ahead)
+
+    def looks(self, ahead: Forecast | None, memory: Memory | None) -> list[Look]:
+        def judge(n: int) -> Advice:
+            return self.advice(n, ahead if n == len(self.t) else None)
+
+        return look_back(self.t, self.step, self.spectra, judge, memory) if len(self.t) else []
+
+
+def _made(run: Run) -> tuple[dict[str, str], dict[str, object], Floats, str]:
+    """How the run was made, its recipe, t after every step of its schedule, and the spectrum of its loss."""
+    try:
+        settings = {name: value for name, value in run.recipe.items() if name != "label"}
+        facts = {"recipe": ", ".join(f"{k} = {v}" for k, v in settings.items()), "α": f"{run.facts['alpha']:.4g}"}
+        facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
+        return facts, settings, _planned(run), run.followed
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(str(run.folder / RECIPE), "must be written by `stairwise train`", repr(error)) from error
+
+
+def _planned(run: Run) -> Floats:
+    """t = Σ lr after every step of the schedule, (steps,), through the newest record: a run that was made longer had
+    other learning rates before."""
+    recipe, steps = run.recipe, int(run.facts["steps"])
+    per_epoch = int(run.facts["training_images"]) // int(run.facts["batch"])
+    warmup = round(recipe.get("warmup_epochs", 0.0) * per_epoch)
+    schedule = Schedule(recipe.get("schedule", "cosine"), steps, warmup, recipe.get("final_lr", 0.001))
+    planned = np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
+    last = run.records[-1]
+    return planned + (last.t - planned[min(max(last.step, 1), steps) - 1] if run.facts.get("continued") else 0.0)
+
+
+def _count(records: Sequence[Record], measured: Sequence[Record], spectrum: str, bad: int) -> str:
+    # records of probes have no spectrum, and that is no damage
+    left_out = sum(_should_have(record, spectrum) for record in records) - len(measured)
+    parts = [f"{len(measured)} record{'s' * (len(measured) != 1)}"]
+    parts += [f"{left_out} without a valid {spectrum} left out"] if left_out else []
+    return ", ".join([*parts, f"{bad} damaged lines left out"] if bad else parts)
+
+
+def _lost(records: Sequence[Record], measured: Sequence[Record], spectrum: str) -> list[Record]:
+    """Records after the last finite spectrum that should have one; empty if there are too few to mean anything."""
+    last = measured[-1].step if measured else -np.inf
+    lost = [record for record in records if record.step > last and _should_have(record, spectrum)]
+    return lost if len(lost) >= LOST else []
+
+
+def _should_have(record: Record, spectrum: str) -> bool:
+    """Whether a spectrum was measured, or failed: a monitor writes no spectrum if all batches were not finite."""
+    return record.value(spectrum) is not None or "failed" in record.extra
+
+
+def _diverged(looks: Sequence[Look], lost: Sequence[Record]) -> list[Look]:
+    """The looks at the first and at the last of the records that are lost."""
+    since = f"since step {lost[0].step:,}" if looks else f"from the first record on, at step {lost[0].step:,}"
+    evidence = [f"The embeddings have not been finite {since}: {len(lost)} records hold NaN or infinity."]
+    if lost[-1].first_skipped:
+        evidence.append(f"The first batch that was not finite was number {lost[-1].first_skipped:,}.")
+    remedy = "Stop, lower the learning rate or add a warm-up, and check the inputs and the loss for divisions by zero."
+    learned, d, n = (looks[-1].advice.learned, looks[-1].advice.dimensions, looks[-1].records) if looks else (0, 0, 0)
+    advice = Advice("diverged", learned, d, tuple(evidence), remedy)
+    return [Look(n + i, float(lost[i - 1].step), float(lost[i - 1].t), advice) for i in (1, len(lost))]
+
+
+def column(records: Sequence[Record], key: str) -> Floats:
+    """A number of every record, (T,); NaN where it was not measured."""
+    return np.array([record.value(key) for record in records], dtype=float)

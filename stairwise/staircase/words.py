@@ -1,0 +1,147 @@
+"""Every sentence that the advice can say, and the numbers that go into it."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stairwise.staircase.clock import Clock, duration
+from stairwise.staircase.forecast import Forecast
+from stairwise.staircase.growth import Growth
+from stairwise.staircase.signs import Signs, telling_value
+
+Floats = NDArray[np.float64]
+SHOWN = 4  # rising dimensions that are named
+
+SENTENCES = {
+    "too few": "There are {records} records so far; {needed} are needed.",
+    "not finite": "The embeddings have not been finite since {when}.",
+    "huge loss": "The loss is {loss:.2g}, as good as infinite.",
+    "zero": "The embeddings have become zero.",
+    "point": "All embeddings point the same way: the cosine of different samples is {negative:.2f}, that of two views "
+    "of one sample {positive:.2f}.",
+    "variance": "The total variance has fallen to {share:.1g} of its maximum.",
+    "falling": "The total variance has fallen to {share:.1g} of its maximum and is still falling.",
+    "one": "One of {d} dimensions holds {share:.0%} of the variance, although the loss has fallen to {loss:.0%} of its "
+    "first value: dimensional collapse.",
+    "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0%}.",
+    "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
+    "is near {level:.2g}.",
+    "rising": "{learned} of {d} dimensions are in use; {which} by up to {gain:.0%} in the latest records.",
+    "joined": "{learned} of {d} dimensions are in use; the last one has just joined.",
+    "quiet": "{learned} of {d} dimensions are in use, and none has grown for {quiet} records.",
+    "all in use": "All {d} dimensions are in use, and none has grown for {quiet} records.",
+    "no more": "{learned} of {d} dimensions are in use; none has grown for {quiet} of {records} records, and at their "
+    "pace the next ones would need more than four times as long as the run has lasted.",
+    "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0%}: {low:.3g} to {high:.3g}){when}.",
+    "soon": "{soon} more are expected soon.",
+    "all by": "All {d} dimensions are expected by t = {time:.3g}{when}.",
+    "below": "Below them dimension {mode} is growing.",
+    "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
+    "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
+}
+REMEDIES = {
+    "diverged": "Go back to a checkpoint before it and lower the learning rate; in half precision, check the loss "
+    "scale.",
+    "point": "Check what keeps different samples apart (negatives, variance term, stop-gradient or centring), and "
+    "lower the learning rate.",
+    "variance": "Check the term that keeps the variance up, lower the learning rate, and go back to an earlier "
+    "checkpoint.",
+    "one": "Check the term that decorrelates dimensions, and give it more weight.",
+    "still": "Check that the optimizer has the network's parameters and that the learning rate is not far too small.",
+    "all in use": "Stop, or use a larger d.",
+    "no more": "Stop here, or choose d near {learned}.",
+}
+COLLAPSES = {"zero": "variance", "point": "point", "variance": "variance", "falling": "variance", "one": "one"}
+
+
+def said(kind: str, /, **values: object) -> str:
+    return SENTENCES[kind].format(**values)
+
+
+def lost(t: Floats, whole: NDArray[np.bool_], loss: float, clock: Clock | None) -> str:
+    """Why a run counts as diverged at the last of these records."""
+    if np.isfinite(loss):
+        return said("huge loss", loss=loss)
+    first = int(np.flatnonzero(whole)[-1]) + 1 if whole.any() else 0
+    when = "the first record" if first == 0 else f"t = {t[first]:.3g}{moment(clock, t[first])}"
+    return said("not finite", when=when)
+
+
+def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
+    """Evidence and remedy of a collapse."""
+    losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
+    most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
+    share = signs.variance[-1] / most
+    if kind == "point":
+        words = said("point", negative=signs.negative[-1], positive=signs.positive[-1])
+    elif kind == "one":
+        share = top[0] / max(top.sum(), 1e-300)
+        words = said("one", d=len(top), share=share, loss=losses[-1] / losses[0])
+    else:
+        words = said(kind, share=share) if kind != "zero" else said("zero")
+    return words, REMEDIES[COLLAPSES[kind]]
+
+
+def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
+    """Evidence and remedy of a run that has not started."""
+    if level is None:
+        return said("still", moved=np.expm1(now.moved)), REMEDIES["still"]
+    remedy = REMEDIES["still"] if now.moved < 0.05 else ""
+    return said("none yet", d=lam.shape[1], top=lam[-1, 0], level=level), remedy
+
+
+def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
+    """Evidence and remedy of a run that is learning, waiting or finished."""
+    records, d = lam.shape
+    numbers = {"learned": now.learned, "d": d, "quiet": now.quiet, "records": records}
+    if state == "learning":
+        if not len(now.rising):
+            return said("joined", **numbers), ""
+        return said("rising", which=_rising(now), gain=np.expm1(now.gains[now.rising].max()), **numbers), ""
+    if state == "finished":
+        kind = "all in use" if now.learned >= d else "no more"
+        return said(kind, **numbers), REMEDIES[kind].format(**numbers)
+    return said("quiet", **numbers), ""
+
+
+def _rising(now: Growth) -> str:
+    names = [str(j + 1) for j in now.rising]
+    if len(names) == 1:
+        return f"dimension {names[0]} is rising"
+    if len(names) > SHOWN:
+        return f"{len(names)} are rising"
+    return f"dimensions {', '.join(names[:-1])} and {names[-1]} are rising"
+
+
+def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None) -> list[str]:
+    """What comes next, and how far the forecasts of this run have been off."""
+    if ahead is None or len(ahead.modes) == 0:
+        if state != "waiting":
+            return []
+        return [said("below", mode=now.coming[0] + 1) if len(now.coming) else said("nothing below")]
+    k = int(np.argmin(ahead.times))
+    low, time, high = (float(v[k]) for v in (ahead.low, ahead.times, ahead.high))
+    when = moment(clock, time)
+    mode = int(ahead.modes[k]) + 1
+    out = [said("next", mode=mode, time=time, coverage=ahead.coverage, low=low, high=high, when=when)]
+    end, soon = ahead.when(1.0), ahead.nearness.count("soon")
+    if np.isfinite(end):
+        out.append(said("all by", d=ahead.dimensions, time=end, when=moment(clock, end)))
+    elif soon:
+        out.append(said("soon", soon=soon))
+    return out
+
+
+def telling(signs: Signs, d: int) -> list[str]:
+    """A sentence on a loss that sits at a value that says something."""
+    found = telling_value(signs, d)
+    return [said("telling loss", loss=signs.loss[-1], name=found[0], meaning=found[1])] if found else []
+
+
+def moment(clock: Clock | None, t: float) -> str:
+    """The time t in steps and hours, as the end of a sentence."""
+    if clock is None:
+        return ""
+    step, left = float(clock.steps(t)), float(clock.seconds_left(t))
+    if not np.isfinite(step):
+        return ", after the end of this run"
+    return f", step {step:,.0f}" + (f", in {duration(left)}" if np.isfinite(left) and left > 0 else "")
