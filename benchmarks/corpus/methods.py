@@ -49,12 +49,30 @@ class ViT(nn.Module):
         return self.blocks(tokens).mean(dim=1)
 
 
+class CNN(nn.Module):
+    """Three convolutions without normalization, and the mean over positions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(channels, 24, 3, padding=1), nn.ReLU()),
+            *(nn.Conv2d(24, 48, 3, 2, 1), nn.ReLU()),
+            *(nn.Conv2d(48, 64, 3, 2, 1), nn.ReLU()),
+        )
+        self.features = 64
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean(dim=(2, 3))
+
+
 def build(architecture: str, side: int, channels: int, d: int, norm: bool) -> nn.Sequential:
     """Backbone and head, from images to z."""
     if architecture == "mlp":
         backbone: nn.Module = MLP(channels * side**2, [128, 128])
     elif architecture == "resnet":
         backbone = ResNet(BasicBlock, (1, 1, 1, 1), "small", 16, channels)
+    elif architecture == "cnn":
+        backbone = CNN(channels)
     else:
         backbone = ViT(side, channels, 2 if side < 16 else 4)
     return nn.Sequential(backbone, head(backbone.features, [128], d, norm, bias=not norm))
