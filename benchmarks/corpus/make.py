@@ -124,7 +124,12 @@ def _draw(seed: int, loss: str, data: str, architecture: str, scenario: str, i: 
             "d": int(rng.choice([3, 4, 6])) if few else max(d, 16),
             "classes": 0 if few else int(rng.integers(3, 6)),
         }
-        run |= {"optimizer": "adam", "lr": 1e-3 * 2 ** rng.uniform(-0.5, 1), "norm": True, "steps": 2400 if architecture == "mlp" else 1800}
+        run |= {
+            "optimizer": "adam",
+            "lr": 1e-3 * 2 ** rng.uniform(-0.5, 1),
+            "norm": True,
+            "steps": 2400 if architecture == "mlp" else 1800,
+        }
         run |= {"schedule": "constant", "alpha": float(10 ** rng.uniform(-1.5, 0)), "batch": 128}
     elif scenario == "slow":
         run |= {"lr": lr * 1e-4, "alpha": float(10 ** rng.uniform(-3, 0))}

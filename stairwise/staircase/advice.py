@@ -37,6 +37,7 @@ STEADY = 0.3  # nor the total variance by more than this
 SETTLED = 3  # records without growth after which a run with all dimensions in use is finished
 SEVERAL = 3  # a run with unused dimensions is finished only if it has learned at least this many,
 LONG = 0.5  # if none has grown for this share of the records,
+SHORT, AGREED = 0.1, 0.94  # or for this share, if the views agree so far that little is left to learn from them,
 FAR = 4.0  # and if at their pace the next ones would need this multiple of the time so far
 
 
@@ -152,10 +153,12 @@ class Judge:
             return "learning", ""
         if now.learned >= d:
             return ("finished" if now.quiet >= SETTLED else "learning"), ""
-        waited = now.quiet >= max(5, LONG * records)
-        if now.learned >= SEVERAL and waited and now.arrival >= FAR * records:
+        if now.arrival < FAR * records:
+            return "waiting", ""
+        if now.learned >= SEVERAL and now.quiet >= max(5, LONG * records):
             return "finished", ""
-        return "waiting", ""
+        agreed = now.learned >= 2 and signs.agreement >= AGREED and now.quiet >= max(3, SHORT * records)
+        return ("finished" if agreed else "waiting"), ""
 
 
 def _steady(variance: Floats) -> bool:

@@ -12,7 +12,8 @@ CONSISTENT, SURELY = 0.6, 0.985  # no collapse but a drifting mean if the views 
 NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
 GONE = 1e-6  # nothing is left below this share of the largest variance and mean
 LOST, LOSING = 0.02, 0.1  # the variance has collapsed, or is collapsing, below this share of its maximum,
-CLOSE = 0.3  # if positives are no closer than this
+DISAGREE = 0.5  # unless the views of a sample agree this well,
+SOONEST = 6  # from this record on
 ALONE = 0.9  # one dimension has at least this share of the variance
 CHEAP = 0.6  # although the loss has fallen to this share of its first value
 AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
@@ -25,13 +26,13 @@ def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
     most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
     if v[-1] <= GONE * most and not ms[-1] > GONE * np.nanmax(signs.mean_square, initial=0.0):
         return "collapsed", "zero"
-    gap = float(signs.positive[-1] - signs.negative[-1])
+    apart = len(lam) >= SOONEST and not signs.agreement > DISAGREE  # the first records may overshoot
     if not _mean_learned(level, ms):
         if _alike(signs) and not _never_started(signs):
             return "collapsed", "point"
-        if v[-1] <= LOST * most and not gap > CLOSE and v[-1] <= 1.3 * v.min():
+        if v[-2:].max() <= LOST * most and apart and v[-1] <= 1.3 * v.min():
             return "collapsed", "variance"
-        if v[-1] <= LOSING * most and not gap > CLOSE / 2 and v[-1] <= 0.5 * v[0]:
+        if v[-2:].max() <= LOSING * most and apart and v[-1] <= 0.5 * v[0]:
             return "collapsing", "falling"
     return ("collapsed", "one") if _alone(lam, level, signs) else ("", "")
 
@@ -51,13 +52,13 @@ def _alike(signs: Signs) -> bool:
     """Whether all embeddings point the same way, and do not begin to differ.
 
     A mean that drifts makes cosines large without harm to losses that centre z: then what is left differs more between
-    samples than between views, and the variance has not fallen.
+    samples than between views.
     """
     negative, gap = signs.negative[-3:], signs.positive[-3:] - signs.negative[-3:]
     if not ((negative >= ALIKE).all() and (gap <= APART).all()) or negative[-1] < _tail(signs.negative).max() - 0.015:
         return False
-    drift = gap[-1] >= CONSISTENT * (1 - negative[-1]) and negative[-1] < SURELY
-    return not (drift and signs.variance[-1] > 0.5 * signs.variance[0] and not _is_cosine(signs))
+    drift = signs.agreement >= CONSISTENT and negative[-1] < SURELY
+    return not drift or _is_cosine(signs)
 
 
 def _is_cosine(signs: Signs) -> bool:

@@ -67,6 +67,12 @@ class Signs:
             column("skipped"),
         )
 
+    @property
+    def agreement(self) -> float:
+        """How far the two views of a sample agree at the last record, relative to different samples: 1 if fully."""
+        apart = 1 - self.negative[-1]
+        return float((self.positive[-1] - self.negative[-1]) / apart) if apart > 0 else 0.0
+
     @classmethod
     def unknown(cls, lam: Floats) -> "Signs":
         """The signs if nothing but the followed spectrum was measured, (T, d)."""
