@@ -10,6 +10,7 @@ Floats = NDArray[np.float64]
 ALIKE, APART = 0.9, 0.1  # all embeddings point the same way: cosine of negatives above, positives at most this closer
 CONSISTENT, SURELY = 0.6, 0.985  # no collapse but a drifting mean if the views agree in what differs, up to this cosine
 NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
+SAME = 1e-8  # all embeddings are one point if the variance is below this multiple of the squared mean
 GONE = 1e-6  # nothing is left below this share of the largest variance and mean
 LOST, LOSING = 0.02, 0.1  # the variance has collapsed, or is collapsing, below this share of its maximum,
 DISAGREE = 0.5  # unless the views of a sample agree this well,
@@ -35,6 +36,11 @@ def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
         if v[-2:].max() <= LOSING * most and apart and v[-1] <= 0.5 * v[0]:
             return "collapsing", "falling"
     return ("collapsed", "one") if _alone(lam, level, signs) else ("", "")
+
+
+def one_point(signs: Signs) -> bool:
+    """Whether all embeddings are the same point up to rounding, also if they have been so from the start."""
+    return bool(signs.variance[-1] <= SAME * signs.mean_square[-1])
 
 
 def _mean_learned(level: float | None, mean_square: Floats) -> bool:

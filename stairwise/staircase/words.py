@@ -14,6 +14,7 @@ SHOWN = 4  # rising dimensions that are named
 SENTENCES = {
     "too few": "There are {records} records so far; {needed} are needed.",
     "not finite": "The embeddings have not been finite since {when}.",
+    "first lost": "The first batch that was not finite was number {number:,}.",
     "huge loss": "The loss is {loss:.2g}, as good as infinite.",
     "zero": "The embeddings have become zero.",
     "point": "All embeddings point the same way: the cosine of different samples is {negative:.2f}, that of two views "
@@ -68,16 +69,13 @@ def lost(t: Floats, whole: NDArray[np.bool_], loss: float, clock: Clock | None) 
 
 def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
     """Evidence and remedy of a collapse."""
-    losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
-    most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
-    share = signs.variance[-1] / most
     if kind == "point":
         words = said("point", negative=signs.negative[-1], positive=signs.positive[-1])
     elif kind == "one":
-        share = top[0] / max(top.sum(), 1e-300)
-        words = said("one", d=len(top), share=share, loss=losses[-1] / losses[0])
+        losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
+        words = said("one", d=len(top), share=top[0] / max(top.sum(), 1e-300), loss=losses[-1] / losses[0])
     else:
-        words = said(kind, share=share) if kind != "zero" else said("zero")
+        words = said(kind, share=signs.variance[-1] / max(np.nanmax(signs.variance), 1e-300))
     return words, REMEDIES[COLLAPSES[kind]]
 
 
