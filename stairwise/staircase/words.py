@@ -21,9 +21,9 @@ SENTENCES = {
     "of one sample {positive:.2f}.",
     "variance": "The total variance has fallen to {share:.1g} of its maximum.",
     "falling": "The total variance has fallen to {share:.1g} of its maximum and is still falling.",
-    "one": "One of {d} dimensions holds {share:.0%} of the variance, although the loss has fallen to {loss:.0%} of its "
-    "first value: dimensional collapse.",
-    "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0%}.",
+    "one": "One of {d} dimensions holds {share:.0f} % of the variance, although the loss has fallen to {loss:.0f} % of "
+    "its first value: dimensional collapse.",
+    "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0f} %.",
     "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
     "is near {level:.2g}.",
     "rising": "{learned} of {d} dimensions are in use; {which}, {gain} in the latest records.",
@@ -32,7 +32,9 @@ SENTENCES = {
     "all in use": "All {d} dimensions are in use, and none has grown for {quiet} records.",
     "no more": "{learned} of {d} dimensions are in use; none has grown for {quiet} of {records} records, and at their "
     "pace the next ones would need more than four times as long as the run has lasted.",
-    "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0%}: {low:.3g} to {high:.3g}){when}.",
+    "change": "There were {before} at t = {t:.3g}.",
+    "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0f} %: {low:.3g} to "
+    "{high:.3g}){when}.",
     "soon": "{soon} more are expected soon.",
     "all by": "All {d} dimensions are expected by t = {time:.3g}{when}.",
     "below": "Below them dimension {mode} is growing.",
@@ -73,7 +75,7 @@ def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
         words = said("point", negative=signs.negative[-1], positive=signs.positive[-1])
     elif kind == "one":
         losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
-        words = said("one", d=len(top), share=top[0] / max(top.sum(), 1e-300), loss=losses[-1] / losses[0])
+        words = said("one", d=len(top), share=100 * top[0] / max(top.sum(), 1e-300), loss=100 * losses[-1] / losses[0])
     else:
         words = said(kind, share=signs.variance[-1] / max(np.nanmax(signs.variance), 1e-300))
     return words, REMEDIES[COLLAPSES[kind]]
@@ -82,7 +84,7 @@ def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
 def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
     """Evidence and remedy of a run that has not started."""
     if level is None:
-        return said("still", moved=np.expm1(now.moved)), REMEDIES["still"]
+        return said("still", moved=100 * np.expm1(now.moved)), REMEDIES["still"]
     remedy = REMEDIES["still"] if now.moved < 0.05 else ""
     return said("none yet", d=lam.shape[1], top=lam[-1, 0], level=level), remedy
 
@@ -136,7 +138,7 @@ def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None
     low, time, high = (float(v[k]) for v in (ahead.low, ahead.times, ahead.high))
     when = moment(clock, time)
     mode = int(ahead.modes[k]) + 1
-    out = [said("next", mode=mode, time=time, coverage=ahead.coverage, low=low, high=high, when=when)]
+    out = [said("next", mode=mode, time=time, coverage=100 * ahead.coverage, low=low, high=high, when=when)]
     end, soon = ahead.when(1.0), ahead.nearness.count("soon")
     if np.isfinite(end):
         out.append(said("all by", d=ahead.dimensions, time=end, when=moment(clock, end)))
