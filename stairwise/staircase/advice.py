@@ -130,7 +130,7 @@ class Judge:
             evidence = words.lost(self.times, self.whole[: at + 1], float(self.losses[at]), clock)
             return Advice("diverged", 0, d, (evidence,), words.REMEDIES["diverged"])
         if i + 1 < ENOUGH:
-            return Advice("cannot tell yet", 0, d, (words.said("too few", records=i + 1, needed=ENOUGH),))
+            return Advice("cannot tell yet", 0, d, (words.said("too few", records=words.count(i + 1), needed=ENOUGH),))
         now, signs, lam = self.history.at(i), self.signs.until(i + 1), self.lam[: i + 1]
         state, kind = self._state(i, now, signs)
         if kind:

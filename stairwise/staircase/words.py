@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 SHOWN = 4  # rising dimensions that are named
 
 SENTENCES = {
-    "too few": "There are {records} records so far; {needed} are needed.",
+    "too few": "{records} so far; {needed} are needed.",
     "not finite": "The embeddings have not been finite since {when}.",
     "first lost": "The first batch that was not finite was number {number:,}.",
     "huge loss": "The loss is {loss:.2g}, as good as infinite.",
@@ -28,9 +28,9 @@ SENTENCES = {
     "is near {level:.2g}.",
     "rising": "{learned} of {d} dimensions are in use; {which}, {gain} in the latest records.",
     "joined": "{learned} of {d} dimensions are in use; the last one has just joined.",
-    "quiet": "{learned} of {d} dimensions are in use, and none has grown for {quiet} records.",
-    "all in use": "All {d} dimensions are in use, and none has grown for {quiet} records.",
-    "no more": "{learned} of {d} dimensions are in use; none has grown for {quiet} of {records} records, and at their "
+    "quiet": "{learned} of {d} dimensions are in use, and none has grown for {quiet}.",
+    "all in use": "All {d} dimensions are in use, and none has grown for {quiet}.",
+    "no more": "{learned} of {d} dimensions are in use; none has grown for {quiet} of {records}, and at their "
     "pace the next ones would need more than four times as long as the run has lasted.",
     "change": "There were {before} at t = {t:.3g}.",
     "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0f} %: {low:.3g} to "
@@ -58,6 +58,15 @@ COLLAPSES = {"zero": "variance", "point": "point", "variance": "variance", "fall
 
 def said(kind: str, /, **values: object) -> str:
     return SENTENCES[kind].format(**values)
+
+
+def count(records: int) -> str:
+    """A number of records.
+
+    >>> count(1), count(12)
+    ('1 record', '12 records')
+    """
+    return f"{records} record{'s' * (records != 1)}"
 
 
 def lost(t: Floats, whole: NDArray[np.bool_], loss: float, clock: Clock | None) -> str:
@@ -92,7 +101,7 @@ def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
 def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
     """Evidence and remedy of a run that is learning, waiting or finished."""
     records, d = lam.shape
-    numbers = {"learned": now.learned, "d": d, "quiet": now.quiet, "records": records}
+    numbers = {"learned": now.learned, "d": d, "quiet": count(now.quiet), "records": records}
     if state == "learning":
         if not len(now.rising):
             return said("joined", **numbers), ""
@@ -137,8 +146,8 @@ def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None
     k = int(np.argmin(ahead.times))
     low, time, high = (float(v[k]) for v in (ahead.low, ahead.times, ahead.high))
     when = moment(clock, time)
-    mode = int(ahead.modes[k]) + 1
-    out = [said("next", mode=mode, time=time, coverage=100 * ahead.coverage, low=low, high=high, when=when)]
+    # eigenvalues are sorted: whichever grows, it becomes the first of those that are not in use
+    out = [said("next", mode=now.learned + 1, time=time, coverage=100 * ahead.coverage, low=low, high=high, when=when)]
     end, soon = ahead.when(1.0), ahead.nearness.count("soon")
     if np.isfinite(end):
         out.append(said("all by", d=ahead.dimensions, time=end, when=moment(clock, end)))
