@@ -26,13 +26,13 @@ SENTENCES = {
     "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0f} %.",
     "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
     "is near {level:.2g}.",
-    "rising": "{learned} of {d} dimensions are in use; {which}, {gain} in the latest records.",
-    "joined": "{learned} of {d} dimensions are in use; the last one has just joined.",
-    "quiet": "{learned} of {d} dimensions are in use, and none has grown for {quiet}.",
+    "rising": "{learned} of {d} dimensions {are} in use; {which}, {gain} in the latest records.",
+    "joined": "{learned} of {d} dimensions {are} in use; the last one has just joined.",
+    "quiet": "{learned} of {d} dimensions {are} in use, and none has grown for {quiet}.",
     "all in use": "All {d} dimensions are in use, and none has grown for {quiet}.",
-    "no more": "{learned} of {d} dimensions are in use; none has grown for {quiet} of {records}, and at their "
+    "no more": "{learned} of {d} dimensions {are} in use; none has grown for {quiet} of {records}, and at their "
     "pace the next ones would need more than four times as long as the run has lasted.",
-    "change": "There were {before} at t = {t:.3g}.",
+    "change": "At t = {t:.3g} it was {before}.",
     "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0f} %: {low:.3g} to "
     "{high:.3g}){when}.",
     "soon": "{soon} more are expected soon.",
@@ -102,6 +102,7 @@ def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
     """Evidence and remedy of a run that is learning, waiting or finished."""
     records, d = lam.shape
     numbers = {"learned": now.learned, "d": d, "quiet": count(now.quiet), "records": records}
+    numbers |= {"are": "is" if now.learned == 1 else "are"}
     if state == "learning":
         if not len(now.rising):
             return said("joined", **numbers), ""
