@@ -32,7 +32,7 @@ SENTENCES = {
     "all in use": "All {d} dimensions are in use, and none has grown for {quiet}.",
     "no more": "{learned} of {d} dimensions {are} in use; none has grown for {quiet} of {records}, and at their "
     "pace the next ones would need more than four times as long as the run has lasted.",
-    "change": "At t = {t:.3g} it was {before}.",
+    "change": "{before} were in use at t = {t:.3g}.",
     "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0f} %: {low:.3g} to "
     "{high:.3g}){when}.",
     "soon": "{soon} more are expected soon.",
