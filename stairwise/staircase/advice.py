@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, vector
+from stairwise.checks import InputError, number, vector
 from stairwise.staircase import words
 from stairwise.staircase.clock import Clock
 from stairwise.staircase.collapse import collapse
@@ -82,13 +82,13 @@ def advise(
         ahead: the forecast, if already computed.
 
     Example:
-        >>> t = np.linspace(0, 1.5, 100)
+        >>> t = np.linspace(0, 1.35, 90)
         >>> lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, [2.0, 1.0, 0.9])))
         >>> says = advise(t, lam)
         >>> says.state, says.learned
         ('waiting', 1)
         >>> print(says.evidence[0])
-        1 of 3 dimensions are in use, and none has grown for 15 records.
+        1 of 3 dimensions are in use, and none has grown for 12 records.
     """
     judge = Judge(t, lam, level, signs)
     if ahead is None and judge.forecasts:
@@ -100,14 +100,18 @@ class Judge:
     """Judges any record of a run by the records up to it."""
 
     def __init__(self, t: ArrayLike, lam: ArrayLike, level: float | None = 1.0, signs: Signs | None = None) -> None:
-        every, times = np.asarray(lam, dtype=np.float64), vector(t, "t")
+        every, times = _numbers(lam), vector(t, "t")
         if every.ndim != 2 or every.size == 0:
             raise InputError("lam", "must be a matrix, one row per record", f"shape {every.shape}")
         if len(times) != len(every):
             raise InputError("t", f"must have {len(every)} times, one per row of lam", len(times))
         if not (np.diff(times) > 0).all():
             raise InputError("t", "must increase", None, "sort the records and drop repeated ones")
+        if level is not None:
+            level = number(level, "level", above=0.0)
         signs = signs if signs is not None else Signs.unknown(every)
+        if len(signs.loss) != len(every):
+            raise InputError("signs", f"must have {len(every)} values each, one per row of lam", len(signs.loss))
         self.whole = np.isfinite(every).all(axis=1) & (np.abs(np.nan_to_num(every)) < HUGE).all(axis=1)
         self.whole &= ~(signs.loss >= HUGE_LOSS)
         self.all_times, self.all_losses, self.level = times, signs.loss, level
@@ -122,12 +126,16 @@ class Judge:
     def says(self, record: int | None = None, clock: Clock | None = None, ahead: Forecast | None = None) -> Advice:
         """What is to be said at a record, by default the last."""
         at = len(self.whole) - 1 if record is None else record
+        if not 0 <= at < len(self.whole):
+            raise InputError("record", f"must be from 0 to {len(self.whole) - 1}", at)
         i, d = int(self.whole[: at + 1].sum()) - 1, self.lam.shape[1]
         if not self.whole[at]:
-            evidence = words.lost(self.all_times, self.whole[: at + 1], float(self.all_losses[at]), clock)
+            loss = float(self.all_losses[at])
+            loss = loss if loss >= HUGE_LOSS else np.nan
+            evidence = words.lost(self.all_times, self.whole[: at + 1], loss, clock)
             return Advice("diverged", 0, d, (evidence,), words.REMEDIES["diverged"])
         if i + 1 < ENOUGH:
-            return Advice("cannot tell yet", 0, d, (words.said("too few", records=i + 1, needed=ENOUGH),))
+            return Advice("cannot tell yet", 0, d, (words.few(i + 1, ENOUGH),))
         now, signs, lam = self.history.at(i), self.signs.until(i + 1), self.lam[: i + 1]
         state, kind = self._state(i, now, signs)
         if kind:
@@ -159,6 +167,14 @@ class Judge:
             return "finished", ""
         agreed = now.learned >= 2 and signs.agreement >= AGREED and now.quiet >= max(3, SHORT * records)
         return ("finished" if agreed else "waiting"), ""
+
+
+def _numbers(lam: ArrayLike) -> Floats:
+    """A float64 array that need not be finite."""
+    try:
+        return np.asarray(lam, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("lam", "must be real numbers", type(lam).__name__, "give a matrix, records × modes") from None
 
 
 def _steady(variance: Floats) -> bool:

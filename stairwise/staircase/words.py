@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 SHOWN = 4  # rising dimensions that are named
 
 SENTENCES = {
-    "too few": "There are {records} records so far; {needed} are needed.",
+    "too few": "There {have} so far; {needed} are needed.",
     "not finite": "The embeddings have not been finite since {when}.",
     "huge loss": "The loss is {loss:.2g}, as good as infinite.",
     "zero": "The embeddings have become zero.",
@@ -25,15 +25,15 @@ SENTENCES = {
     "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0%}.",
     "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
     "is near {level:.2g}.",
-    "rising": "{learned} of {d} dimensions are in use; {which} by up to {gain:.0%} in the latest records.",
+    "rising": "{learned} of {d} dimensions are in use; {which} by up to {gain} in the latest records.",
     "joined": "{learned} of {d} dimensions are in use; the last one has just joined.",
-    "quiet": "{learned} of {d} dimensions are in use, and none has grown for {quiet} records.",
-    "all in use": "All {d} dimensions are in use, and none has grown for {quiet} records.",
+    "quiet": "{learned} of {d} dimensions are in use, and none has grown for {wait}.",
+    "all in use": "All dimensions are in use (d = {d}), and none has grown for {wait}.",
     "no more": "{learned} of {d} dimensions are in use; none has grown for {quiet} of {records} records, and at their "
     "pace the next ones would need more than four times as long as the run has lasted.",
     "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0%}: {low:.3g} to {high:.3g}){when}.",
-    "soon": "{soon} more are expected soon.",
-    "all by": "All {d} dimensions are expected by t = {time:.3g}{when}.",
+    "soon": "{more} expected soon.",
+    "all by": "All dimensions are expected by t = {time:.3g}{when}.",
     "below": "Below them dimension {mode} is growing.",
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
@@ -57,8 +57,12 @@ def said(kind: str, /, **values: object) -> str:
     return SENTENCES[kind].format(**values)
 
 
+def few(records: int, needed: int) -> str:
+    return said("too few", have=f"{'is' if records == 1 else 'are'} {counted(records)}", needed=needed)
+
+
 def lost(t: Floats, whole: NDArray[np.bool_], loss: float, clock: Clock | None) -> str:
-    """Why a run counts as diverged at the last of these records."""
+    """Why a run counts as diverged at the last of these records; `loss` is NaN unless it is the reason."""
     if np.isfinite(loss):
         return said("huge loss", loss=loss)
     first = int(np.flatnonzero(whole)[-1]) + 1 if whole.any() else 0
@@ -70,14 +74,13 @@ def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
     """Evidence and remedy of a collapse."""
     losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
     most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
-    share = signs.variance[-1] / most
     if kind == "point":
         words = said("point", negative=signs.negative[-1], positive=signs.positive[-1])
     elif kind == "one":
         share = top[0] / max(top.sum(), 1e-300)
         words = said("one", d=len(top), share=share, loss=losses[-1] / losses[0])
     else:
-        words = said(kind, share=share) if kind != "zero" else said("zero")
+        words = said(kind, share=signs.variance[-1] / max(most, 1e-300)) if kind != "zero" else said("zero")
     return words, REMEDIES[COLLAPSES[kind]]
 
 
@@ -86,20 +89,20 @@ def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
     if level is None:
         return said("still", moved=np.expm1(now.moved)), REMEDIES["still"]
     remedy = REMEDIES["still"] if now.moved < 0.05 else ""
-    return said("none yet", d=lam.shape[1], top=lam[-1, 0], level=level), remedy
+    return said("none yet", d=lam.shape[1], top=lam[-1, 0] + 0.0, level=level), remedy
 
 
 def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
     """Evidence and remedy of a run that is learning, waiting or finished."""
     records, d = lam.shape
-    numbers = {"learned": now.learned, "d": d, "quiet": now.quiet, "records": records}
+    numbers = {"learned": now.learned, "d": d, "quiet": now.quiet, "wait": counted(now.quiet)}
     if state == "learning":
         if not len(now.rising):
             return said("joined", **numbers), ""
-        return said("rising", which=_rising(now), gain=np.expm1(now.gains[now.rising].max()), **numbers), ""
+        return said("rising", which=_rising(now), gain=_gain(now), **numbers), ""
     if state == "finished":
         kind = "all in use" if now.learned >= d else "no more"
-        return said(kind, **numbers), REMEDIES[kind].format(**numbers)
+        return said(kind, records=records, **numbers), REMEDIES[kind].format(**numbers)
     return said("quiet", **numbers), ""
 
 
@@ -110,6 +113,17 @@ def _rising(now: Growth) -> str:
     if len(names) > SHOWN:
         return f"{len(names)} are rising"
     return f"dimensions {', '.join(names[:-1])} and {names[-1]} are rising"
+
+
+def _gain(now: Growth) -> str:
+    gain = min(float(now.gains[now.rising].max()), 600.0)  # noise around zero may seem to grow without bounds
+    if gain < np.log(10):
+        return f"{np.expm1(gain):.0%}"
+    return f"a factor of {np.exp(gain):{',.0f' if gain < np.log(1e6) else '.0e'}}"
+
+
+def counted(records: int) -> str:
+    return f"{records} record{'s' * (records != 1)}"
 
 
 def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None) -> list[str]:
@@ -125,9 +139,9 @@ def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None
     out = [said("next", mode=mode, time=time, coverage=ahead.coverage, low=low, high=high, when=when)]
     end, soon = ahead.when(1.0), ahead.nearness.count("soon")
     if np.isfinite(end):
-        out.append(said("all by", d=ahead.dimensions, time=end, when=moment(clock, end)))
+        out.append(said("all by", time=end, when=moment(clock, end)))
     elif soon:
-        out.append(said("soon", soon=soon))
+        out.append(said("soon", more=f"{soon} more {'is' if soon == 1 else 'are'}"))
     return out
 
 
