@@ -112,8 +112,8 @@ class Judge:
         signs = signs if signs is not None else Signs.unknown(every)
         if len(signs.loss) != len(every):
             raise InputError("signs", f"must have {len(every)} values each, one per row of lam", len(signs.loss))
-        self.whole = np.isfinite(every).all(axis=1) & (np.abs(np.nan_to_num(every)) < HUGE).all(axis=1)
-        self.whole &= ~(signs.loss >= HUGE_LOSS)
+        lost = (~np.isfinite(every) | (np.abs(np.nan_to_num(every)) >= HUGE)).any(axis=1)
+        self.whole: NDArray[np.bool_] = np.asarray(~lost & ~(signs.loss >= HUGE_LOSS))
         self.all_times, self.all_losses, self.level = times, signs.loss, level
         self.t, self.lam, self.signs = times[self.whole], every[self.whole], signs.where(self.whole)
         self.history = History(self.lam, level)
