@@ -46,10 +46,12 @@ class CorpusRun:
 
     def signs(self) -> Signs:
         v = self.scalars
+        with np.errstate(invalid="ignore"):  # of a run that has diverged
+            correlation = v["trace_c"] - v["mean_square"]
         return Signs(
             v["loss"],
             v["trace_cov"],
-            v["trace_c"] - v["mean_square"],
+            correlation,
             v["mean_square"],
             v["positive"],
             v["negative"],

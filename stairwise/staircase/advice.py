@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, vector
+from stairwise.checks import InputError, number, vector
 from stairwise.staircase import words
 from stairwise.staircase.clock import Clock
 from stairwise.staircase.collapse import collapse, one_point
@@ -34,10 +34,11 @@ ENOUGH = 4  # records that are needed to tell anything
 HUGE_LOSS, HUGE = 1e10, 1e30  # losses and eigenvalues above these are as good as infinite
 STILL = 0.25  # a run has not started if no leading eigenvalue has changed by more than this, in log λ,
 STEADY = 0.3  # nor the total variance by more than this
+GROWING = 0.5  # a run whose total variance has grown by this much, in log, over five records, is not finished
 SETTLED = 3  # records without growth after which a run with all dimensions in use is finished
 SEVERAL = 3  # a run with unused dimensions is finished only if it has learned at least this many,
 LONG = 0.5  # if none has grown for this share of the records,
-SHORT, AGREED = 0.1, 0.95  # or for this share, if the views agree so far that little is left to learn from them,
+SHORT, AGREED = 0.1, 0.94  # or for this share, if the views agree so far that little is left to learn from them,
 LOOK = 0.1  # share of the run since the last look, for what has changed
 FAR = 4.0  # and if at their pace the next ones would need this multiple of the time so far
 
@@ -91,7 +92,7 @@ def advise(
         >>> print(*says.evidence, sep="\\n")
         1 of 3 dimensions is in use; dimension 2 is rising, 8.8-fold in the latest records.
         Dimension 2 comes next, expected at t = 1.7 (80 %: 1.64 to 1.81).
-        All 3 dimensions are expected by t = 1.87.
+        All dimensions are expected by t = 1.87.
     """
     judge = Judge(t, lam, level, signs)
     if ahead is None and judge.forecasts:
@@ -103,14 +104,18 @@ class Judge:
     """Judges any record of a run by the records up to it."""
 
     def __init__(self, t: ArrayLike, lam: ArrayLike, level: float | None = 1.0, signs: Signs | None = None) -> None:
-        every, times = np.asarray(lam, dtype=np.float64), vector(t, "t")
+        every, times = _numbers(lam), vector(t, "t")
         if every.ndim != 2 or every.size == 0:
             raise InputError("lam", "must be a matrix, one row per record", f"shape {every.shape}")
         if len(times) != len(every):
             raise InputError("t", f"must have {len(every)} times, one per row of lam", len(times))
         if not (np.diff(times) > 0).all():
             raise InputError("t", "must increase", None, "sort the records and drop repeated ones")
+        if level is not None:
+            level = number(level, "level", above=0.0)
         signs = signs if signs is not None else Signs.unknown(every)
+        if len(signs.loss) != len(every):
+            raise InputError("signs", f"must have {len(every)} values each, one per row of lam", len(signs.loss))
         size = np.abs(np.nan_to_num(every, nan=np.inf)).max(axis=1)
         self.whole: NDArray[np.bool_] = np.asarray((size < HUGE) & ~(signs.loss >= HUGE_LOSS))
         self.times, self.losses, self.level = times, signs.loss, level
@@ -125,12 +130,15 @@ class Judge:
     def says(self, record: int | None = None, clock: Clock | None = None, ahead: Forecast | None = None) -> Advice:
         """What is to be said at a record, by default the last."""
         at = len(self.whole) - 1 if record is None else record
+        if not 0 <= at < len(self.whole):
+            raise InputError("record", f"must be from 0 to {len(self.whole) - 1}", at)
         i, d = int(self.whole[: at + 1].sum()) - 1, self.lam.shape[1]
         if not self.whole[at]:
-            evidence = words.lost(self.times, self.whole[: at + 1], float(self.losses[at]), clock)
+            loss = float(self.losses[at])
+            evidence = words.lost(self.times, self.whole[: at + 1], loss if loss >= HUGE_LOSS else np.nan, clock)
             return Advice("diverged", 0, d, (evidence,), words.REMEDIES["diverged"])
         if i + 1 < ENOUGH:
-            return Advice("cannot tell yet", 0, d, (words.said("too few", records=words.count(i + 1), needed=ENOUGH),))
+            return Advice("cannot tell yet", 0, d, (words.few(i + 1, ENOUGH),))
         now, signs, lam = self.history.at(i), self.signs.until(i + 1), self.lam[: i + 1]
         state, kind = self._state(i, now, signs)
         if kind:
@@ -162,6 +170,8 @@ class Judge:
             return "not started", ""
         if len(now.rising):
             return "learning", ""
+        if records < FEWEST or _grows(signs.variance):
+            return ("learning" if now.learned >= d else "waiting"), ""
         if now.learned >= d:
             return ("finished" if now.quiet >= SETTLED else "learning"), ""
         if now.arrival < FAR * records:
@@ -170,6 +180,20 @@ class Judge:
             return "finished", ""
         agreed = now.learned >= 2 and signs.agreement >= AGREED and now.quiet >= max(3, SHORT * records)
         return ("finished" if agreed else "waiting"), ""
+
+
+def _numbers(lam: ArrayLike) -> Floats:
+    """A float64 array that need not be finite."""
+    try:
+        return np.asarray(lam, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("lam", "must be real numbers", type(lam).__name__, "give a matrix, records × modes") from None
+
+
+def _grows(variance: Floats) -> bool:
+    """Whether the total variance still grows, so that dimensions that grow alike are not called settled."""
+    first, last = variance[-5:][0], variance[-1]
+    return bool(first > 0 and last > 0 and np.log(last / first) > GROWING)
 
 
 def _steady(variance: Floats) -> bool:

@@ -87,7 +87,7 @@ class History:
         """Growth at record i."""
         heights, gains, rates = self.heights[i], self.gains[i], self.rates[i]
         visible = heights >= VISIBLE
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):  # spectra of zeros
             left = np.where(rates > 0, np.log(2 * VISIBLE / heights) / rates, np.inf)
         busy = np.flatnonzero(self.active[: i + 1])
         quiet = i - int(busy[-1]) if len(busy) else i + 1
@@ -112,7 +112,8 @@ class History:
         x = np.arange(len(logs)) - (len(logs) - 1) / 2
         slope = x @ logs / (x**2).sum()
         bar = HALF if self.level is not None else IN_USE
-        left = np.log(bar / self.heights[i, used : used + NEXT])
+        with np.errstate(over="ignore"):
+            left = np.log(bar / self.heights[i, used : used + NEXT])
         return float(np.where(slope > 0, left / np.maximum(slope, 1e-300), np.inf).min())
 
 

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 SHOWN = 4  # rising dimensions that are named
 
 SENTENCES = {
-    "too few": "{records} so far; {needed} are needed.",
+    "too few": "There {have} so far; {needed} are needed.",
     "not finite": "The embeddings have not been finite since {when}.",
     "first lost": "The first batch that was not finite was number {number:,}.",
     "huge loss": "The loss is {loss:.2g}, as good as infinite.",
@@ -28,15 +28,15 @@ SENTENCES = {
     "is near {level:.2g}.",
     "rising": "{learned} of {d} dimensions {are} in use; {which}, {gain} in the latest records.",
     "joined": "{learned} of {d} dimensions {are} in use; the last one has just joined.",
-    "quiet": "{learned} of {d} dimensions {are} in use, and none has grown for {quiet}.",
-    "all in use": "All {d} dimensions are in use, and none has grown for {quiet}.",
-    "no more": "{learned} of {d} dimensions {are} in use; none has grown for {quiet} of {records}, and at their "
-    "pace the next ones would need more than four times as long as the run has lasted.",
+    "quiet": "{learned} of {d} dimensions {are} in use, and none has grown for {wait}.",
+    "all in use": "All dimensions are in use (d = {d}), and none has grown for {wait}.",
+    "no more": "{learned} of {d} dimensions {are} in use; none has grown for {quiet} of {records} records, and at "
+    "their pace the next ones would need more than four times as long as the run has lasted.",
     "change": "{before} were in use at t = {t:.3g}.",
     "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0f} %: {low:.3g} to "
     "{high:.3g}){when}.",
-    "soon": "{soon} more are expected soon.",
-    "all by": "All {d} dimensions are expected by t = {time:.3g}{when}.",
+    "soon": "{more} expected soon.",
+    "all by": "All dimensions are expected by t = {time:.3g}{when}.",
     "below": "Below them dimension {mode} is growing.",
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
@@ -60,17 +60,12 @@ def said(kind: str, /, **values: object) -> str:
     return SENTENCES[kind].format(**values)
 
 
-def count(records: int) -> str:
-    """A number of records.
-
-    >>> count(1), count(12)
-    ('1 record', '12 records')
-    """
-    return f"{records} record{'s' * (records != 1)}"
+def few(records: int, needed: int) -> str:
+    return said("too few", have=f"{'is' if records == 1 else 'are'} {counted(records)}", needed=needed)
 
 
 def lost(t: Floats, whole: NDArray[np.bool_], loss: float, clock: Clock | None) -> str:
-    """Why a run counts as diverged at the last of these records."""
+    """Why a run counts as diverged at the last of these records; `loss` is NaN unless it is the reason."""
     if np.isfinite(loss):
         return said("huge loss", loss=loss)
     first = int(np.flatnonzero(whole)[-1]) + 1 if whole.any() else 0
@@ -86,7 +81,8 @@ def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
         losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
         words = said("one", d=len(top), share=100 * top[0] / max(top.sum(), 1e-300), loss=100 * losses[-1] / losses[0])
     else:
-        words = said(kind, share=signs.variance[-1] / max(np.nanmax(signs.variance), 1e-300))
+        most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
+        words = said(kind, share=signs.variance[-1] / max(most, 1e-300)) if kind != "zero" else said("zero")
     return words, REMEDIES[COLLAPSES[kind]]
 
 
@@ -95,13 +91,13 @@ def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
     if level is None:
         return said("still", moved=100 * np.expm1(now.moved)), REMEDIES["still"]
     remedy = REMEDIES["still"] if now.moved < 0.05 else ""
-    return said("none yet", d=lam.shape[1], top=lam[-1, 0], level=level), remedy
+    return said("none yet", d=lam.shape[1], top=lam[-1, 0] + 0.0, level=level), remedy
 
 
 def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
     """Evidence and remedy of a run that is learning, waiting or finished."""
     records, d = lam.shape
-    numbers = {"learned": now.learned, "d": d, "quiet": count(now.quiet), "records": records}
+    numbers = {"learned": now.learned, "d": d, "quiet": now.quiet, "wait": counted(now.quiet)}
     numbers |= {"are": "is" if now.learned == 1 else "are"}
     if state == "learning":
         if not len(now.rising):
@@ -109,7 +105,7 @@ def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
         return said("rising", which=_rising(now), gain=_factor(now.gains[now.rising].max()), **numbers), ""
     if state == "finished":
         kind = "all in use" if now.learned >= d else "no more"
-        return said(kind, **numbers), REMEDIES[kind].format(**numbers)
+        return said(kind, records=records, **numbers), REMEDIES[kind].format(**numbers)
     return said("quiet", **numbers), ""
 
 
@@ -125,17 +121,17 @@ def _rising(now: Growth) -> str:
 def _factor(gain: float) -> str:
     """A growth in log λ.
 
-    >>> _factor(0.2), _factor(7.0)
-    ('by 22 %', '1,100-fold')
+    >>> _factor(0.2), _factor(1.0), _factor(7.0), _factor(30.0)
+    ('by 22 %', '2.7-fold', '1,100-fold', '1.1e+13-fold')
     """
-    factor = float(f"{np.exp(gain):.2g}")
-    return (
-        f"by {100 * np.expm1(gain):.0f} %"
-        if factor < 2
-        else f"{factor:,.0f}-fold"
-        if factor >= 10
-        else f"{factor}-fold"
-    )
+    factor = float(f"{np.exp(min(gain, 600.0)):.2g}")  # noise around zero may seem to grow without bounds
+    if factor < 2:
+        return f"by {100 * np.expm1(gain):.0f} %"
+    return f"{factor:,.2g}-fold" if factor < 100 or factor > 1e6 else f"{factor:,.0f}-fold"
+
+
+def counted(records: int) -> str:
+    return f"{records} record{'s' * (records != 1)}"
 
 
 def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None) -> list[str]:
@@ -151,9 +147,9 @@ def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None
     out = [said("next", mode=now.learned + 1, time=time, coverage=100 * ahead.coverage, low=low, high=high, when=when)]
     end, soon = ahead.when(1.0), ahead.nearness.count("soon")
     if np.isfinite(end):
-        out.append(said("all by", d=ahead.dimensions, time=end, when=moment(clock, end)))
+        out.append(said("all by", time=end, when=moment(clock, end)))
     elif soon:
-        out.append(said("soon", soon=soon))
+        out.append(said("soon", more=f"{soon} more {'is' if soon == 1 else 'are'}"))
     return out
 
 

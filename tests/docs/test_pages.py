@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 import stairwise as sw
 from stairwise.cli import app
+from stairwise.staircase.advice import STATES
+from stairwise.staircase.words import REMEDIES, SENTENCES
 
 from . import glossary
 from .pages import DOCS, ROOT, Block, anchors, blocks, commands, links, name, pages
@@ -123,12 +125,18 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_sentences_on_the_page_of_the_monitor_are_those_of_the_advice():
-    source = (ROOT / "stairwise" / "staircase" / "advice.py").read_text(encoding="utf-8")
+    """All of them, with … for what changes; sentences in the first table, remedies in the second."""
     page = (DOCS / "staircase.md").read_text(encoding="utf-8")
-    sentences = re.findall(r'^\| "([^"]+)" \|', page, re.M)
-    assert len(sentences) >= 8
-    for part in (part.strip() for sentence in sentences for part in sentence.split("…")):
-        assert part in source
+    for table, known in (("| sentence |", SENTENCES), ("| what to do |", REMEDIES)):
+        rows = page[page.index(f"\n{table}") :].partition("\n\n")[0]
+        listed = re.findall(r'^\| "([^"]+)" \|', rows, re.M)
+        assert listed == [re.sub(r"\{[^}]*\}", "…", sentence) for sentence in known.values()]
+
+
+def test_states_in_the_glossary_are_those_of_the_advice():
+    section = glossary.PAGE.read_text(encoding="utf-8").partition("## State")[2].partition("\n## ")[0]
+    listed = [state for line in re.findall(r"^- (.*?):", section, re.M) for state in re.findall(r"\*([^*]+)\*", line)]
+    assert listed == list(STATES)
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

@@ -1,0 +1,398 @@
+"""The advice: records that make each sentence and each remedy appear, and what holds for all records."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.staircase.advice import ENOUGH, STATES, Judge, advise
+from stairwise.staircase.growth import History, learned
+from stairwise.staircase.signs import Signs, telling_value
+from stairwise.staircase.steps import FEWEST
+from stairwise.staircase.words import REMEDIES, SENTENCES
+
+T = 60
+CLOCK = sw.Clock(np.arange(T) * 1.0, np.arange(T) * 50.0, np.arange(T) * 10.0)
+
+
+def staircase(*gamma, until=1.5, records=100, start=1e-6):
+    """Times and eigenvalues of C in the linear theory."""
+    t = np.linspace(0, until, records)
+    return t, 1 / (1 + np.exp(-8 * np.outer(t, gamma)) / start)
+
+
+def steady(*spectrum, records=T):
+    """Times and spectra that do not move, but for a little noise."""
+    noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((records, len(spectrum))))
+    return np.arange(records) * 1.0, np.array(spectrum) * noise
+
+
+def signs(lam, **known):
+    """Signs of which some are known; a number stands for every record."""
+    full = {name: np.broadcast_to(np.float64(value), len(lam)).copy() for name, value in known.items()}
+    return replace(Signs.unknown(lam), **full)
+
+
+def said(t, lam, level=1.0, clock=None, **known):
+    return advise(t, lam, clock, level, signs(np.asarray(lam), **known) if known else None)
+
+
+def grown_then_still(*after):
+    """A covariance of four dimensions that are learned early; `after` are lower ones that stay."""
+    t = np.arange(T) * 1.0
+    early = 1 / (1 + 1e3 * np.exp(-1.5 * np.outer(t, [2.0, 1.7, 1.4, 1.2])))
+    return t, np.hstack([early, np.tile(after, (T, 1))])
+
+
+def lost_at(record):
+    t, lam = steady(1.0, 0.5, 0.2)
+    lam[record:] = np.nan
+    return t, lam
+
+
+def falling(share):
+    """A covariance whose variance falls to a share of its maximum."""
+    t, lam = steady(1.0, 0.6, 0.3, 0.1)
+    return t, lam * np.r_[np.ones(T - 10), np.geomspace(1, share, 10)][:, None]
+
+
+def ruled_by_one():
+    t, lam = steady(1.0, *[0.001] * 19)
+    lam[:10, 1:] = 0.5
+    return t, lam
+
+
+def just_joined():
+    """All dimensions have arrived, and growth ended at the record before."""
+    t, lam = staircase(2.0, 1.5, until=2.0)
+    judge = Judge(t, lam)
+    growing = [i for i in range(ENOUGH, len(t)) if len(judge.history.at(i).rising)]
+    return t[: growing[-1] + 2], lam[: growing[-1] + 2]
+
+
+def below():
+    """Too few records for a forecast: one dimension is learned, and one grows out of sight."""
+    t, lam = steady(1.0, 1.0, records=7)
+    lam[:, 1] = np.geomspace(1e-4, 1e-2, 7)
+    return t, lam
+
+
+CASES = {
+    "too few": lambda: said(*steady(1.0, 0.5, records=3)),
+    "not finite": lambda: said(*lost_at(40), clock=CLOCK),
+    "huge loss": lambda: said(*steady(1.0, 0.5), loss=np.r_[np.ones(T - 1), 1e12]),
+    "zero": lambda: said(*falling(1e-9), level=None),
+    "point": lambda: said(*steady(1.0, 0.5, 0.2), positive=0.972, negative=0.97, mean_square=30.0),
+    "variance": lambda: said(*falling(0.01), level=None),
+    "falling": lambda: said(*falling(0.05), level=None),
+    "one": lambda: said(*ruled_by_one(), level=None, loss=np.linspace(10, 1, T)),
+    "still": lambda: said(*steady(1.0, 0.5, 0.2), level=None),
+    "none yet": lambda: said(*staircase(2.0, 1.0, 0.5, until=0.3)),
+    "rising": lambda: said(*staircase(2.0, 1.0, 0.9)),
+    "joined": lambda: said(*just_joined()),
+    "quiet": lambda: said(*staircase(2.0, 1.0, 0.9, until=1.3)),
+    "all in use": lambda: said(*staircase(2.0, 1.5, 1.2, until=5.0)),
+    "no more": lambda: said(*grown_then_still(1e-4, 1e-5), level=None),
+    "next": lambda: said(*staircase(2.0, 1.0, 0.9), clock=sw.Clock(np.arange(2.0), 100 * np.arange(2.0))),
+    "soon": lambda: said(*staircase(2.0, 1.0, 0.9, 0.85, 1e-3, until=1.4)),
+    "all by": lambda: said(*staircase(2.0, 1.0, 0.9)),
+    "below": lambda: said(*below()),
+    "nothing below": lambda: said(*steady(1.0, 0.9, 1e-5)),
+    "telling loss": lambda: said(*steady(1.0, 0.5), level=None, loss=np.log(2 * 64 - 1), batch=64),
+}
+STATE_OF = {  # where a sentence belongs to one state
+    "too few": "cannot tell yet",
+    "not finite": "diverged",
+    "huge loss": "diverged",
+    "zero": "collapsed",
+    "point": "collapsed",
+    "variance": "collapsed",
+    "falling": "collapsing",
+    "one": "collapsed",
+    "still": "not started",
+    "none yet": "not started",
+    "rising": "learning",
+    "joined": "learning",
+    "quiet": "waiting",
+    "all in use": "finished",
+    "no more": "finished",
+    "nothing below": "waiting",
+}
+CURES = {
+    "diverged": "not finite",
+    "point": "point",
+    "variance": "falling",
+    "one": "one",
+    "still": "still",
+    "all in use": "all in use",
+    "no more": "no more",
+}
+
+
+def pattern(sentence):
+    """A sentence with anything in the place of its numbers."""
+    return ".*".join(re.escape(part) for part in re.split(r"\{[^}]*\}", sentence))
+
+
+def test_nothing_is_said_without_a_case():
+    assert set(CASES) == set(SENTENCES)
+    assert set(CURES) == set(REMEDIES)
+
+
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_every_sentence_appears(kind):
+    says = CASES[kind]()
+    assert any(re.fullmatch(pattern(SENTENCES[kind]), one) for one in says.evidence), str(says)
+    assert says.state == STATE_OF.get(kind, says.state)
+
+
+@pytest.mark.parametrize("kind", REMEDIES)
+def test_every_remedy_appears(kind):
+    says = CASES[CURES[kind]]()
+    assert re.fullmatch(pattern(REMEDIES[kind]), says.remedy), str(says)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_sentences_can_be_read(kind):
+    text = str(CASES[kind]())
+    assert not re.search(r"\bnan\b|\binf\b|\b1 records|\b1 more are|\{|\}|\d{5,}%|  ", text)
+    assert text[0].isupper()
+    assert text.endswith(".")
+
+
+def test_counts_are_in_the_right_number():
+    assert "There is 1 record so far" in str(said(*steady(1.0, records=1)))
+    t, lam = staircase(2.0, 1.0, 0.9, until=1.5, records=100)
+    judge = Judge(t, lam)
+    first = next(i for i in range(ENOUGH, 100) if judge.says(i).state == "waiting")
+    assert "none has grown for 1 record." in judge.says(first).evidence[0]
+    assert "none has grown for 2 records." in judge.says(first + 1).evidence[0]
+
+
+def test_growth_beyond_a_factor_of_ten_is_said_as_a_factor():
+    t = np.arange(10) * 1.0
+    lam = np.c_[np.ones(10), np.geomspace(1e-6, 0.4, 10)]
+    assert re.search(r"dimension 2 is rising by up to a factor of [\d,]+ in", said(t, lam).evidence[0])
+
+
+def test_a_loss_that_is_fine_is_not_called_infinite():
+    """Embeddings may be lost although the last loss was finite."""
+    t, lam = lost_at(40)
+    assert said(t, lam, loss=0.5).evidence == ("The embeddings have not been finite since t = 40.",)
+
+
+def test_a_run_that_was_never_finite():
+    t, lam = lost_at(0)
+    assert said(t, lam).evidence == ("The embeddings have not been finite since the first record.",)
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch", "d", "name"),
+    [
+        (np.log(64), 64, 8, "ln 64"),
+        (np.log(127), 64, 8, "ln(2·64 − 1)"),
+        (np.log(4096), 64, 8, "ln 4096"),
+        (np.log(65536), np.nan, 8, "ln 65536"),
+        (12.0, np.nan, 12, "d = 12"),
+        (11.0, np.nan, 12, "d − 1"),
+        (25.0, np.nan, 12, "25"),
+        (24.0, np.nan, 12, None),
+        (np.nan, 64, 12, None),
+        (0.0, 64, 1, None),
+    ],
+)
+def test_telling_values(loss, batch, d, name):
+    found = telling_value(signs(np.ones((10, d)), loss=loss, batch=batch), d)
+    assert (found and found[0]) == name
+
+
+def test_a_loss_that_passes_a_telling_value_does_not_sit_there():
+    lam = np.ones((11, 8))
+    assert telling_value(signs(lam, loss=np.linspace(30, 20, 11)), 8) is None
+    assert telling_value(signs(lam[:4], loss=25.0), 8) is None
+
+
+@st.composite
+def spectra(draw, negative=True, lost=True):
+    """Descending spectra of any kind: noise, staircases, zeros, constants; some rows may be NaN."""
+    records, d = draw(st.integers(1, 30)), draw(st.sampled_from([1, 2, 3, 8, 20]))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    made = {
+        "wild": lambda: 10 ** rng.uniform(-12, 3, (records, d)),
+        "noise": lambda: rng.standard_normal((records, d)),
+        "zero": lambda: np.zeros((records, d)),
+        "constant": lambda: np.tile(10 ** rng.uniform(-3, 1, d), (records, 1)),
+        "stairs": lambda: 1 / (1 + 1e5 * np.exp(-np.outer(np.linspace(0, 20, records), rng.uniform(0, 3, d)))),
+        "vanishing": lambda: rng.standard_normal((records, d)) * (rng.random((records, 1)) < 0.5),
+    }
+    lam = made[draw(st.sampled_from(sorted(made)))]()
+    lam = -np.sort(-(lam if negative else np.abs(lam)), axis=1)
+    if lost and draw(st.booleans()):
+        lam[rng.random(records) < 0.2] = np.nan
+    return np.cumsum(rng.uniform(0.1, 1, records)), lam
+
+
+@st.composite
+def measured(draw, records, lam):
+    """Signs of any kind; some are not measured."""
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+
+    def some(values):
+        return values if draw(st.booleans()) else np.full(records, np.nan)
+
+    return signs(
+        np.zeros((records, 1)),
+        loss=some(rng.choice([1e11, np.nan, 25.0, np.log(64), 0.0, -1.0], records, p=[0.02, 0.08, 0.4, 0.3, 0.1, 0.1])),
+        variance=some(np.maximum(np.nan_to_num(lam), 0).sum(axis=1)),
+        mean_square=some(rng.uniform(0, 2, records)),
+        positive=some(rng.uniform(0.9, 1, records)),
+        negative=some(rng.choice([1.0, 0.95], records)),
+        batch=some(np.full(records, 64.0)),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), spectra(), st.sampled_from([1.0, None]))
+def test_any_records_give_advice(data, records, level):
+    """Finite or not, negative or zero, one record or many, one dimension or many; warnings are errors here."""
+    t, lam = records
+    known = data.draw(st.none() | measured(len(t), lam))
+    says = advise(t, lam, level=level, signs=known)
+    assert says.state in STATES
+    assert 0 <= says.learned <= says.dimensions == lam.shape[1]
+    assert says.evidence
+    assert not re.search(r"\bnan\b|\binf\b|\b1 records|\b1 more are|\d{5,}%", str(says))
+    remedies = "|".join(pattern(remedy) for remedy in REMEDIES.values())
+    assert re.fullmatch(f"({remedies})?", says.remedy)
+    assert all(any(re.fullmatch(pattern(one), sentence) for one in SENTENCES.values()) for sentence in says.evidence)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), spectra(), st.sampled_from([1.0, None]))
+def test_advice_does_not_depend_on_the_future(data, records, level):
+    t, lam = records
+    known = data.draw(measured(len(t), lam))
+    judge = Judge(t, lam, level, known)
+    for i in range(len(t)):
+        then = advise(t[: i + 1], lam[: i + 1], level=level, signs=known.until(i + 1))
+        now = judge.says(i)
+        assert (now.state, now.learned, now.remedy) == (then.state, then.learned, then.remedy)
+        assert now.evidence[0] == then.evidence[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(spectra(), st.integers(-30, 30))
+def test_advice_for_a_covariance_has_no_scale(records, power):
+    """A power of two, so that no digit is lost."""
+    t, lam = records
+    one, other = (advise(t, scale * lam, level=None) for scale in (1.0, 2.0**power))
+    assert (one.state, one.learned, one.remedy) == (other.state, other.learned, other.remedy)
+    assert one.evidence[0] == other.evidence[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(spectra(negative=False, lost=False), st.floats(0.1, 10.0))
+def test_advice_has_no_unit_of_time(records, unit):
+    t, lam = records
+    assert Judge(t, lam).says().evidence[0] == Judge(unit * t, lam).says().evidence[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(2, 8),
+    st.floats(0.5, 0.85),
+    st.floats(-8, -3),
+    st.integers(60, 200),
+    st.sampled_from([1.0, None]),
+    st.integers(0, 10**6),
+)
+def test_a_staircase_of_the_linear_theory_is_not_called_finished_too_early(d, ratio, start, records, level, seed):
+    """Modes spaced in time, records scattered by 5 %, as long as a mode that can be seen is still to come.
+
+    From the eighth record on, before which pages say nothing. For a covariance, after the first step: before it all
+    dimensions are alike, and count as in use.
+    """
+    gamma = ratio ** np.arange(d)
+    last = np.log(10.0**-start) / (8 * gamma[-1])
+    t, lam = staircase(*gamma, until=1.3 * last, records=records, start=10.0**start)
+    noisy = lam * np.exp(0.05 * np.random.default_rng(seed).standard_normal(lam.shape))
+    judge = Judge(t, -np.sort(-noisy, axis=1), level)
+    to_come = ((lam > 1e-5) & (lam < (0.5 if level else 0.1))).any(axis=1)
+    if level is None:
+        to_come &= lam[:, 0] > 0.9
+    to_come[: FEWEST - 1] = False
+    assert [i for i in np.flatnonzero(to_come) if judge.says(i).state == "finished"] == []
+
+
+@pytest.mark.xfail(strict=True, reason="the scale of a covariance is left out, so its growth is not seen")
+def test_dimensions_that_grow_alike_are_not_called_finished():
+    t, lam = staircase(1.0, 0.9, until=0.8, records=60)
+    assert lam[-1].max() < 0.01
+    assert said(t, lam, level=None).state != "finished"
+
+
+def test_a_staircase_of_the_linear_theory_is_called_finished_in_the_end():
+    t, lam = staircase(*0.7 ** np.arange(5), until=20.0)
+    assert said(t, lam).state == "finished"
+    assert said(t, lam, level=None).state == "finished"
+
+
+@pytest.mark.parametrize("level", [1.0, None])
+def test_learned_is_the_count_that_is_said(level):
+    t, lam = staircase(2.0, 1.0, 0.9)
+    assert said(t, lam, level=level).learned == learned(lam[-1], level)
+
+
+def test_dimensions_in_use_by_hand():
+    """Σλ²/Σλ = (4 + 1 + 0.25)/3.5 = 1.5, a fifth of it 0.3."""
+    assert learned(np.array([2.0, 1.0, 0.5])) == 3
+    assert learned(np.array([2.0, 1.0, 0.29, 0.21])) == 2
+    assert learned(np.zeros(3)) == 0
+    assert learned(np.array([1.0, 0.51, 0.49]), level=1.0) == 2
+    assert learned(np.array([2.0, 1.1, 0.9]), level=2.0) == 2
+
+
+def test_history_counts_the_quiet_records():
+    t, lam = staircase(2.0, 1e-3, until=2.0)
+    history = History(lam, 1.0)
+    quiet = [history.at(i).quiet for i in range(len(t))]
+    end = np.flatnonzero(history.active)[-1]
+    assert quiet[end:] == list(range(len(t) - end))
+
+
+T3, LAM3 = np.arange(10) * 1.0, np.ones((10, 2))
+
+
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("lam", {"lam": np.ones(10)}),
+        ("lam", {"lam": np.ones((0, 3)), "t": []}),
+        ("lam", {"lam": [["a", "b"]] * 10}),
+        ("lam", {"lam": [[1.0], [1.0, 2.0]]}),
+        ("t", {"t": np.arange(9.0)}),
+        ("t", {"t": np.zeros(10)}),
+        ("t", {"t": np.arange(10.0)[::-1]}),
+        ("t", {"t": np.full(10, np.nan)}),
+        ("level", {"level": 0.0}),
+        ("level", {"level": -1.0}),
+        ("level", {"level": np.nan}),
+        ("level", {"level": "one"}),
+        ("signs", {"signs": signs(np.ones((9, 2)))}),
+    ],
+)
+def test_wrong_arguments(argument, options):
+    with pytest.raises(InputError, match=f"^`?{argument}") as error:
+        advise(**{"t": T3, "lam": LAM3} | options)
+    assert len(str(error.value)) > len(argument) + 10
+
+
+@pytest.mark.parametrize("record", [-1, 10])
+def test_records_that_do_not_exist(record):
+    with pytest.raises(InputError, match="record"):
+        Judge(T3, LAM3).says(record)
