@@ -1,8 +1,9 @@
 """What a run folder says: its spectra over time, the forecast, the advice, and the advice given earlier."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from stairwise.runs.record import Record
 from stairwise.staircase.advice import Advice, advise
 from stairwise.staircase.clock import Clock
 from stairwise.staircase.forecast import Forecast, forecast_steps
+from stairwise.staircase.noise import noise_sentence
 from stairwise.staircase.signs import Signs
 from stairwise.staircase.steps import FEWEST
 from stairwise.training.schedule import Schedule
@@ -102,6 +104,8 @@ def read_run(folder: Path, spectrum: str = "", memory: Memory | None = None) -> 
     looks = past.looks(ahead, memory)
     if lost:
         looks += _diverged(looks, lost)
+    elif looks:
+        looks[-1] = replace(looks[-1], advice=_with_noise(looks[-1].advice, measured[-1], settings))
     return Reading(
         folder.resolve().name,
         spectrum,
@@ -156,6 +160,15 @@ class _Past:
             return self.advice(n, ahead if n == len(self.t) else None)
 
         return look_back(self.t, self.step, self.spectra, judge, memory) if len(self.t) else []
+
+
+def _with_noise(advice: Advice, record: Record, settings: Mapping[str, Any]) -> Advice:
+    """The advice with a sentence on how much of the loss is sampling noise, if that is known and not little."""
+    lost = advice.state in ("collapsing", "collapsed", "diverged")
+    if lost or "loss" not in settings or settings.get("fixed_views"):  # with fixed views every batch is the same
+        return advice
+    sentence = noise_sentence(record, settings["loss"], settings.get("loss_options"), record.loss)
+    return replace(advice, evidence=(*advice.evidence, sentence)) if sentence else advice
 
 
 def _made(run: Run) -> tuple[dict[str, str], dict[str, object], Floats, str]:
