@@ -162,9 +162,8 @@ def main() -> None:
     for label, name in PROMISES.items():
         print(f"{label:34} {getattr(total, name)}")
     late = np.array(total.delays)
-    print(
-        f"delay until a collapse is named: median {np.median(late):.0f}, 95 % within {np.quantile(late, 0.95):.0f} records"
-    )
+    most = np.quantile(late, 0.95)
+    print(f"delay until a collapse is named: median {np.median(late):.0f}, 95 % within {most:.0f} records")
     print(f"false alarms per healthy run: {np.mean(total.alarms):.3f} records")
     print(*total.notes, sep="\n")
     print(json.dumps({name: [getattr(total, name).hits, getattr(total, name).total] for name in PROMISES.values()}))

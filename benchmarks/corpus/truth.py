@@ -68,8 +68,8 @@ def truth(run: CorpusRun) -> Truth:
     real = _collapse(run)
     may = run.settings["fault"] or run.settings["loss"] in CAN_COLLAPSE or scenario == "large"
     named = (real < n and may) or run.scalars["trace_cov"][-1] <= GONE * run.scalars["trace_cov"].max()
-    # Losses that do not forbid it may let one dimension take all by themselves. So may Barlow Twins with few dimensions,
-    # for which its usual weight of redundancy reduction, 0.0051, is too small.
+    # Losses that do not forbid it may let one dimension take all. So may Barlow Twins with few dimensions, for which
+    # its usual weight of redundancy reduction, 0.0051, is too small.
     weak = run.settings["loss"] in (*CAN_COLLAPSE, "barlow_twins_norm") and _share(run)[-5:].min() >= ONE
     if (weak and not run.settings["fault"]) or (not named and (run.settings["fault"] or scenario == "large")):
         return Truth("unknown", [None] * n, n, None, no)

@@ -14,7 +14,6 @@ from stairwise.checks import InputError, one_of
 from stairwise.report.page import Page, plotly_library
 from stairwise.report.reading import FOLLOWED
 from stairwise.report.runs_page import distinct_names, runs_page
-from stairwise.report.timeline import Memory
 from stairwise.runs.folder import METRICS, PICTURE, RECIPE
 
 HOST = "127.0.0.1"
@@ -33,8 +32,7 @@ def live_page(folders: Sequence[Path], port: int = 0, spectrum: str = "") -> "Li
     distinct_names(folders)
     if spectrum:
         one_of(spectrum, "--spectrum", FOLLOWED)
-    memories: dict[Path, Memory] = {}
-    page = partial(runs_page, folders, spectrum, memories, patient=len(folders) > 1)
+    page = partial(runs_page, folders, spectrum, patient=len(folders) > 1)
     return LivePage(partial(_stamp, folders), page, port)
 
 

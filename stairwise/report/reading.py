@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError, one_of
-from stairwise.report.timeline import Look, Memory, look_back
+from stairwise.report.timeline import Look, look_back
 from stairwise.runs.folder import METRICS, RECIPE, read_picture
 from stairwise.runs.reader import Run, consistent
 from stairwise.runs.record import Record
-from stairwise.staircase.advice import Advice, advise
+from stairwise.staircase import words
+from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.clock import Clock
 from stairwise.staircase.forecast import Forecast, forecast_steps
 from stairwise.staircase.noise import noise_sentence
@@ -23,7 +24,6 @@ from stairwise.training.schedule import Schedule
 
 Floats = NDArray[np.float64]
 FOLLOWED = ("eigenvalues", "covariance")
-LOST = 2  # a run has diverged if at least this many records at its end are not finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +77,11 @@ class Reading:
         return f"{self.advice.learned} of {self.advice.dimensions}" if self.advice.dimensions else "–"
 
 
-def read_run(folder: Path, spectrum: str = "", memory: Memory | None = None) -> Reading:
+def read_run(folder: Path, spectrum: str = "") -> Reading:
     """Read a run folder, written by `stairwise train` or by a monitor.
 
     Arguments:
         spectrum: "eigenvalues" (of C) or "covariance"; empty: the one in which the run's loss takes its steps.
-        memory: what was said before, which is not computed again.
     """
     if spectrum:
         one_of(spectrum, "--spectrum", FOLLOWED)
@@ -101,7 +100,7 @@ def read_run(folder: Path, spectrum: str = "", memory: Memory | None = None) -> 
     facts = {"records": _count(records, measured, spectrum, bad)} | facts
     past = _Past.of(measured, spectrum, planned)
     ahead = past.forecast()
-    looks = past.looks(ahead, memory)
+    looks = past.looks(ahead)
     if lost:
         looks += _diverged(looks, lost)
     elif looks:
@@ -149,17 +148,11 @@ class _Past:
     def forecast(self) -> Forecast | None:
         return forecast_steps(self.t, self.spectra, level=self.level) if len(self.t) >= FEWEST else None
 
-    def advice(self, n: int, ahead: Forecast | None = None) -> Advice:
-        if n < FEWEST:
-            have = "is 1 record" if n == 1 else f"are {n} records"
-            return Advice("cannot tell yet", 0, self.spectra.shape[1], (f"There {have} so far; {FEWEST} are needed.",))
-        return advise(self.t[:n], self.spectra[:n], self.clock(n), self.level, self.signs.until(n), ahead)
-
-    def looks(self, ahead: Forecast | None, memory: Memory | None) -> list[Look]:
-        def judge(n: int) -> Advice:
-            return self.advice(n, ahead if n == len(self.t) else None)
-
-        return look_back(self.t, self.step, self.spectra, judge, memory) if len(self.t) else []
+    def looks(self, ahead: Forecast | None) -> list[Look]:
+        if not len(self.t):
+            return []
+        judge = Judge(self.t, self.spectra, self.level, self.signs)
+        return look_back(judge, self.step, judge.says(clock=self.clock(len(self.t)), ahead=ahead))
 
 
 def _with_noise(advice: Advice, record: Record, settings: Mapping[str, Any]) -> Advice:
@@ -203,10 +196,10 @@ def _count(records: Sequence[Record], measured: Sequence[Record], spectrum: str,
 
 
 def _lost(records: Sequence[Record], measured: Sequence[Record], spectrum: str) -> list[Record]:
-    """Records after the last finite spectrum that should have one; empty if there are too few to mean anything."""
+    """Records after the last finite spectrum that should have one; one alone may be a damaged line."""
     last = measured[-1].step if measured else -np.inf
     lost = [record for record in records if record.step > last and _should_have(record, spectrum)]
-    return lost if len(lost) >= LOST else []
+    return lost if len(lost) > 1 or any("failed" in record.extra for record in lost) else []
 
 
 def _should_have(record: Record, spectrum: str) -> bool:
@@ -216,13 +209,11 @@ def _should_have(record: Record, spectrum: str) -> bool:
 
 def _diverged(looks: Sequence[Look], lost: Sequence[Record]) -> list[Look]:
     """The looks at the first and at the last of the records that are lost."""
-    since = f"since step {lost[0].step:,}" if looks else f"from the first record on, at step {lost[0].step:,}"
-    evidence = [f"The embeddings have not been finite {since}: {len(lost)} records hold NaN or infinity."]
+    evidence = [words.said("not finite", when=f"step {lost[0].step:,}" if looks else "the first record")]
     if lost[-1].first_skipped:
-        evidence.append(f"The first batch that was not finite was number {lost[-1].first_skipped:,}.")
-    remedy = "Stop, lower the learning rate or add a warm-up, and check the inputs and the loss for divisions by zero."
+        evidence.append(words.said("first lost", number=lost[-1].first_skipped))
     learned, d, n = (looks[-1].advice.learned, looks[-1].advice.dimensions, looks[-1].records) if looks else (0, 0, 0)
-    advice = Advice("diverged", learned, d, tuple(evidence), remedy)
+    advice = Advice("diverged", learned, d, tuple(evidence), words.REMEDIES["diverged"])
     return [Look(n + i, float(lost[i - 1].step), float(lost[i - 1].t), advice) for i in (1, len(lost))]
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from stairwise.report.page import Line, Page, Panel, Stretch
 from stairwise.report.reading import Reading, column, read_run
-from stairwise.report.timeline import MOST, Memory, changes
+from stairwise.report.timeline import changes
 from stairwise.runs.reader import consistent
 from stairwise.staircase.clock import Clock, duration
 from stairwise.staircase.forecast import Forecast
@@ -23,14 +23,13 @@ NEXT = 3  # number of expected steps whose intervals are shaded
 TIMELINE = "What this page said, and when"
 
 
-def run_page(folder: Path, spectrum: str = "", memory: Memory | None = None) -> Page:
+def run_page(folder: Path, spectrum: str = "") -> Page:
     """Make the page of a run folder, written by `stairwise train` or by a monitor.
 
     Arguments:
         spectrum: "eigenvalues" (of C) or "covariance"; empty: the one in which the run's loss takes its steps.
-        memory: what was said before, which a live page does not compute again.
     """
-    run = read_run(folder, spectrum, memory)
+    run = read_run(folder, spectrum)
     tables = _now(run)
     if run.ahead and run.clock:
         tables.append(_taken(run.ahead, run.clock, note="" if run.expected else run.ahead.track_record))
@@ -81,17 +80,14 @@ def stretches(run: Reading) -> list[Stretch]:
 
 
 def timeline_table(run: Reading) -> Table:
-    """The changes of the state, and at which steps was looked."""
+    """The changes of the state."""
     rows = [
         [f"{look.step:,.0f}", f"{look.t:.4g}", look.advice.state, " ".join(look.advice.evidence)]
         for look in changes(run.looks)
     ]
-    steps = [f"{look.step:,.0f}" for look in run.looks]
-    if len(steps) > MOST:  # a live page has judged every record
-        steps = [*steps[:3], "…", *steps[-3:]]
     note = (
-        f"Judged at {len(run.looks)} of {run.looks[-1].records} records, as if each were the newest: steps "
-        f"{', '.join(steps)}. What was true only between two of them is not listed."
+        f"Judged at {len(run.looks)} of {run.looks[-1].records} records, each as if it were the newest. What was said "
+        "of a single record is not listed, unless it was an alarm."
     )
     return Table(TIMELINE, ["from step", "t", "state", "because"], rows, note)
 

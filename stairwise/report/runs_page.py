@@ -19,32 +19,27 @@ from stairwise.report.run_page import (
     stretches,
     timeline_table,
 )
-from stairwise.report.timeline import Look, Memory
+from stairwise.report.timeline import Look
 from stairwise.staircase.advice import Advice
 from stairwise.table import Table
 
 SAME_PACE = 0.01  # runs whose t per step differ by more than this share start on the axis of steps
 
 
-def runs_page(
-    folders: Sequence[Path], spectrum: str = "", memories: dict[Path, Memory] | None = None, patient: bool = False
-) -> Page:
+def runs_page(folders: Sequence[Path], spectrum: str = "", patient: bool = False) -> Page:
     """Make the page of one or more run folders.
 
     Arguments:
-        spectrum, memories: as in `run_page`, with one memory per folder.
+        spectrum: as in `run_page`.
         patient: show runs without records as not started, instead of an error.
     """
-    known = {} if memories is None else memories
-    for folder in folders:
-        known.setdefault(folder, {})
     if len(folders) == 1:
-        return run_page(folders[0], spectrum, known[folders[0]])
+        return run_page(folders[0], spectrum)
     names = distinct_names(folders)
     runs = []
     for folder, name in zip(folders, names, strict=True):
         try:
-            runs.append(replace(read_run(folder, spectrum, known[folder]), name=name))
+            runs.append(replace(read_run(folder, spectrum), name=name))
         except InputError as error:
             if not patient:
                 raise

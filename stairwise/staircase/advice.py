@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, vector
 from stairwise.staircase import words
 from stairwise.staircase.clock import Clock
-from stairwise.staircase.collapse import collapse
+from stairwise.staircase.collapse import collapse, one_point
 from stairwise.staircase.forecast import Forecast, forecast_steps
 from stairwise.staircase.growth import Growth, History
 from stairwise.staircase.signs import Signs
@@ -37,7 +37,7 @@ STEADY = 0.3  # nor the total variance by more than this
 SETTLED = 3  # records without growth after which a run with all dimensions in use is finished
 SEVERAL = 3  # a run with unused dimensions is finished only if it has learned at least this many,
 LONG = 0.5  # if none has grown for this share of the records,
-SHORT, AGREED = 0.1, 0.94  # or for this share, if the views agree so far that little is left to learn from them,
+SHORT, AGREED = 0.1, 0.95  # or for this share, if the views agree so far that little is left to learn from them,
 FAR = 4.0  # and if at their pace the next ones would need this multiple of the time so far
 
 
@@ -110,7 +110,7 @@ class Judge:
         signs = signs if signs is not None else Signs.unknown(every)
         self.whole = np.isfinite(every).all(axis=1) & (np.abs(np.nan_to_num(every)) < HUGE).all(axis=1)
         self.whole &= ~(signs.loss >= HUGE_LOSS)
-        self.all_times, self.all_losses, self.level = times, signs.loss, level
+        self.times, self.losses, self.level = times, signs.loss, level
         self.t, self.lam, self.signs = times[self.whole], every[self.whole], signs.where(self.whole)
         self.history = History(self.lam, level)
 
@@ -124,7 +124,7 @@ class Judge:
         at = len(self.whole) - 1 if record is None else record
         i, d = int(self.whole[: at + 1].sum()) - 1, self.lam.shape[1]
         if not self.whole[at]:
-            evidence = words.lost(self.all_times, self.whole[: at + 1], float(self.all_losses[at]), clock)
+            evidence = words.lost(self.times, self.whole[: at + 1], float(self.losses[at]), clock)
             return Advice("diverged", 0, d, (evidence,), words.REMEDIES["diverged"])
         if i + 1 < ENOUGH:
             return Advice("cannot tell yet", 0, d, (words.said("too few", records=i + 1, needed=ENOUGH),))
@@ -142,6 +142,8 @@ class Judge:
     def _state(self, i: int, now: Growth, signs: Signs) -> tuple[str, str]:
         """The state, and for a collapse its kind."""
         d, records = self.lam.shape[1], i + 1
+        if one_point(signs):
+            return "collapsed", "point"
         if self.level is None and now.moved < STILL and _steady(signs.variance):
             return "not started", ""
         state, kind = collapse(self.lam[: i + 1], self.level, signs)

@@ -10,10 +10,12 @@ Floats = NDArray[np.float64]
 ALIKE, APART = 0.9, 0.1  # all embeddings point the same way: cosine of negatives above, positives at most this closer
 CONSISTENT, SURELY = 0.6, 0.985  # no collapse but a drifting mean if the views agree in what differs, up to this cosine
 NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
+SAME = 1e-8  # all embeddings are one point if the variance is below this multiple of the squared mean
 GONE = 1e-6  # nothing is left below this share of the largest variance and mean
 LOST, LOSING = 0.02, 0.1  # the variance has collapsed, or is collapsing, below this share of its maximum,
 DISAGREE = 0.5  # unless the views of a sample agree this well,
-SOONEST = 6  # from this record on
+SOONEST = 6  # from this record on;
+UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multiple of those shares
 ALONE = 0.9  # one dimension has at least this share of the variance
 CHEAP = 0.6  # although the loss has fallen to this share of its first value
 AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
@@ -27,14 +29,20 @@ def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
     if v[-1] <= GONE * most and not ms[-1] > GONE * np.nanmax(signs.mean_square, initial=0.0):
         return "collapsed", "zero"
     apart = len(lam) >= SOONEST and not signs.agreement > DISAGREE  # the first records may overshoot
+    sure = UNSEEN if np.isnan(signs.agreement) else 1.0
     if not _mean_learned(level, ms):
         if _alike(signs) and not _never_started(signs):
             return "collapsed", "point"
-        if v[-2:].max() <= LOST * most and apart and v[-1] <= 1.3 * v.min():
+        if v[-2:].max() <= sure * LOST * most and apart and v[-1] <= 1.3 * v.min():
             return "collapsed", "variance"
-        if v[-2:].max() <= LOSING * most and apart and v[-1] <= 0.5 * v[0]:
+        if v[-2:].max() <= sure * LOSING * most and apart and v[-1] <= 0.5 * v[0]:
             return "collapsing", "falling"
     return ("collapsed", "one") if _alone(lam, level, signs) else ("", "")
+
+
+def one_point(signs: Signs) -> bool:
+    """Whether all embeddings are the same point up to rounding, also if they have been so from the start."""
+    return bool(signs.variance[-1] <= SAME * signs.mean_square[-1])
 
 
 def _mean_learned(level: float | None, mean_square: Floats) -> bool:

@@ -69,9 +69,10 @@ class Signs:
 
     @property
     def agreement(self) -> float:
-        """How far the two views of a sample agree at the last record, relative to different samples: 1 if fully."""
+        """How far the two views of a sample agree at the last record, relative to different samples: 1 if fully, NaN if
+        not measured."""
         apart = 1 - self.negative[-1]
-        return float((self.positive[-1] - self.negative[-1]) / apart) if apart > 0 else 0.0
+        return float((self.positive[-1] - self.negative[-1]) / max(apart, 1e-300)) if not apart <= 0 else 0.0
 
     @classmethod
     def unknown(cls, lam: Floats) -> "Signs":

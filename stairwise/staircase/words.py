@@ -14,6 +14,7 @@ SHOWN = 4  # rising dimensions that are named
 SENTENCES = {
     "too few": "There are {records} records so far; {needed} are needed.",
     "not finite": "The embeddings have not been finite since {when}.",
+    "first lost": "The first batch that was not finite was number {number:,}.",
     "huge loss": "The loss is {loss:.2g}, as good as infinite.",
     "zero": "The embeddings have become zero.",
     "point": "All embeddings point the same way: the cosine of different samples is {negative:.2f}, that of two views "
@@ -25,7 +26,7 @@ SENTENCES = {
     "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0%}.",
     "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
     "is near {level:.2g}.",
-    "rising": "{learned} of {d} dimensions are in use; {which} by up to {gain:.0%} in the latest records.",
+    "rising": "{learned} of {d} dimensions are in use; {which}, {gain} in the latest records.",
     "joined": "{learned} of {d} dimensions are in use; the last one has just joined.",
     "quiet": "{learned} of {d} dimensions are in use, and none has grown for {quiet} records.",
     "all in use": "All {d} dimensions are in use, and none has grown for {quiet} records.",
@@ -68,16 +69,13 @@ def lost(t: Floats, whole: NDArray[np.bool_], loss: float, clock: Clock | None) 
 
 def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
     """Evidence and remedy of a collapse."""
-    losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
-    most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
-    share = signs.variance[-1] / most
     if kind == "point":
         words = said("point", negative=signs.negative[-1], positive=signs.positive[-1])
     elif kind == "one":
-        share = top[0] / max(top.sum(), 1e-300)
-        words = said("one", d=len(top), share=share, loss=losses[-1] / losses[0])
+        losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
+        words = said("one", d=len(top), share=top[0] / max(top.sum(), 1e-300), loss=losses[-1] / losses[0])
     else:
-        words = said(kind, share=share) if kind != "zero" else said("zero")
+        words = said(kind, share=signs.variance[-1] / max(np.nanmax(signs.variance), 1e-300))
     return words, REMEDIES[COLLAPSES[kind]]
 
 
@@ -96,7 +94,7 @@ def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
     if state == "learning":
         if not len(now.rising):
             return said("joined", **numbers), ""
-        return said("rising", which=_rising(now), gain=np.expm1(now.gains[now.rising].max()), **numbers), ""
+        return said("rising", which=_rising(now), gain=_factor(now.gains[now.rising].max()), **numbers), ""
     if state == "finished":
         kind = "all in use" if now.learned >= d else "no more"
         return said(kind, **numbers), REMEDIES[kind].format(**numbers)
@@ -110,6 +108,22 @@ def _rising(now: Growth) -> str:
     if len(names) > SHOWN:
         return f"{len(names)} are rising"
     return f"dimensions {', '.join(names[:-1])} and {names[-1]} are rising"
+
+
+def _factor(gain: float) -> str:
+    """A growth in log λ.
+
+    >>> _factor(0.2), _factor(7.0)
+    ('by 22 %', '1,100-fold')
+    """
+    factor = float(f"{np.exp(gain):.2g}")
+    return (
+        f"by {100 * np.expm1(gain):.0f} %"
+        if factor < 2
+        else f"{factor:,.0f}-fold"
+        if factor >= 10
+        else f"{factor}-fold"
+    )
 
 
 def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None) -> list[str]:
