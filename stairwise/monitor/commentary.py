@@ -109,9 +109,8 @@ def judged(
     ahead = forecast_steps(judge.t, judge.lam, level=level) if judge.forecasts else None
     advice = replace(judge.says(clock=clock, ahead=ahead), dimensions=d)
     if stride > 1:
-        advice = replace(
-            advice, evidence=(*advice.evidence, f"One in {stride} records was judged and is counted here.")
-        )
+        note = f"One in {stride} records was judged and is counted here."
+        advice = replace(advice, evidence=(*advice.evidence, note))
     if ahead is None or not len(ahead.times) or clock is None or advice.state not in FORESEEN:
         return advice, None
     step = float(clock.steps(ahead.times.min()))

@@ -17,12 +17,12 @@ from stairwise.staircase import words
 from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.clock import Clock
 from stairwise.staircase.forecast import Forecast, forecast_steps
-from stairwise.staircase.noise import noise_sentence
 from stairwise.staircase.signs import Signs
 from stairwise.staircase.steps import FEWEST
 from stairwise.training.schedule import Schedule
 
 Floats = NDArray[np.float64]
+NOISY = ("barlow_twins", "vicreg")  # losses whose sampling noise we know
 FOLLOWED = ("eigenvalues", "covariance")
 
 
@@ -157,9 +157,11 @@ class _Past:
 
 def _with_noise(advice: Advice, record: Record, settings: Mapping[str, Any]) -> Advice:
     """The advice with a sentence on how much of the loss is sampling noise, if that is known and not little."""
-    lost = advice.state in ("collapsing", "collapsed", "diverged")
-    if lost or "loss" not in settings or settings.get("fixed_views"):  # with fixed views every batch is the same
+    known = settings.get("loss") in NOISY and not settings.get("fixed_views")  # fixed views: every batch is the same
+    if not known or record.correlations is None or advice.state in ("collapsing", "collapsed", "diverged"):
         return advice
+    from stairwise.staircase.noise import noise_sentence  # loads scipy, which takes time
+
     sentence = noise_sentence(record, settings["loss"], settings.get("loss_options"), record.loss)
     return replace(advice, evidence=(*advice.evidence, sentence)) if sentence else advice
 
