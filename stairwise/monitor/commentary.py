@@ -24,7 +24,7 @@ from stairwise.staircase.signs import Signs
 Floats = NDArray[np.float64]
 
 MOST = 200  # records that are judged; of longer runs every second, every third, …, always with the newest
-REST = 50  # after a judgement pause for this multiple of its duration: it takes at most 2 % of the time of one core
+REST = 50  # after a judgement pause for this multiple of its processor time: it takes at most 2 % of one core
 LOST = 2  # a run has diverged if at least so many records at its end are not finite, as on the page
 FORESEEN = ("not started", "learning", "waiting")  # states in which the next dimension is worth announcing
 
@@ -49,16 +49,15 @@ class Commentary:
         if not self._counts(record):
             return
         self.records.append(replace(record, leading=None))
-        began = time.monotonic()
-        if not self.loggers or began < self.rest_until:
+        if not self.loggers or time.monotonic() < self.rest_until:
             return
+        began = time.thread_time()  # waiting for the training loop costs nothing
         try:
             with one_core():
                 self.said[record.step] = self._words()
         except Exception as error:  # must not stop the training
             self.failure = repr(error)
-        ended = time.monotonic()
-        self.rest_until = ended + REST * (ended - began)
+        self.rest_until = time.monotonic() + REST * (time.thread_time() - began)
 
     def about(self, record: Record) -> dict[str, float | str]:
         """What was said about a record; an error in the background becomes a warning here, once."""

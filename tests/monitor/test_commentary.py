@@ -214,7 +214,9 @@ def test_rest_after_a_judgement(monkeypatch):
 
     def slow(records, *_):
         calls.append(len(records))
-        time.sleep(0.02)
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
         return judged([])
 
     monkeypatch.setattr(commentary, "judged", slow)
