@@ -103,9 +103,8 @@ def _board(writer: Any) -> Logger:
             if name != STEP:  # it is the axis
                 writer.add_scalar(name, value, numbers[STEP])
         try:
-            for name, value in values.items() if takes_text else ():
-                if name not in numbers:
-                    writer.add_text(name, value, numbers[STEP])
+            for name in [name for name in values if takes_text and name not in numbers]:
+                writer.add_text(name, values[name], numbers[STEP])
         except Exception as error:
             takes_text = False
             _warn_without_text(error)
