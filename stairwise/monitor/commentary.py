@@ -25,7 +25,6 @@ Floats = NDArray[np.float64]
 
 MOST = 200  # records that are judged; of longer runs every second, every third, …, always with the newest
 REST = 50  # after a judgement pause for this multiple of its processor time: it takes at most 2 % of one core
-LOST = 2  # a run has diverged if at least so many records at its end are not finite, as on the page
 FORESEEN = ("not started", "learning", "waiting")  # states in which the next dimension is worth announcing
 
 
@@ -96,7 +95,7 @@ def judged(
     few = list(records[::-1][::stride][::-1])
     measured = consistent(few, spectrum)
     lost = [r for r in few if r.spectrum(spectrum) is None and (not measured or r.t > measured[-1].t)]
-    kept = measured + (lost[:1] if len(lost) >= LOST else [])
+    kept = measured + lost[:1]
     if not kept:
         return Advice("cannot tell yet", 0, 0, (words.said("too few", records=0, needed=ENOUGH),)), None
     d = len(measured[0].value(spectrum)) if measured else 0

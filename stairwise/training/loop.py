@@ -264,9 +264,10 @@ class Trainer:
         finite = bool(torch.isfinite(self.optimizer.values).all())
         first = int(numbers["bad_step"])
         since = self.step_number - first + 1
-        record = Record(
-            step=self.step_number, t=self.t, seconds=self.seconds, skipped=since, first_skipped=first
-        )  # for the page of the run
+        # for the page of the run
+        failed = {"failed": "the loss or the gradient was not finite"}
+        numbered = {"step": self.step_number, "skipped": since, "first_skipped": first}
+        record = Record(t=self.t, seconds=self.seconds, extra=failed, **numbered)
         self.recorder.write(record, spectrum=False)
         raise Diverged(
             f"training diverged: the loss or the gradient was first not finite at step {numbers['bad_step']:.0f} "
