@@ -26,7 +26,7 @@ LOSSES = tuple(FAULTS_OF)
 SMALL = ("barlow_twins", "barlow_twins_norm", "simclr", "vicreg", "spectral")  # small initialization makes a staircase
 ARCHITECTURES = {"mlp": ("digits", "photos", "cifar10"), "resnet": ("photos", "cifar10"), "vit": ("digits", "cifar10")}
 ARCHITECTURES["cnn"] = ("digits", "photos", "cifar10")
-STEPS = {"cnn": (900, 1500), "mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
+STEPS = {"cnn": (720, 1200), "mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
 RATES = {  # of SGD with momentum 0.9
     "barlow_twins": 0.01,
     "barlow_twins_norm": 0.01,
@@ -210,7 +210,7 @@ def train(run: dict[str, Any], cifar: Path, device: str) -> dict[str, np.ndarray
     torch.manual_seed(run["seed"])
     generator = torch.Generator(device).manual_seed(run["seed"])
     side = {"digits": 8, "photos": 16, "cifar10": 32 if run["architecture"] != "mlp" else 8}[run["data"]]
-    side = 16 if run["architecture"] == "cnn" and run["data"] == "cifar10" else side
+    side = 8 if run["architecture"] == "cnn" else side
     source = Source(run["data"], side, run["classes"], cifar, device, generator)
     network = build(run["architecture"], source.side, source.channels, run["d"], run["norm"])
     with torch.no_grad():

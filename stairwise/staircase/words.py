@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 SHOWN = 4  # rising dimensions that are named
 
 SENTENCES = {
-    "too few": "There are {records} records so far; {needed} are needed.",
+    "too few": "{records} so far; {needed} are needed.",
     "not finite": "The embeddings have not been finite since {when}.",
     "first lost": "The first batch that was not finite was number {number:,}.",
     "huge loss": "The loss is {loss:.2g}, as good as infinite.",
@@ -21,18 +21,20 @@ SENTENCES = {
     "of one sample {positive:.2f}.",
     "variance": "The total variance has fallen to {share:.1g} of its maximum.",
     "falling": "The total variance has fallen to {share:.1g} of its maximum and is still falling.",
-    "one": "One of {d} dimensions holds {share:.0%} of the variance, although the loss has fallen to {loss:.0%} of its "
-    "first value: dimensional collapse.",
-    "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0%}.",
+    "one": "One of {d} dimensions holds {share:.0f} % of the variance, although the loss has fallen to {loss:.0f} % of "
+    "its first value: dimensional collapse.",
+    "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0f} %.",
     "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
     "is near {level:.2g}.",
-    "rising": "{learned} of {d} dimensions are in use; {which}, {gain} in the latest records.",
-    "joined": "{learned} of {d} dimensions are in use; the last one has just joined.",
-    "quiet": "{learned} of {d} dimensions are in use, and none has grown for {quiet} records.",
-    "all in use": "All {d} dimensions are in use, and none has grown for {quiet} records.",
-    "no more": "{learned} of {d} dimensions are in use; none has grown for {quiet} of {records} records, and at their "
+    "rising": "{learned} of {d} dimensions {are} in use; {which}, {gain} in the latest records.",
+    "joined": "{learned} of {d} dimensions {are} in use; the last one has just joined.",
+    "quiet": "{learned} of {d} dimensions {are} in use, and none has grown for {quiet}.",
+    "all in use": "All {d} dimensions are in use, and none has grown for {quiet}.",
+    "no more": "{learned} of {d} dimensions {are} in use; none has grown for {quiet} of {records}, and at their "
     "pace the next ones would need more than four times as long as the run has lasted.",
-    "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0%}: {low:.3g} to {high:.3g}){when}.",
+    "change": "{before} were in use at t = {t:.3g}.",
+    "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0f} %: {low:.3g} to "
+    "{high:.3g}){when}.",
     "soon": "{soon} more are expected soon.",
     "all by": "All {d} dimensions are expected by t = {time:.3g}{when}.",
     "below": "Below them dimension {mode} is growing.",
@@ -58,6 +60,15 @@ def said(kind: str, /, **values: object) -> str:
     return SENTENCES[kind].format(**values)
 
 
+def count(records: int) -> str:
+    """A number of records.
+
+    >>> count(1), count(12)
+    ('1 record', '12 records')
+    """
+    return f"{records} record{'s' * (records != 1)}"
+
+
 def lost(t: Floats, whole: NDArray[np.bool_], loss: float, clock: Clock | None) -> str:
     """Why a run counts as diverged at the last of these records."""
     if np.isfinite(loss):
@@ -73,7 +84,7 @@ def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
         words = said("point", negative=signs.negative[-1], positive=signs.positive[-1])
     elif kind == "one":
         losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
-        words = said("one", d=len(top), share=top[0] / max(top.sum(), 1e-300), loss=losses[-1] / losses[0])
+        words = said("one", d=len(top), share=100 * top[0] / max(top.sum(), 1e-300), loss=100 * losses[-1] / losses[0])
     else:
         words = said(kind, share=signs.variance[-1] / max(np.nanmax(signs.variance), 1e-300))
     return words, REMEDIES[COLLAPSES[kind]]
@@ -82,7 +93,7 @@ def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
 def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
     """Evidence and remedy of a run that has not started."""
     if level is None:
-        return said("still", moved=np.expm1(now.moved)), REMEDIES["still"]
+        return said("still", moved=100 * np.expm1(now.moved)), REMEDIES["still"]
     remedy = REMEDIES["still"] if now.moved < 0.05 else ""
     return said("none yet", d=lam.shape[1], top=lam[-1, 0], level=level), remedy
 
@@ -90,7 +101,8 @@ def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
 def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
     """Evidence and remedy of a run that is learning, waiting or finished."""
     records, d = lam.shape
-    numbers = {"learned": now.learned, "d": d, "quiet": now.quiet, "records": records}
+    numbers = {"learned": now.learned, "d": d, "quiet": count(now.quiet), "records": records}
+    numbers |= {"are": "is" if now.learned == 1 else "are"}
     if state == "learning":
         if not len(now.rising):
             return said("joined", **numbers), ""
@@ -135,8 +147,8 @@ def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None
     k = int(np.argmin(ahead.times))
     low, time, high = (float(v[k]) for v in (ahead.low, ahead.times, ahead.high))
     when = moment(clock, time)
-    mode = int(ahead.modes[k]) + 1
-    out = [said("next", mode=mode, time=time, coverage=ahead.coverage, low=low, high=high, when=when)]
+    # eigenvalues are sorted: whichever grows, it becomes the first of those that are not in use
+    out = [said("next", mode=now.learned + 1, time=time, coverage=100 * ahead.coverage, low=low, high=high, when=when)]
     end, soon = ahead.when(1.0), ahead.nearness.count("soon")
     if np.isfinite(end):
         out.append(said("all by", d=ahead.dimensions, time=end, when=moment(clock, end)))
