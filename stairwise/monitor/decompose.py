@@ -1,5 +1,7 @@
 """Compute spectra from accumulated moments, with numpy on the CPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
@@ -97,8 +99,15 @@ def decompose_on_one_core(sums: dict[str, Floats], normalized: bool = False) -> 
 
     This limits the BLAS of numpy only, not the threads of torch.
     """
-    with BLAS_LOCK, _openblas().limit(limits=1):
+    with one_core():
         return decompose(sums, normalized)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Limit numpy's BLAS to one core."""
+    with BLAS_LOCK, _openblas().limit(limits=1):
+        yield
 
 
 @cache

@@ -25,11 +25,13 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, RunWarning, flag, positive_int
 from stairwise.distributed import rank, total, world
 from stairwise.monitor.attachable import check_modules, check_optimizer, warn_if_compiled
+from stairwise.monitor.commentary import Commentary
 from stairwise.monitor.decompose import decompose_on_one_core
 from stairwise.monitor.loggers import destinations, send
-from stairwise.runs.folder import RunFolder
+from stairwise.runs.folder import METRICS, RunFolder
 from stairwise.runs.record import Record
 from stairwise.runs.writer import BackgroundWriter
+from stairwise.staircase.advice import Advice
 
 if TYPE_CHECKING:
     from stairwise.monitor.spectrum import SpectrumMonitor
@@ -72,6 +74,7 @@ class Attachment:
         folder, self.loggers = destinations(log) if rank() == 0 else (None, [])
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+        self.commentary = Commentary(self.loggers)
         self.writer = BackgroundWriter(RunFolder(folder) if folder is not None else None)
         self.skipped, self.updates, self.taken, self.said = 0, 0, 0, set[str]()
         self.loss: Tensor | None = None  # sum since the last record
@@ -143,6 +146,11 @@ class Attachment:
             self._warn(f"the monitor skipped a step: {error}")  # once it has worked, it must not stop training
         self._count_call()
 
+    @property
+    def advice(self) -> Advice:
+        """What the run is doing now, judged by the records so far: `print(watch.advice)`."""
+        return self.commentary.advice
+
     def state(self) -> dict[str, Any]:
         """Numbers and tensors for your checkpoint, from which `load` continues."""
         self._settle(wait=True)
@@ -167,6 +175,7 @@ class Attachment:
         self.loss = None if value is None else torch.tensor(value, dtype=torch.float64)
         if self.writer.folder is not None:
             self.writer.folder = RunFolder(self.writer.folder.folder, int(state["log_size"]))
+            self.commentary.recall(self.writer.folder.folder / METRICS)
 
     def __enter__(self) -> "Attachment":
         return self
@@ -302,7 +311,7 @@ class Attachment:
         if self.monitor.window is None and self.monitor.half_life is None:
             self.monitor.reset()
         if rank() == 0 and len(self.writer) < WAITING:
-            self.writer.submit(lambda: self._measured(record, sums))
+            self.writer.submit(lambda: self._made(record, sums))
 
     def _mean_loss(self) -> float | None:
         """Mean over all processes since the last record; None if no loss was seen or it is not finite."""
@@ -311,6 +320,11 @@ class Attachment:
         value, number = total(torch.stack([self.loss, torch.full_like(self.loss, self.losses)])).tolist()
         self.loss, self.losses = None, 0
         return value / number if math.isfinite(value) else None
+
+    def _made(self, record: Record, sums: dict[str, Any]) -> Record:
+        record = self._measured(record, sums)
+        self.commentary.hear(record)
+        return record
 
     def _measured(self, record: Record, sums: dict[str, Any]) -> Record:
         """Add the spectra to a record; runs in the background."""
@@ -331,7 +345,7 @@ class Attachment:
 
     def _append(self, record: Record) -> None:
         self.records.append(record)
-        send(record, self.loggers)
+        send(record, self.loggers, self.commentary.about(record))
         if record.skipped > self.skipped:
             more, self.skipped = record.skipped - self.skipped, record.skipped
             warnings.warn(

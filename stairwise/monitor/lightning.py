@@ -13,7 +13,7 @@ from torch import nn
 
 from stairwise.checks import InputError, flag, positive_int
 from stairwise.monitor.hooks import Attachment
-from stairwise.monitor.loggers import STEP
+from stairwise.monitor.loggers import STEP, Values, only_numbers
 from stairwise.monitor.spectrum import SpectrumMonitor
 
 try:
@@ -36,7 +36,8 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         joined: both views pass through projector and backbone as one batch.
         monitor: your own monitor, for example with a window.
 
-    Numbers are also sent to the trainer's loggers, under stairwise/. Lightning's checkpoints hold the callback's state.
+    Numbers, but no text, are also sent to the trainer's loggers, under stairwise/; `print(callback.watch.advice)` shows
+    the text. Lightning's checkpoints hold the callback's state.
     """
 
     def __init__(
@@ -107,7 +108,8 @@ class _Relay:
     def __init__(self, logger: Any, trainer: Any) -> None:
         self.logger, self.trainer = logger, trainer
 
-    def log(self, numbers: dict[str, float]) -> None:
+    def log(self, values: Values) -> None:
+        numbers = only_numbers(values)  # Lightning's loggers take no text
         shown = {name: value for name, value in numbers.items() if name != STEP}  # the step is the axis
         self.logger.log_metrics(shown, step=int(numbers[STEP]))
 

@@ -1,6 +1,7 @@
 """Send records to loggers: wandb, TensorBoard, or any object with a method `.log(dict)`.
 
-All names begin with `stairwise/`, so that nothing of ours falls into the user's own `loss` or `step`.
+All names begin with `stairwise/`, so that nothing of ours falls into the user's own `loss` or `step`. Next to the
+numbers of a record go the words about it (`monitor.commentary`), for loggers that take text.
 """
 
 import inspect
@@ -11,12 +12,13 @@ from typing import Any
 
 from stairwise.checks import InputError, RunWarning
 from stairwise.runs.record import Record
-from stairwise.theory.spectra import alpha_req, effective_rank, grown, participation_ratio
+from stairwise.theory.spectra import alpha_req, effective_rank, participation_ratio
 
 PREFIX = "stairwise/"
 STEP = f"{PREFIX}step"
 SHOWN = 16  # number of eigenvalues per spectrum that are sent to loggers
-Logger = Callable[[dict[str, float]], None]
+Values = dict[str, float | str]
+Logger = Callable[[Values], None]
 
 
 def named_numbers(record: Record) -> dict[str, float]:
@@ -39,7 +41,6 @@ def _numbers(record: Record) -> dict[str, float]:
     if spectrum is not None:
         numbers["effective_rank"] = float(effective_rank(spectrum))
         numbers["participation_ratio"] = float(participation_ratio(spectrum))
-        numbers["grown"] = grown(spectrum)[0]
         if (spectrum > 0).sum() >= 2:
             numbers["alpha_req"] = alpha_req(spectrum)
     return numbers
@@ -57,7 +58,7 @@ def destinations(log: Any) -> tuple[Path | None, list[Logger]]:
                 )
             folder = Path(one)
         elif callable(getattr(one, "log", None)):
-            loggers.append(_wandb(one) if _is_wandb(one) else one.log)
+            loggers.append(_wandb(one) if _is_wandb(one) else _rows(one))
         elif callable(getattr(one, "add_scalar", None)):
             loggers.append(_board(one))
         else:
@@ -68,13 +69,51 @@ def destinations(log: Any) -> tuple[Path | None, list[Logger]]:
     return folder, loggers
 
 
+def only_numbers(values: Values) -> dict[str, float]:
+    """The values without text."""
+    return {name: value for name, value in values.items() if not isinstance(value, str)}
+
+
+def _rows(logger: Any) -> Logger:
+    """Log rows of numbers and text; if a row fails with text and not without, of numbers alone from then on."""
+    takes_text = True
+
+    def log(values: Values) -> None:
+        nonlocal takes_text
+        numbers = only_numbers(values)
+        try:
+            logger.log(dict(values) if takes_text else numbers)
+        except Exception as error:
+            if not takes_text or len(numbers) == len(values):
+                raise
+            logger.log(numbers)
+            takes_text = False
+            _warn_without_text(error)
+
+    return log
+
+
 def _board(writer: Any) -> Logger:
-    def log(numbers: dict[str, float]) -> None:
+    takes_text = callable(getattr(writer, "add_text", None))
+
+    def log(values: Values) -> None:
+        nonlocal takes_text
+        numbers = only_numbers(values)
         for name, value in numbers.items():
             if name != STEP:  # it is the axis
                 writer.add_scalar(name, value, numbers[STEP])
+        try:
+            for name in [name for name in values if takes_text and name not in numbers]:
+                writer.add_text(name, values[name], numbers[STEP])
+        except Exception as error:
+            takes_text = False
+            _warn_without_text(error)
 
     return log
+
+
+def _warn_without_text(error: Exception) -> None:
+    warnings.warn(f"a logger does not take text and gets numbers only: {error!r}", RunWarning, stacklevel=5)
 
 
 def _is_wandb(one: Any) -> bool:
@@ -95,23 +134,28 @@ def _wandb(run: Any) -> Logger:
     run.define_metric(f"{PREFIX}*", step_metric=STEP)
     waiting_since: list[Any] = []
 
-    def log(numbers: dict[str, float]) -> None:
+    def log(values: Values) -> None:
         now = getattr(run, "step", None)
         if waiting_since == [now]:
             run.log({}, commit=True)
             now = getattr(run, "step", None)
-        run.log(numbers, commit=False)
+        run.log(values, commit=False)
         waiting_since[:] = [now]
 
     return log
 
 
-def send(record: Record, loggers: list[Logger]) -> None:
-    """Send a record to loggers, by names under `stairwise/`. A logger that fails is reported once and disabled."""
-    numbers = named_numbers(record) if loggers else {}
+def send(record: Record, loggers: list[Logger], said: Values) -> None:
+    """Send a record, and what is said about it, to loggers, by names under `stairwise/`.
+
+    A logger that fails is reported once and disabled.
+    """
+    values: Values = {}
+    if loggers:
+        values = {**named_numbers(record), **{f"{PREFIX}{name}": value for name, value in said.items()}}
     for log in list(loggers):
         try:
-            log(numbers)
+            log(values)
         except Exception as error:
             loggers.remove(log)
             warnings.warn(f"a logger failed and has been disabled: {error!r}", RunWarning, stacklevel=3)

@@ -124,7 +124,8 @@ class SpectrumMonitor:
                 group. Without it a step is a call of the loss (or of `update`), and t counts them.
             log: folder for metrics.jsonl; an object with `.log(dict)`, such as a wandb run, or with
                 `.add_scalar(name, value, step)`, such as TensorBoard's writer; or a list of these. Names in loggers
-                begin with `stairwise/`.
+                begin with `stairwise/`: numbers of each record, and what is said about it (learned, state, says,
+                next_step).
             every: steps between records; more if they contain fewer than 4 d pairs. A monitor without window or
                 half-life is reset after each record.
             joined: both views pass through projector and backbone as one batch, first views first.

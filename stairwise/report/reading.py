@@ -1,8 +1,9 @@
 """What a run folder says: its spectra over time, the forecast, the advice, and the advice given earlier."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from stairwise.staircase.steps import FEWEST
 from stairwise.training.schedule import Schedule
 
 Floats = NDArray[np.float64]
+NOISY = ("barlow_twins", "vicreg")  # losses whose sampling noise we know
 FOLLOWED = ("eigenvalues", "covariance")
 
 
@@ -101,6 +103,8 @@ def read_run(folder: Path, spectrum: str = "") -> Reading:
     looks = past.looks(ahead)
     if lost:
         looks += _diverged(looks, lost)
+    elif looks:
+        looks[-1] = replace(looks[-1], advice=_with_noise(looks[-1].advice, measured[-1], settings))
     return Reading(
         folder.resolve().name,
         spectrum,
@@ -149,6 +153,17 @@ class _Past:
             return []
         judge = Judge(self.t, self.spectra, self.level, self.signs)
         return look_back(judge, self.step, judge.says(clock=self.clock(len(self.t)), ahead=ahead))
+
+
+def _with_noise(advice: Advice, record: Record, settings: Mapping[str, Any]) -> Advice:
+    """The advice with a sentence on how much of the loss is sampling noise, if that is known and not little."""
+    known = settings.get("loss") in NOISY and not settings.get("fixed_views")  # fixed views: every batch is the same
+    if not known or record.correlations is None or advice.state in ("collapsing", "collapsed", "diverged"):
+        return advice
+    from stairwise.staircase.noise import noise_sentence  # loads scipy, which takes time
+
+    sentence = noise_sentence(record, settings["loss"], settings.get("loss_options"), record.loss)
+    return replace(advice, evidence=(*advice.evidence, sentence)) if sentence else advice
 
 
 def _made(run: Run) -> tuple[dict[str, str], dict[str, object], Floats, str]:

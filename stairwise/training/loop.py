@@ -12,8 +12,10 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stairwise.checks import InputError, RunWarning
@@ -28,7 +30,7 @@ from stairwise.progress import Progress, silent
 from stairwise.provenance import provenance
 from stairwise.runs.folder import CHECKPOINTS, METRICS, RECIPE, WEIGHTS, RunFolder, discard
 from stairwise.runs.reader import Run
-from stairwise.runs.record import Record
+from stairwise.runs.record import Record, spectrum_of_loss
 from stairwise.training import checkpoint
 from stairwise.training.continuing import check_same, continued_calendar, note_of_length
 from stairwise.training.graph import Recorded, prefetch
@@ -139,8 +141,15 @@ class Trainer:
         standardizes = recipe.loss == "barlow_twins" and recipe.loss_options.get("batch_norm", True)
         begun = self.stored.facts["step"] if self.stored else 0
         board = tensorboard_in(folder, begun) if tensorboard and rank() == 0 else None
-        self.recorder = Recorder(device, bool(standardizes), recipe.hidden_spectrum, board)
+        self.recorder = Recorder(
+            device, bool(standardizes), recipe.hidden_spectrum, board, *(self._outlook() if board else ())
+        )
         self.take = Recorded(self.step) if self.material.graph and capturable(recipe.loss) else self.step
+
+    def _outlook(self) -> tuple[str, NDArray[np.float64]]:
+        """The spectrum in which the loss takes its steps, and t = Σ lr after every step of the schedule, (steps,)."""
+        rates = [self.schedule.factor(i) for i in range(self.schedule.total)]
+        return spectrum_of_loss(self.recipe.loss, self.recipe.loss_options), self.recipe.lr * np.cumsum(rates)
 
     # one step of training
 
@@ -255,9 +264,10 @@ class Trainer:
         finite = bool(torch.isfinite(self.optimizer.values).all())
         first = int(numbers["bad_step"])
         since = self.step_number - first + 1
-        record = Record(
-            step=self.step_number, t=self.t, seconds=self.seconds, skipped=since, first_skipped=first
-        )  # for the page of the run
+        # for the page of the run
+        failed = {"failed": "the loss or the gradient was not finite"}
+        numbered = {"step": self.step_number, "skipped": since, "first_skipped": first}
+        record = Record(t=self.t, seconds=self.seconds, extra=failed, **numbered)
         self.recorder.write(record, spectrum=False)
         raise Diverged(
             f"training diverged: the loss or the gradient was first not finite at step {numbers['bad_step']:.0f} "
@@ -337,6 +347,8 @@ class Trainer:
         self.seconds, self.alpha = stored.facts["seconds"], stored.facts["alpha"]
         if rank() == 0 and self.step_number < self.calendar.total:
             log = self.recorder.writer.folder = RunFolder(self.folder, stored.facts["log_size"])
+            if self.recorder.loggers:
+                self.recorder.commentary.recall(self.folder / METRICS)
             if log.size < stored.facts["log_size"]:
                 warnings.warn(f"{self.folder / METRICS} has lost earlier records; continuing", RunWarning, stacklevel=3)
         if self.continued != stored.facts.get("continued", []):

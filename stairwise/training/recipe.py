@@ -192,8 +192,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         if kind is bool:
             return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
         if origin is list:
-            parts = value if isinstance(value, list) else [v for v in str(value).split(",") if v]
-            return [get_args(kind)[0](v) for v in parts]
+            return [get_args(kind)[0](v) for v in (value if isinstance(value, list) else _items(str(value)))]
         if origin is dict:
             table = parsed(value)
             if not isinstance(table, dict):
@@ -207,6 +206,16 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
     except (TypeError, ValueError, KeyError):
         remedy = f"set {name}.KEY=VALUE" if origin is dict else ""
         raise InputError(name, f"must be of type {getattr(kind, '__name__', kind)}", repr(value), remedy) from None
+
+
+def _items(text: str) -> list[str]:
+    """The items of a list given as text, with or without brackets and quotes, which a shell may have removed.
+
+    >>> _items("knn,ridge"), _items('["knn", "ridge"]'), _items("[]")
+    (['knn', 'ridge'], ['knn', 'ridge'], [])
+    """
+    inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    return [item for part in inside.split(",") if (item := part.strip().strip("\"'"))]
 
 
 def parsed(value: Any) -> Any:

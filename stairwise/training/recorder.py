@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stairwise.distributed import rank
+from stairwise.monitor.commentary import Commentary, Floats
 from stairwise.monitor.decompose import decompose_on_one_core
 from stairwise.monitor.loggers import destinations, send
 from stairwise.monitor.spectrum import SpectrumMonitor
@@ -24,9 +25,18 @@ class Recorder:
 
     NAMES = ("loss", "steps", "gradient", "step", "bad_step")
 
-    def __init__(self, device: torch.device, normalized: bool, hidden: bool, board: Any = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        normalized: bool,
+        hidden: bool,
+        board: Any = None,
+        followed: str = "covariance",
+        planned: Floats | None = None,
+    ) -> None:
         self.device, self.hidden, self.board = device, hidden, board
         self.loggers = destinations(board)[1]
+        self.commentary = Commentary(self.loggers, followed, planned)
         self.values = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
         self.monitor = SpectrumMonitor(normalized=normalized)
         self.writer = BackgroundWriter()
@@ -56,14 +66,22 @@ class Recorder:
             self.values[:2] = 0
         self.settle(wait=False)
         if rank() == 0:
-            self.writer.submit(lambda: _measured(record, sums, self.monitor.normalized))
+            self.writer.submit(lambda: self._made(record, sums))
 
     def settle(self, wait: bool = True) -> None:
         """Raise errors of the background thread and send finished records to loggers; `wait`: wait for all records."""
         for record, error in self.writer.wait() if wait else self.writer.finished():
             if error is not None:
                 raise error
-            send(record, self.loggers)
+            send(record, self.loggers, self.commentary.about(record))
+
+    def _made(self, record: Record, sums: dict[str, Any]) -> Record:
+        """Add the spectra to a record, and judge it; runs in the background."""
+        if sums:
+            record = replace(record, **vars(decompose_on_one_core(sums, self.monitor.normalized)))
+        if self.loggers:
+            self.commentary.hear(record)
+        return record
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
@@ -79,7 +97,3 @@ class Recorder:
         self.writer.close()
         if self.board is not None:
             self.board.close()
-
-
-def _measured(record: Record, sums: dict[str, Any], normalized: bool) -> Record:
-    return replace(record, **vars(decompose_on_one_core(sums, normalized))) if sums else record

@@ -81,7 +81,7 @@ def test_numbers_go_to_lightnings_loggers(package, tmp_path):
     logger.save()
     text = next(tmp_path.rglob("metrics.csv")).read_text()
     columns = set(text.splitlines()[0].split(",")) - {"epoch", "step"}  # these two are Lightning's own
-    assert {"stairwise/covariance/1", "stairwise/effective_rank", "stairwise/grown"} <= columns
+    assert {"stairwise/covariance/1", "stairwise/effective_rank", "stairwise/learned"} <= columns
     assert all(name.startswith("stairwise/") for name in columns)
     assert len(read_log(next(tmp_path.rglob("metrics.jsonl")))[0]) == 2
 

@@ -13,12 +13,14 @@ from stairwise.checks import InputError
 from stairwise.losses.vicreg_loss import VICReg
 from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.report import reading
+from stairwise.report.reading import read_run
 from stairwise.report.run_page import run_page
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.log import MetricsLog
 from stairwise.runs.record import Record
 from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.forecast import forecast_steps
+from stairwise.staircase.noise import noise_sentence
 
 T = np.linspace(0, 6, 300)
 
@@ -297,3 +299,39 @@ def test_little_is_loaded(run):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "Plotly" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def noisy(folder, loss, value, fixed_views=False, sizes=(16, 16)):
+    """A run with batches of these sizes, before and at its last record, and a loss of this value."""
+    d = 40
+    lam = staircase(np.linspace(2.0, 0.5, d), T[:60])
+    log = MetricsLog(folder / "metrics.jsonl")
+    for i, row in enumerate(lam):
+        batch = sizes[i == len(lam) - 1]
+        scatter = {f"scatter_{name}": float(d) ** 2 for name in ("diagonal", "symmetric", "plain", "covariance")}
+        more = scatter | {"correlations": np.linspace(0.9, 0.45, d), "batch": batch, "mean_square": 0.1}
+        log.write(Record(step=10 * i, t=T[i], loss=value, eigenvalues=row, covariance=row, **more))
+    log.close()
+    recipe = {"loss": loss, "lr": 0.01, "schedule": "constant", "fixed_views": fixed_views}
+    facts = {"recipe": recipe, "alpha": 1e-3, "steps": 1200, "training_images": 100, "batch": 10}
+    (folder / "recipe.json").write_text(json.dumps(facts))
+    return read_run(folder)
+
+
+@pytest.mark.parametrize(("loss", "value"), [("barlow_twins", 2.0), ("vicreg", 20.0)])
+def test_noise_of_the_batch_is_named(loss, value, tmp_path):
+    """At the last record only: the timeline is about states."""
+    page = noisy(tmp_path, loss, value, sizes=(8, 16))
+    sentence = noise_sentence(page.records[-1], loss, None, value)
+    assert sentence.startswith("At batch 16 ")
+    assert page.advice.evidence[-1] == sentence
+    assert sentence in run_page(tmp_path).lead
+    assert not any("noise" in str(look.advice) for look in page.looks[:-1])
+
+
+def test_noise_that_is_unknown_is_not_named(tmp_path):
+    assert "noise" not in str(noisy(tmp_path, "byol", 2.0).advice)
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "noise" not in str(noisy(tmp_path, "vicreg", 20.0, fixed_views=True).advice)  # every batch is the same
+    (tmp_path / "recipe.json").unlink()
+    assert "noise" not in str(read_run(tmp_path).advice)

@@ -16,7 +16,7 @@ import torch
 import stairwise as sw
 from stairwise.checks import InputError, RunWarning
 from stairwise.paper.trained import _differing
-from stairwise.report.run_page import _planned
+from stairwise.report.reading import _planned
 from stairwise.runs.log import read_log
 from stairwise.runs.reader import Run
 from stairwise.runs.record import CLOCKS

@@ -481,7 +481,7 @@ def test_divergence_before_any_checkpoint(tmp_path):
     with pytest.raises(Diverged, match="no checkpoint was written") as said:
         sw.train(recipe, tmp_path)
     step = re.search(r"first not finite at step (\d+)", str(said.value))[1]
-    assert f"The first such batch was number {step}; " in run_page(tmp_path).lead  # the page says what the error said
+    assert f"The first batch that was not finite was number {step}." in run_page(tmp_path).lead  # the page says what the error said
     before = metrics(tmp_path)
     assert before[-1]["first_skipped"] == int(step)
     with pytest.raises(Diverged):
@@ -510,6 +510,54 @@ def test_divergence_before_any_checkpoint(tmp_path):
 def test_bad_recipes(changes, says):
     with pytest.raises(InputError, match=says):
         replace(TINY, **changes)
+
+
+@pytest.mark.parametrize("text", ["knn,ridge", "[knn,ridge]", '["knn", "ridge"]', "['knn','ridge',]", " knn , ridge "])
+def test_lists_as_text(text):
+    assert TINY.with_settings({"probes": text}).probes == ["knn", "ridge"]
+
+
+def test_lists_that_are_empty_or_short():
+    probed = replace(TINY, probes=["knn"])
+    assert probed.with_settings({"probes": "[]"}).probes == probed.with_settings({"probes": ""}).probes == []
+    assert TINY.with_settings({"hidden": "512"}).hidden == TINY.with_settings({"hidden": "[512]"}).hidden == [512]
+    with pytest.raises(InputError, match="must be of type"):
+        TINY.with_settings({"hidden": "[512,wide]"})
+
+
+class Board:
+    """A TensorBoard writer."""
+
+    def __init__(self):
+        self.scalars, self.texts = [], []
+
+    def add_scalar(self, name, value, step):
+        self.scalars.append((name, float(value), step))
+
+    def add_text(self, name, text, step):
+        self.texts.append((name, text, step))
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("loss", ["vicreg", "spectral_contrastive", "barlow_twins"])
+def test_boards_are_told_what_the_page_says(loss, tmp_path, monkeypatch):
+    """Also in a run that is made longer: its earlier records are judged, too."""
+    board = Board()
+    monkeypatch.setattr("stairwise.training.loop.tensorboard_in", lambda *_: board)
+    monkeypatch.setattr("stairwise.monitor.commentary.REST", 0)
+    options = {"batch_norm": False} if loss == "barlow_twins" else {}  # follows the eigenvalues of C
+    for steps in (10, 20):
+        recipe = replace(TINY, loss=loss, loss_options=options, steps=steps)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RunWarning)  # the run goes on with another schedule
+            run = sw.train(recipe, tmp_path, tensorboard=True, device="cpu")
+    advice, said = run_page(tmp_path).advice, {name: (text, step) for name, text, step in board.texts}
+    assert said["stairwise/state"] == (advice.state, 20)
+    assert f"of {recipe.d} dimensions" in said["stairwise/says"][0]
+    assert ("stairwise/learned", float(advice.learned), 20) in board.scalars
+    assert {step for _, _, step in board.texts} == {record.step for record in run.records}
 
 
 @pytest.mark.parametrize(
