@@ -15,8 +15,7 @@ from stairwise.monitor.loggers import Logger
 from stairwise.runs.log import read_log
 from stairwise.runs.reader import consistent
 from stairwise.runs.record import Record
-from stairwise.staircase import words
-from stairwise.staircase.advice import ENOUGH, Advice, Judge
+from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.clock import Clock
 from stairwise.staircase.forecast import forecast_steps
 from stairwise.staircase.signs import Signs
@@ -97,7 +96,7 @@ def judged(
     lost = [r for r in few if r.spectrum(spectrum) is None and (not measured or r.t > measured[-1].t)]
     kept = measured + lost[:1]
     if not kept:
-        return Advice("cannot tell yet", 0, 0, (words.said("too few", records=0, needed=ENOUGH),)), None
+        return Advice("cannot tell yet", 0, 0, ("No record has a spectrum so far.",)), None
     d = len(measured[0].value(spectrum)) if measured else 0
     t, lam = np.array([r.t for r in kept]), np.full((len(kept), max(d, 1)), np.nan)
     for row, record in zip(lam, measured, strict=False):

@@ -266,8 +266,14 @@ class Trainer:
         since = self.step_number - first + 1
         # for the page of the run
         failed = {"failed": "the loss or the gradient was not finite"}
-        numbered = {"step": self.step_number, "skipped": since, "first_skipped": first}
-        record = Record(t=self.t, seconds=self.seconds, extra=failed, **numbered)
+        record = Record(
+            step=self.step_number,
+            t=self.t,
+            seconds=self.seconds,
+            skipped=since,
+            first_skipped=first,
+            extra=failed,
+        )
         self.recorder.write(record, spectrum=False)
         raise Diverged(
             f"training diverged: the loss or the gradient was first not finite at step {numbers['bad_step']:.0f} "

@@ -67,7 +67,7 @@ def test_a_schedule_that_ends_before():
 
 
 def test_little_is_said_of_nothing():
-    assert str(judged([])[0]) == "Cannot tell yet. There are 0 records so far; 4 are needed."
+    assert str(judged([])[0]) == "Cannot tell yet. No record has a spectrum so far."
     assert judged(staircase(100)[:3])[0].state == "cannot tell yet"
 
 

@@ -481,7 +481,9 @@ def test_divergence_before_any_checkpoint(tmp_path):
     with pytest.raises(Diverged, match="no checkpoint was written") as said:
         sw.train(recipe, tmp_path)
     step = re.search(r"first not finite at step (\d+)", str(said.value))[1]
-    assert f"The first batch that was not finite was number {step}." in run_page(tmp_path).lead  # the page says what the error said
+    assert (
+        f"The first batch that was not finite was number {step}." in run_page(tmp_path).lead
+    )  # the page says what the error said
     before = metrics(tmp_path)
     assert before[-1]["first_skipped"] == int(step)
     with pytest.raises(Diverged):
