@@ -34,7 +34,7 @@ ENOUGH = 4  # records that are needed to tell anything
 HUGE_LOSS, HUGE = 1e10, 1e30  # losses and eigenvalues above these are as good as infinite
 STILL = 0.25  # a run has not started if no leading eigenvalue has changed by more than this, in log λ,
 STEADY = 0.3  # nor the total variance by more than this
-GROWING = 0.5  # a run whose total variance has grown by this much, in log, over five records, is not finished
+GROWING = 0.35  # a run whose total variance has grown by this much, in log, over five records, is not finished
 SETTLED = 3  # records without growth after which a run with all dimensions in use is finished
 SEVERAL = 3  # a run with unused dimensions is finished only if it has learned at least this many,
 LONG = 0.5  # if none has grown for this share of the records,
@@ -136,7 +136,8 @@ class Judge:
         if not self.whole[at]:
             loss = float(self.losses[at])
             evidence = words.lost(self.times, self.whole[: at + 1], loss if loss >= HUGE_LOSS else np.nan, clock)
-            return Advice("diverged", 0, d, (evidence,), words.REMEDIES["diverged"])
+            learned = self.history.at(i).learned if i >= 0 else 0
+            return Advice("diverged", learned, d, (evidence,), words.REMEDIES["diverged"])
         if i + 1 < ENOUGH:
             return Advice("cannot tell yet", 0, d, (words.few(i + 1, ENOUGH),))
         now, signs, lam = self.history.at(i), self.signs.until(i + 1), self.lam[: i + 1]
@@ -160,7 +161,7 @@ class Judge:
         """The state, and for a collapse its kind."""
         d, records = self.lam.shape[1], i + 1
         if one_point(signs):
-            return "collapsed", "point"
+            return "collapsed", "same"
         if self.level is None and now.moved < STILL and _steady(signs.variance):
             return "not started", ""
         state, kind = collapse(self.lam[: i + 1], self.level, signs)

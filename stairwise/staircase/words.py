@@ -14,9 +14,9 @@ SHOWN = 4  # rising dimensions that are named
 SENTENCES = {
     "too few": "There {have} so far; {needed} are needed.",
     "not finite": "The embeddings have not been finite since {when}.",
-    "first lost": "The first batch that was not finite was number {number:,}.",
     "huge loss": "The loss is {loss:.2g}, as good as infinite.",
     "zero": "The embeddings have become zero.",
+    "same": "All embeddings are the same point, up to rounding.",
     "point": "All embeddings point the same way: the cosine of different samples is {negative:.2f}, that of two views "
     "of one sample {positive:.2f}.",
     "variance": "The total variance has fallen to {share:.1g} of its maximum.",
@@ -41,6 +41,7 @@ SENTENCES = {
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
 }
+FIRST_LOST = "The first batch that was not finite was number {number:,}."  # said by the page, which knows it
 REMEDIES = {
     "diverged": "Go back to a checkpoint before it and lower the learning rate; in half precision, check the loss "
     "scale.",
@@ -53,7 +54,14 @@ REMEDIES = {
     "all in use": "Stop, or use a larger d.",
     "no more": "Stop here, or choose d near {learned}.",
 }
-COLLAPSES = {"zero": "variance", "point": "point", "variance": "variance", "falling": "variance", "one": "one"}
+COLLAPSES = {
+    "zero": "variance",
+    "same": "point",
+    "point": "point",
+    "variance": "variance",
+    "falling": "variance",
+    "one": "one",
+}
 
 
 def said(kind: str, /, **values: object) -> str:
@@ -82,7 +90,7 @@ def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
         words = said("one", d=len(top), share=100 * top[0] / max(top.sum(), 1e-300), loss=100 * losses[-1] / losses[0])
     else:
         most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
-        words = said(kind, share=signs.variance[-1] / max(most, 1e-300)) if kind != "zero" else said("zero")
+        words = said(kind, share=signs.variance[-1] / max(most, 1e-300))
     return words, REMEDIES[COLLAPSES[kind]]
 
 

@@ -87,9 +87,10 @@ CASES = {
     "not finite": lambda: said(*lost_at(40), clock=CLOCK),
     "huge loss": lambda: said(*steady(1.0, 0.5), loss=np.r_[np.ones(T - 1), 1e12]),
     "zero": lambda: said(*falling(1e-9), level=None),
+    "same": lambda: said(*steady(1e-12, 1e-12), level=None, mean_square=1.0),
     "point": lambda: said(*steady(1.0, 0.5, 0.2), positive=0.972, negative=0.97, mean_square=30.0),
-    "variance": lambda: said(*falling(0.01), level=None),
-    "falling": lambda: said(*falling(0.05), level=None),
+    "variance": lambda: said(*falling(0.01), level=None, positive=0.5, negative=0.4),
+    "falling": lambda: said(*falling(0.05), level=None, positive=0.5, negative=0.4),
     "one": lambda: said(*ruled_by_one(), level=None, loss=np.linspace(10, 1, T)),
     "still": lambda: said(*steady(1.0, 0.5, 0.2), level=None),
     "none yet": lambda: said(*staircase(2.0, 1.0, 0.5, until=0.3)),
@@ -98,6 +99,7 @@ CASES = {
     "quiet": lambda: said(*staircase(2.0, 1.0, 0.9, until=1.3)),
     "all in use": lambda: said(*staircase(2.0, 1.5, 1.2, until=5.0)),
     "no more": lambda: said(*grown_then_still(1e-4, 1e-5), level=None),
+    "change": lambda: said(*staircase(2.0, 1.6, 0.9, until=1.15)),
     "next": lambda: said(*staircase(2.0, 1.0, 0.9), clock=sw.Clock(np.arange(2.0), 100 * np.arange(2.0))),
     "soon": lambda: said(*staircase(2.0, 1.0, 0.9, 0.85, 1e-3, until=1.4)),
     "all by": lambda: said(*staircase(2.0, 1.0, 0.9)),
@@ -110,6 +112,7 @@ STATE_OF = {  # where a sentence belongs to one state
     "not finite": "diverged",
     "huge loss": "diverged",
     "zero": "collapsed",
+    "same": "collapsed",
     "point": "collapsed",
     "variance": "collapsed",
     "falling": "collapsing",
@@ -174,10 +177,10 @@ def test_counts_are_in_the_right_number():
     assert "none has grown for 2 records." in judge.says(first + 1).evidence[0]
 
 
-def test_growth_beyond_a_factor_of_ten_is_said_as_a_factor():
+def test_large_growth_is_said_as_a_factor():
     t = np.arange(10) * 1.0
     lam = np.c_[np.ones(10), np.geomspace(1e-6, 0.4, 10)]
-    assert re.search(r"dimension 2 is rising by up to a factor of [\d,]+ in", said(t, lam).evidence[0])
+    assert re.search(r"dimension 2 is rising, [\d,]+-fold in", said(t, lam).evidence[0])
 
 
 def test_a_loss_that_is_fine_is_not_called_infinite():
@@ -329,7 +332,6 @@ def test_a_staircase_of_the_linear_theory_is_not_called_finished_too_early(d, ra
     assert [i for i in np.flatnonzero(to_come) if judge.says(i).state == "finished"] == []
 
 
-@pytest.mark.xfail(strict=True, reason="the scale of a covariance is left out, so its growth is not seen")
 def test_dimensions_that_grow_alike_are_not_called_finished():
     t, lam = staircase(1.0, 0.9, until=0.8, records=60)
     assert lam[-1].max() < 0.01
