@@ -35,7 +35,7 @@ class Spectrum:
         normalized: of C after standardizing each dimension of each view (Barlow Twins' batch norm), (d,), if requested.
         hidden: of the centred covariance of the representations, (features,); None if not given.
         mean_square: ‖mean of z‖²; much larger than the covariance if all embeddings are nearly the same point.
-        directions: of E[uuᵀ] with u = z/‖z‖, not centred, (d,); their sum is 1.
+        directions: of E[uuᵀ] with u = z/‖z‖, not centred, over some pairs of the last batch, (d,); their sum is 1.
         positive, negative: mean cosine of the two views of a sample, and of views of different samples.
         leading: both views of some pairs of the last batch, projected onto their two leading modes, (2, pairs, 2).
         skipped: number of batches left out so far because they were not finite.
@@ -85,7 +85,8 @@ def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
         _descending(_standardized(z, mean, d)) if normalized else None,
         _hidden(sums["hh"]) if "hh" in sums and sums["hh"][-1, -1] >= 2 else None,
         float((((mean[a] + mean[b]) / 2) ** 2).sum()),
-        *_similarities(sums.get("uu")),
+        _directions(sums["sample"]) if "sample" in sums else None,
+        *_similarities(sums.get("u")),
         _leading(sums["sample"]) if "sample" in sums else None,
         int(skipped),
         int(first_skipped),
@@ -165,14 +166,22 @@ def _hidden(sums: Floats) -> Floats:
     return _descending(_covariance(sums[:-ONES, :-ONES] / m, sums[-1, :-ONES] / m, m))
 
 
-def _similarities(sums: Floats | None) -> tuple[Floats | None, float | None, float | None]:
-    """Spectrum of the directions, and mean cosines of positive and negative pairs, from sums over 2N unit vectors."""
-    if sums is None or sums[-1, -1] < 4:
-        return None, None, None
-    d, m = len(sums) - ONES, float(sums[-1, -1])
-    same = float(sums[-1, d])  # Σ cos over both orders of each pair
-    square, length = float((sums[-1, :d] ** 2).sum()), float(np.trace(sums[:d, :d]))
-    return _descending(sums[:d, :d] / m), same / m, (square - length - same) / (m * (m - 2))
+def _similarities(sums: Floats | None) -> tuple[float | None, float | None]:
+    """Mean cosines of positive and of negative pairs, from sums over 2N unit vectors."""
+    if sums is None or sums[-1] < 4:
+        return None, None
+    m, same, square = float(sums[-1]), float(sums[-2]), float((sums[:-2] ** 2).sum())
+    return same / m, (square - m - same) / (m * (m - 2))
+
+
+def _directions(sample: Floats) -> Floats | None:
+    """Eigenvalues of E[uuᵀ], u = z/‖z‖, of some pairs (2, K, d)."""
+    flat = np.asarray(sample, dtype=np.float64).reshape(-1, sample.shape[2])
+    lengths = np.linalg.norm(flat, axis=1, keepdims=True)
+    if not np.isfinite(lengths).all() or not lengths.all():
+        return None
+    u = flat / lengths
+    return _descending(u.T @ u / len(u))
 
 
 def _leading(sample: Floats) -> Floats | None:

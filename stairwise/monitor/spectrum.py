@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, flag, number, positive_int
 from stairwise.distributed import total, world
-from stairwise.monitor.decompose import ONES, PAIRS, Spectrum, decompose
+from stairwise.monitor.decompose import ONES, Spectrum, decompose
 
 if TYPE_CHECKING:
     from stairwise.monitor.hooks import Attachment
@@ -96,8 +96,8 @@ class SpectrumMonitor:
             finite = torch.isfinite(z.sum(dim=(1, 2)) if h is None else z.sum(dim=(1, 2)) + h.sum(dim=(1, 2)))
             self._count(finite)
             self._add("zz", z, finite, keep)
-            self._add("uu", _directions(z), finite, keep)
-            self._add_pairs(z[..., :-ONES], finite, keep)
+            self._add_sums("u", _direction_sums(z[..., :-ONES]), finite, keep)
+            self._add_sums("pairs", _pair_sums(z[..., :-ONES]), finite, keep)
             if h is not None:
                 self._add("hh", h, finite, keep)
             self.sample = torch.stack(waiting[-1][0][:SAMPLE].chunk(2, dim=1)).detach().float()
@@ -234,16 +234,15 @@ class SpectrumMonitor:
         rows = x.flatten(0, 1)
         self.sums[name].addmm_(rows.T, rows, beta=keep ** len(x))
 
-    def _add_pairs(self, z: Tensor, finite: Tensor, keep: float) -> None:
-        """sums["pairs"] ← keep · sums["pairs"] + the sums of each batch in turn, in the order of `decompose.PAIRS`."""
-        if "pairs" not in self.sums:
-            self.sums["pairs"] = z.new_zeros(len(PAIRS))
-        if self.sums["pairs"].device != z.device:
-            self.sums["pairs"] = self.sums["pairs"].to(z.device)
-        later = torch.arange(len(z) - 1, -1, -1, device=z.device, dtype=z.dtype)
-        weights = torch.where(finite, keep**later, 0.0)
-        found = torch.where(finite[:, None], _pair_sums(z), 0.0)
-        self.sums["pairs"].mul_(keep ** len(z)).add_(weights @ found)
+    def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float) -> None:
+        """sums[name] ← keep · sums[name] + the sums found in each finite batch in turn, (batches, number of sums)."""
+        if name not in self.sums:
+            self.sums[name] = found.new_zeros(found.shape[1])
+        if self.sums[name].device != found.device:  # it was read from a checkpoint
+            self.sums[name] = self.sums[name].to(found.device)
+        later = torch.arange(len(found) - 1, -1, -1, device=found.device, dtype=found.dtype)
+        found = torch.where(finite[:, None], found, 0.0)
+        self.sums[name].mul_(keep ** len(found)).add_((keep**later) @ found)
 
     def _count(self, finite: Tensor) -> None:
         """Count batches and skipped batches, without waiting for the device."""
@@ -293,12 +292,12 @@ def _with_ones(batches: list[Tensor]) -> Tensor:
     return nn.functional.pad(torch.stack(batches).double(), (0, ONES), value=1.0)
 
 
-def _directions(z: Tensor) -> Tensor:
-    """Unit vectors u = z/‖z‖ of both views in rows, next to their cosine u_a·u_b and ones, from `_with_ones` pairs."""
-    d = (z.shape[2] - ONES) // 2
-    u_a, u_b = (nn.functional.normalize(z[..., part], dim=2) for part in (slice(0, d), slice(d, 2 * d)))
-    cosine, ones = (u_a * u_b).sum(dim=2, keepdim=True), z[..., -(ONES - 1) :]
-    return torch.cat([torch.cat([u, cosine, ones], dim=2) for u in (u_a, u_b)], dim=1)
+def _direction_sums(z: Tensor) -> Tensor:
+    """Sums over both views of each batch (batches, rows, 2d): of u = z/‖z‖, of the cosine u_a·u_b, and their number."""
+    u_a, u_b = (nn.functional.normalize(view, dim=2) for view in z.chunk(2, dim=2))
+    cosines = 2 * (u_a * u_b).sum(dim=(1, 2))
+    number = torch.full_like(cosines, 2.0 * z.shape[1])
+    return torch.cat([(u_a + u_b).sum(dim=1), cosines[:, None], number[:, None]], dim=1)
 
 
 def _alike(x: Tensor | None, y: Tensor | None) -> bool:

@@ -299,3 +299,24 @@ def test_what_cannot_be_summed_is_heard_of_at_once(monkeypatch):
     monkeypatch.setattr("stairwise.monitor.spectrum._with_ones", no_float64)
     with pytest.raises(TypeError, match="no float64"):
         sw.SpectrumMonitor().collect(torch.ones(4, 3), torch.ones(4, 3))
+
+
+def test_cosines_and_directions():
+    """Mean cosines of positive and negative pairs by brute force, over batches; directions of the last batch."""
+    torch.manual_seed(0)
+    monitor, views = SpectrumMonitor(), []
+    for _ in range(3):
+        a = torch.randn(20, 5) + 0.5
+        views.append((a, a + 0.3 * torch.randn(20, 5)))
+        monitor.collect(*views[-1])
+    spectrum = monitor.compute()
+    u = torch.nn.functional.normalize(torch.cat([torch.cat(side) for side in zip(*views, strict=True)]).double(), dim=1)
+    cosines, n = u @ u.T, len(u) // 2
+    same = torch.eye(n, dtype=torch.bool)
+    others = ~same.repeat(2, 2)
+    assert spectrum.positive == pytest.approx(cosines[:n, n:][same].mean().item())
+    assert spectrum.negative == pytest.approx(cosines[others].mean().item())
+    last = torch.nn.functional.normalize(torch.cat(views[-1]).double(), dim=1)
+    expected = torch.linalg.eigvalsh(last.T @ last / len(last)).flip(0).numpy()
+    assert spectrum.directions == pytest.approx(expected)
+    assert spectrum.directions.sum() == pytest.approx(1)
