@@ -304,7 +304,7 @@ def test_what_cannot_be_summed_is_heard_of_at_once(monkeypatch):
 def test_cosines_and_directions():
     """Mean cosines of positive and negative pairs by brute force, over batches; directions of the last batch."""
     torch.manual_seed(0)
-    monitor, views = SpectrumMonitor(), []
+    monitor, views = sw.SpectrumMonitor(), []
     for _ in range(3):
         a = torch.randn(20, 5) + 0.5
         views.append((a, a + 0.3 * torch.randn(20, 5)))
