@@ -242,13 +242,11 @@ def _measured(monitor: sw.SpectrumMonitor, d: int, step: int, t: float, loss: fl
     try:
         s = monitor.compute()
         values = {"eigenvalues": s.eigenvalues, "covariance": s.covariance, "mean_square": s.mean_square}
-        values |= {"positive": s.positive, "negative": s.negative, "top": s.directions[0], "skipped": s.skipped}
-        values |= {"batch": s.batch}
+        values |= {"positive": s.positive, "negative": s.negative, "batch": s.batch}
     except Exception:  # nothing finite since the last record
         none = np.full(d, np.nan)
-        skipped = int(monitor.flaws[1]) if monitor.flaws is not None else 0
-        values = {"eigenvalues": none, "covariance": none, "skipped": skipped}
-        values |= dict.fromkeys(("mean_square", "positive", "negative", "top", "batch"), np.nan)
+        values = {"eigenvalues": none, "covariance": none}
+        values |= dict.fromkeys(("mean_square", "positive", "negative", "batch"), np.nan)
     return {"step": step, "t": t, "loss": loss} | values
 
 

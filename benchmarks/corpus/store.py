@@ -20,9 +20,7 @@ SCALARS = (
     "mean_square",
     "positive",
     "negative",
-    "top",
     "batch",
-    "skipped",
 )
 SCALE, ZERO, INFINITE = 128, -16384, 32767  # codes of spectra
 
@@ -45,20 +43,8 @@ class CorpusRun:
         return 1.0 if self.settings["loss"] == "barlow_twins" else None
 
     def signs(self) -> Signs:
-        v = self.scalars
-        with np.errstate(invalid="ignore"):  # of a run that has diverged
-            correlation = v["trace_c"] - v["mean_square"]
-        return Signs(
-            v["loss"],
-            v["trace_cov"],
-            correlation,
-            v["mean_square"],
-            v["positive"],
-            v["negative"],
-            v["top"],
-            v["batch"],
-            v["skipped"],
-        )
+        names = ("loss", "trace_cov", "mean_square", "positive", "negative", "batch")
+        return Signs(*(self.scalars[name] for name in names))
 
 
 def pack(folder: Path, target: Path) -> None:

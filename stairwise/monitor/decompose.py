@@ -35,7 +35,6 @@ class Spectrum:
         normalized: of C after standardizing each dimension of each view (Barlow Twins' batch norm), (d,), if requested.
         hidden: of the centred covariance of the representations, (features,); None if not given.
         mean_square: ‖mean of z‖²; much larger than the covariance if all embeddings are nearly the same point.
-        directions: of E[uuᵀ] with u = z/‖z‖, not centred, over some pairs of the last batch, (d,); their sum is 1.
         positive, negative: mean cosine of the two views of a sample, and of views of different samples.
         leading: both views of some pairs of the last batch, projected onto their two leading modes, (2, pairs, 2).
         skipped: number of batches left out so far because they were not finite.
@@ -55,7 +54,6 @@ class Spectrum:
     normalized: Floats | None = None
     hidden: Floats | None = None
     mean_square: float = 0.0
-    directions: Floats | None = None
     positive: float | None = None
     negative: float | None = None
     leading: Floats | None = None
@@ -85,7 +83,6 @@ def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
         _descending(_standardized(z, mean, d)) if normalized else None,
         _hidden(sums["hh"]) if "hh" in sums and sums["hh"][-1, -1] >= 2 else None,
         float((((mean[a] + mean[b]) / 2) ** 2).sum()),
-        _directions(sums["sample"]) if "sample" in sums else None,
         *_similarities(sums.get("u")),
         _leading(sums["sample"]) if "sample" in sums else None,
         int(skipped),
@@ -172,16 +169,6 @@ def _similarities(sums: Floats | None) -> tuple[float | None, float | None]:
         return None, None
     m, same, square = float(sums[-1]), float(sums[-2]), float((sums[:-2] ** 2).sum())
     return same / m, (square - m - same) / (m * (m - 2))
-
-
-def _directions(sample: Floats) -> Floats | None:
-    """Eigenvalues of E[uuᵀ], u = z/‖z‖, of some pairs (2, K, d)."""
-    flat = np.asarray(sample, dtype=np.float64).reshape(-1, sample.shape[2])
-    lengths = np.linalg.norm(flat, axis=1, keepdims=True)
-    if not np.isfinite(lengths).all() or not lengths.all():
-        return None
-    u = flat / lengths
-    return _descending(u.T @ u / len(u))
 
 
 def _leading(sample: Floats) -> Floats | None:

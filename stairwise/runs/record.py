@@ -14,7 +14,6 @@ SPECTRA = (
     "covariance",
     "normalized",
     "hidden",
-    "directions",
     "held_eigenvalues",
     "held_covariance",
     "held_hidden",
@@ -48,7 +47,7 @@ class Record:
         samples: number of pairs in the spectra.
         eigenvalues, covariance, normalized, hidden: spectra as in `monitor.spectrum.Spectrum`, descending, (d,).
         held_eigenvalues, held_covariance, held_hidden: the same for images that are not trained on.
-        mean_square, directions, positive, negative: as in `monitor.spectrum.Spectrum`.
+        mean_square, positive, negative: as in `monitor.spectrum.Spectrum`.
         leading: embeddings in their two leading modes, (2, pairs, 2); written to a separate file.
         skipped, first_skipped: number of batches left out so far because they were not finite, and the first of them.
         correlations: of the two views, mode by mode, (d,).
@@ -76,7 +75,6 @@ class Record:
     held_covariance: Floats | None = None
     held_hidden: Floats | None = None
     mean_square: float | None = None
-    directions: Floats | None = None
     positive: float | None = None
     negative: float | None = None
     leading: Floats | None = None

@@ -52,7 +52,6 @@ class Growth:
         coming: indices of lower dimensions that grow and could arrive within the time the run has lasted.
         gains: growth of each leading dimension over the window, in log λ, (modes,); 0 where it is not certain.
         quiet: number of records since something visible grew.
-        ever: whether anything visible has ever grown.
         arrival: number of records until the next dimension would be in use, at its pace since things became quiet.
         moved: largest change of a leading dimension since the first records, in log λ.
     """
@@ -62,7 +61,6 @@ class Growth:
     coming: NDArray[np.int64]
     gains: Floats
     quiet: int
-    ever: bool
     arrival: float
     moved: float
 
@@ -99,7 +97,6 @@ class History:
             np.flatnonzero(~visible & (gains >= TO_COME) & (left <= i + 1)),
             gains,
             quiet,
-            bool(len(busy)),
             self._arrival(i, now, max(quiet, SHORTEST)),
             float(np.abs(last - first)[:5].max()),
         )

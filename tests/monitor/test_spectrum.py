@@ -301,8 +301,8 @@ def test_what_cannot_be_summed_is_heard_of_at_once(monkeypatch):
         sw.SpectrumMonitor().collect(torch.ones(4, 3), torch.ones(4, 3))
 
 
-def test_cosines_and_directions():
-    """Mean cosines of positive and negative pairs by brute force, over batches; directions of the last batch."""
+def test_cosines():
+    """Mean cosines of positive and negative pairs by brute force, over batches."""
     torch.manual_seed(0)
     monitor, views = sw.SpectrumMonitor(), []
     for _ in range(3):
@@ -316,7 +316,3 @@ def test_cosines_and_directions():
     others = ~same.repeat(2, 2)
     assert spectrum.positive == pytest.approx(cosines[:n, n:][same].mean().item())
     assert spectrum.negative == pytest.approx(cosines[others].mean().item())
-    last = torch.nn.functional.normalize(torch.cat(views[-1]).double(), dim=1)
-    expected = torch.linalg.eigvalsh(last.T @ last / len(last)).flip(0).numpy()
-    assert spectrum.directions == pytest.approx(expected)
-    assert spectrum.directions.sum() == pytest.approx(1)
