@@ -47,7 +47,8 @@ class Commentary:
         if not self._counts(record):
             return
         self.records.append(replace(record, leading=None))
-        if not self.loggers or time.monotonic() < self.rest_until:
+        resting = time.monotonic() < self.rest_until and "failed" not in record.extra  # divergence is said at once
+        if not self.loggers or resting:
             return
         began = time.thread_time()  # waiting for the training loop costs nothing
         try:

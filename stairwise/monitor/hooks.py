@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,20 +132,22 @@ class Attachment:
 
         Arguments:
             z_a, z_b: embeddings of the two views; h_a, h_b: representations, if wanted. Gradients are not needed.
-            loss: of this batch.
+            loss: of this batch. In data-parallel training every process must call this, with or without a loss alike.
         """
         if not self.by_hand:
             raise InputError("update", "must not be called when loss or projector is hooked", None, "leave these out")
         if (h_a is None) != (h_b is None):
             raise InputError("h_a and h_b", "must be given together")
-        try:
-            self._take(z_a, z_b, None if h_a is None or h_b is None else (_pooled(h_a), _pooled(h_b)))
-            self._add_loss(loss)
-        except InputError as error:
-            if not self.taken:
-                raise
-            self._warn(f"the monitor skipped a step: {error}")  # once it has worked, it must not stop training
-        self._count_call()
+        first = not self.taken
+        hidden = None if h_a is None or h_b is None else (_pooled(h_a), _pooled(h_b))
+        add_loss = partial(self._add_loss, loss, getattr(z_a, "device", None))
+        for part in (add_loss, partial(self._take, z_a, z_b, hidden), self._count_call):
+            try:
+                part()
+            except Exception as error:
+                if first:
+                    raise
+                self._warn(f"the monitor skipped a step: {error}")  # once it has worked, it must not stop training
 
     @property
     def advice(self) -> Advice:
@@ -241,13 +244,13 @@ class Attachment:
         seen.clear()
         return a, b
 
-    def _add_loss(self, loss: Tensor | float | None) -> None:
-        """Add the loss of a batch, without waiting for the device."""
+    def _add_loss(self, loss: Tensor | float | None, device: torch.device | None = None) -> None:
+        """Add the loss of a batch, without waiting; numbers are put on `device`."""
         if loss is None:
             return
         if isinstance(loss, bool) or not isinstance(loss, Tensor | int | float):
             raise InputError("loss", "must be a number or a tensor", type(loss).__name__, "write loss=loss.detach()")
-        value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64)
+        value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64, device=device)
         if value.numel() != 1:
             shape = f"shape {tuple(value.shape)}"
             raise InputError("loss", "must be a single number", shape, "take the mean over the batch")

@@ -1,8 +1,7 @@
 r"""Spectra of embeddings, from moments that are accumulated batch by batch.
 
 Sums are kept in float64 on the device of the embeddings; `update` neither synchronizes nor decomposes anything.
-`collect` sums several batches at once, which adds about three operations per step instead of forty; use it where
-launching kernels limits the speed.
+`collect` sums several batches at once, in a few operations per step; use it where launching kernels limits the speed.
 """
 
 from typing import TYPE_CHECKING, Any

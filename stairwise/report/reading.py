@@ -64,7 +64,7 @@ class Reading:
     @property
     def expected(self) -> Forecast | None:
         """The forecast, if there are steps to come; None if there are none, or if the run is lost."""
-        lost = self.advice.state in ("collapsed", "diverged")
+        lost = self.advice.state in ("finished", "collapsed", "diverged")
         return self.ahead if self.ahead and len(self.ahead.modes) and not lost else None
 
     def steps(self, t: Floats) -> Floats:
@@ -216,7 +216,7 @@ def _diverged(looks: Sequence[Look], lost: Sequence[Record]) -> list[Look]:
         evidence.append(words.FIRST_LOST.format(number=lost[-1].first_skipped))
     learned, d, n = (looks[-1].advice.learned, looks[-1].advice.dimensions, looks[-1].records) if looks else (0, 0, 0)
     advice = Advice("diverged", learned, d, tuple(evidence), words.REMEDIES["diverged"])
-    return [Look(n + i, float(lost[i - 1].step), float(lost[i - 1].t), advice) for i in (1, len(lost))]
+    return [Look(n + i, float(lost[i - 1].step), float(lost[i - 1].t), advice) for i in sorted({1, len(lost)})]
 
 
 def column(records: Sequence[Record], key: str) -> Floats:

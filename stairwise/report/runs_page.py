@@ -125,15 +125,11 @@ def _last_loss(run: Reading) -> str:
 
 def _next(run: Reading) -> tuple[str, str]:
     """Expected step number of the next step, and its interval."""
-    if (
-        run.ahead is None
-        or run.clock is None
-        or not len(run.ahead.times)
-        or run.advice.state in ("diverged", "collapsed")
-    ):
+    ahead = run.expected
+    if ahead is None or run.clock is None:
         return "–", "–"
-    first = int(np.argmin(run.ahead.times))
-    expected, low, high = (step_at(run.clock, v[first]) for v in (run.ahead.times, run.ahead.low, run.ahead.high))
+    first = int(np.argmin(ahead.times))
+    expected, low, high = (step_at(run.clock, v[first]) for v in (ahead.times, ahead.low, ahead.high))
     return expected, f"{low} to {high}"
 
 

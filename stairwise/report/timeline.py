@@ -1,7 +1,7 @@
 """What the headline of a run said, and when: every record is judged as if it were the newest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,13 @@ def look_back(judge: Judge, step: Floats, now: Advice) -> list[Look]:
     """What is said of every record, or of `MOST` of them at equal distances; of the last one, `now`."""
     total = len(judge.times)
     numbers = np.unique(np.linspace(0, total - 1, min(total, MOST)).round().astype(int))
-    looks = [Look(i + 1, float(step[i]), float(judge.times[i]), judge.says(i)) for i in numbers[:-1]]
+    looks = [Look(i + 1, float(step[i]), float(judge.times[i]), _first_words(judge.says(i))) for i in numbers[:-1]]
     return [*looks, Look(total, float(step[-1]), float(judge.times[-1]), now)]
+
+
+def _first_words(advice: Advice) -> Advice:
+    """The advice without its outlook, which would need a forecast for every record."""
+    return replace(advice, evidence=advice.evidence[:1])
 
 
 def changes(looks: Sequence[Look]) -> list[Look]:

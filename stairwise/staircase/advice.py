@@ -1,7 +1,8 @@
 """What a run is doing, in words: its state, the evidence for it, and what to do.
 
 States are judged from the records alone, each record by itself and those before it. "Finished" is said only for a
-reason: every dimension is in use, or nothing has grown for half of the run and nothing below is on its way.
+reason: every dimension is in use, or nothing below is on its way and either nothing has grown for longer than in all
+earlier waits together, or the views agree so well that little is left to learn.
 """
 
 from dataclasses import dataclass
@@ -142,11 +143,11 @@ class Judge:
             return Advice("cannot tell yet", 0, d, (words.few(i + 1, ENOUGH),))
         now, signs, lam = self.history.at(i), self.signs.until(i + 1), self.lam[: i + 1]
         state, kind = self._state(i, now, signs)
-        if kind:
+        if kind in words.COLLAPSES:
             evidence, remedy = words.collapsed(kind, lam, signs)
             return Advice(state, now.learned, d, (evidence, *words.telling(signs, d)), remedy)
         idle = state == "not started"
-        evidence, remedy = words.idle(now, lam, self.level) if idle else words.moving(state, now, lam)
+        evidence, remedy = words.idle(now, lam, self.level) if idle else words.moving(kind or state, now, lam, signs)
         more = [] if state == "finished" else words.outlook(now, state, clock, ahead)
         learned = 0 if idle else now.learned
         return Advice(state, learned, d, (evidence, *self._change(i, learned), *more, *words.telling(signs, d)), remedy)
@@ -155,10 +156,12 @@ class Judge:
         """How many dimensions were learned a tenth of the run ago, if it was another number."""
         ago = i - max(1, round(LOOK * i))
         before = self.history.at(ago).learned
-        return [words.said("change", t=self.t[ago], before=before)] if learned and before != learned else []
+        if not learned or before in (0, learned):
+            return []
+        return [words.said("change", t=self.t[ago], before=before, were="was" if before == 1 else "were")]
 
     def _state(self, i: int, now: Growth, signs: Signs) -> tuple[str, str]:
-        """The state, and for a collapse its kind."""
+        """The state, and the kind of a collapse or of a finish by agreement."""
         d, records = self.lam.shape[1], i + 1
         if one_point(signs):
             return "collapsed", "same"
@@ -179,8 +182,9 @@ class Judge:
             return "waiting", ""
         if now.learned >= SEVERAL and now.quiet >= max(5, LONG * records):
             return "finished", ""
-        agreed = now.learned >= 2 and signs.agreement >= AGREED and now.quiet >= max(3, SHORT * records)
-        return ("finished" if agreed else "waiting"), ""
+        if now.learned >= 2 and signs.agreement >= AGREED and now.quiet >= max(3, SHORT * records):
+            return "finished", "agreed"
+        return "waiting", ""
 
 
 def _numbers(lam: ArrayLike) -> Floats:

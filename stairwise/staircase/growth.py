@@ -20,7 +20,7 @@ CERTAIN = 2.5  # and by this many standard errors
 STEADY = 20  # records from which the scatter is estimated
 VISIBLE = 0.05  # dimensions above this share of the typical variance change what is learned; lower ones are to come
 TO_COME = 0.4  # a dimension below that is coming if it grows by this much over the window
-MODES = 64  # leading modes that are looked at
+MODES = 512  # leading modes that are looked at
 NEXT = 4  # dimensions not in use that are looked at before the run is called finished
 
 
@@ -103,6 +103,8 @@ class History:
 
     def _arrival(self, i: int, used: int, width: int) -> float:
         """Records until one of the next dimensions is in use, from straight lines through the last `width` records."""
+        if used >= MODES:  # the next ones are not looked at
+            return 0.0
         logs = self.logs[max(0, i + 1 - width) : i + 1, used : used + NEXT]
         if not logs.size or len(logs) < 3:
             return np.inf

@@ -67,7 +67,8 @@ def noise_of(measured: Measured, loss: str, options: Mapping[str, Any] | None = 
 def carried_by(
     measured: Measured, loss: str, options: Mapping[str, Any] | None = None, batch: int | None = None
 ) -> Carried | None:
-    """The modes that a run can carry with its own batch or another, from its correlations; None if not measured.
+    """The modes that a run can carry with its own batch or another, from its correlations; None if not measured, or if
+    the loss lacks one of its terms.
 
     Barlow Twins without batch norm also learns the constant, a mode of correlation 1, if the mean of z shows it. Noise
     is taken in proportion to the measured one, which exceeds that of Gaussian modes if a few pairs are far out.
@@ -76,6 +77,9 @@ def carried_by(
         return None
     rho, d = measured.correlations, len(measured.correlations)
     chosen = dict(options or {})
+    weights = [chosen.get(name, 1.0) for name in ("invariance", "variance", "covariance", "lambda_")]
+    if min(weights) <= 0:  # without one of its terms the loss collapses, and no batch carries anything
+        return None
     if loss == "barlow_twins" and not (BARLOW_TWINS | chosen)["batch_norm"] and (measured.mean_square or 0) > VISIBLE:
         rho = np.append(1.0, rho)
     return carried(rho, batch or measured.batch, loss, d, excess_noise(measured, loss), **chosen)

@@ -79,9 +79,9 @@ def telling_value(signs: Signs, d: int) -> tuple[str, str] | None:
     n = signs.batch[-1]
     values = {f"d = {d}": (float(d), "Barlow Twins has this value when nothing is learned")}
     values |= {"d − 1": (d - 1.0, "Barlow Twins has this value when it has learned the mean alone")}
-    values |= {"25": (25.0, "VICReg has this value, the weight of its variance term, when the variance is zero")}
+    values |= {"25": (25.0, "VICReg with its usual weights has this value when the variance is zero")}
     if n > 1:
-        equal = "contrastive losses have this value when all embeddings are equal"
+        equal = "a contrastive loss has this value when all embeddings are equal"
         values |= {f"ln {n:.0f}": (np.log(n), equal), f"ln(2·{n:.0f} − 1)": (np.log(2 * n - 1), equal)}
     for k in (d, *(2**j for j in range(10, 18)), 3000):
         values |= {f"ln {k}": (np.log(k), "a cross-entropy over so many prototypes has this value when none is chosen")}

@@ -32,7 +32,9 @@ SENTENCES = {
     "all in use": "All dimensions are in use (d = {d}), and none has grown for {wait}.",
     "no more": "{learned} of {d} dimensions {are} in use; none has grown for {quiet} of {records} records, and at "
     "their pace the next ones would need more than four times as long as the run has lasted.",
-    "change": "{before} were in use at t = {t:.3g}.",
+    "agreed": "{learned} of {d} dimensions {are} in use; none has grown for {quiet} of {records} records, and the "
+    "views of a sample agree to {agreement:.0f} %, so that little is left to learn.",
+    "change": "{before} {were} in use at t = {t:.3g}.",
     "next": "Dimension {mode} comes next, expected at t = {time:.3g} ({coverage:.0f} %: {low:.3g} to "
     "{high:.3g}){when}.",
     "soon": "{more} expected soon.",
@@ -102,8 +104,8 @@ def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
     return said("none yet", d=lam.shape[1], top=lam[-1, 0] + 0.0, level=level), remedy
 
 
-def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
-    """Evidence and remedy of a run that is learning, waiting or finished."""
+def moving(state: str, now: Growth, lam: Floats, signs: Signs) -> tuple[str, str]:
+    """Evidence and remedy of a run that is learning, waiting, finished, or finished because the views have agreed."""
     records, d = lam.shape
     numbers = {"learned": now.learned, "d": d, "quiet": now.quiet, "wait": counted(now.quiet)}
     numbers |= {"are": "is" if now.learned == 1 else "are"}
@@ -111,6 +113,9 @@ def moving(state: str, now: Growth, lam: Floats) -> tuple[str, str]:
         if not len(now.rising):
             return said("joined", **numbers), ""
         return said("rising", which=_rising(now), gain=_factor(now.gains[now.rising].max()), **numbers), ""
+    if state == "agreed":
+        words = said("agreed", records=records, agreement=100 * signs.agreement, **numbers)
+        return words, REMEDIES["no more"].format(**numbers)
     if state == "finished":
         kind = "all in use" if now.learned >= d else "no more"
         return said(kind, records=records, **numbers), REMEDIES[kind].format(**numbers)

@@ -311,6 +311,7 @@ def test_updates_by_hand_that_are_wrong():
         ({"h_a": z}, "h_a and h_b must be given together"),
         ({"z_b": z[:3]}, "must be 2-D and of the same shape"),
         ({"z_b": "z"}, r"z_b must be a torch tensor \(got str\)"),
+        ({"loss": "low"}, r"loss must be a number or a tensor \(got str\)"),
     ):
         with pytest.raises(InputError, match=says):
             watch.update(**({"z_a": z, "z_b": z} | options))

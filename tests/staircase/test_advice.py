@@ -99,6 +99,7 @@ CASES = {
     "quiet": lambda: said(*staircase(2.0, 1.0, 0.9, until=1.3)),
     "all in use": lambda: said(*staircase(2.0, 1.5, 1.2, until=5.0)),
     "no more": lambda: said(*grown_then_still(1e-4, 1e-5), level=None),
+    "agreed": lambda: said(*(x[:14] for x in grown_then_still(1e-4)), level=None, positive=0.98, negative=0.1),
     "change": lambda: said(*staircase(2.0, 1.6, 0.9, until=1.15)),
     "next": lambda: said(*staircase(2.0, 1.0, 0.9), clock=sw.Clock(np.arange(2.0), 100 * np.arange(2.0))),
     "soon": lambda: said(*staircase(2.0, 1.0, 0.9, 0.85, 1e-3, until=1.4)),
@@ -124,6 +125,7 @@ STATE_OF = {  # where a sentence belongs to one state
     "quiet": "waiting",
     "all in use": "finished",
     "no more": "finished",
+    "agreed": "finished",
     "nothing below": "waiting",
 }
 CURES = {
@@ -398,3 +400,13 @@ def test_wrong_arguments(argument, options):
 def test_records_that_do_not_exist(record):
     with pytest.raises(InputError, match="record"):
         Judge(T3, LAM3).says(record)
+
+
+def test_more_dimensions_than_a_handful_are_followed():
+    """A step every few records, far beyond the first dozens: it is learning, and never finished."""
+    t = np.linspace(0, 400, 400)
+    lam = np.sort(1 / (1 + 1e4 * np.exp(-8 * np.outer(t, 1 / (1 + np.arange(256) / 2)))), axis=1)[:, ::-1]
+    judge = Judge(t, lam)
+    states = {judge.says(i).state for i in range(50, 400) if judge.history.at(i).learned < 250}
+    assert states <= {"learning", "waiting"}
+    assert judge.says(200).learned > 64
