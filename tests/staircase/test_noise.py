@@ -125,3 +125,9 @@ def test_the_constant_is_a_mode_of_barlow_twins():
     assert carried_by(with_mean, "barlow_twins", PAPER).rho == pytest.approx([1.0, 0.8])
     assert carried_by(without, "barlow_twins", PAPER).rho == pytest.approx([0.8, 0.5])
     assert carried_by(with_mean, "vicreg").rho == pytest.approx([0.8, 0.5])
+
+
+@pytest.mark.parametrize("term", ["invariance", "variance", "covariance"])
+def test_a_loss_without_one_of_its_terms_is_not_judged(term, measured):
+    assert carried_by(measured, "vicreg", {term: 0}) is None
+    assert noise_sentence(measured, "vicreg", {term: 0}, 20.0) == ""
