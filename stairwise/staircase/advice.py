@@ -40,8 +40,8 @@ SETTLED = 3  # records without growth after which a run with all dimensions in u
 SEVERAL = 3  # a run with unused dimensions is finished only if it has learned at least this many,
 LONG = 0.5  # if none has grown for this share of the records,
 SHORT, AGREED = 0.1, 0.94  # or for this share, if the views agree so far that little is left to learn from them,
-LOOK = 0.1  # share of the run since the last look, for what has changed
 FAR = 4.0  # and if at their pace the next ones would need this multiple of the time so far
+LOOK = 0.1  # what has changed is told since this share of the run ago
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Judge:
         return [words.said("change", t=self.t[ago], before=before, were="was" if before == 1 else "were")]
 
     def _state(self, i: int, now: Growth, signs: Signs) -> tuple[str, str]:
-        """The state, and the kind of a collapse or of a finish by agreement."""
+        """The state, and where the words depend on more than the state, their kind."""
         d, records = self.lam.shape[1], i + 1
         if one_point(signs):
             return "collapsed", "same"
@@ -175,7 +175,7 @@ class Judge:
         if len(now.rising):
             return "learning", ""
         if records < FEWEST or _grows(signs.variance):
-            return ("learning" if now.learned >= d else "waiting"), ""
+            return ("learning", "too early") if now.learned >= d else ("waiting", "")
         if now.learned >= d:
             return ("finished" if now.quiet >= SETTLED else "learning"), ""
         if now.arrival < FAR * records:

@@ -28,6 +28,7 @@ SENTENCES = {
     "is near {level:.2g}.",
     "rising": "{learned} of {d} dimensions {are} in use; {which}, {gain} in the latest records.",
     "joined": "{learned} of {d} dimensions {are} in use; the last one has just joined.",
+    "too early": "All dimensions are in use (d = {d}); it is too early to say that they have settled.",
     "quiet": "{learned} of {d} dimensions {are} in use, and none has grown for {wait}.",
     "all in use": "All dimensions are in use (d = {d}), and none has grown for {wait}.",
     "no more": "{learned} of {d} dimensions {are} in use; none has grown for {quiet} of {records} records, and at "
@@ -105,7 +106,7 @@ def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
 
 
 def moving(state: str, now: Growth, lam: Floats, signs: Signs) -> tuple[str, str]:
-    """Evidence and remedy of a run that is learning, waiting, finished, or finished because the views have agreed."""
+    """Evidence and remedy of a run that is learning, waiting or finished, or of one of the kinds in which it is so."""
     records, d = lam.shape
     numbers = {"learned": now.learned, "d": d, "quiet": now.quiet, "wait": counted(now.quiet)}
     numbers |= {"are": "is" if now.learned == 1 else "are"}
@@ -113,6 +114,8 @@ def moving(state: str, now: Growth, lam: Floats, signs: Signs) -> tuple[str, str
         if not len(now.rising):
             return said("joined", **numbers), ""
         return said("rising", which=_rising(now), gain=_factor(now.gains[now.rising].max()), **numbers), ""
+    if state == "too early":
+        return said("too early", **numbers), ""
     if state == "agreed":
         words = said("agreed", records=records, agreement=100 * signs.agreement, **numbers)
         return words, REMEDIES["no more"].format(**numbers)
