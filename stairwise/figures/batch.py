@@ -43,7 +43,8 @@ def draw_carried(
         ("λ above ½", {"color": colors[1], "linewidth": 2}),
         ("predicted", PREDICTED),
         *([("predicted from another run at batch 128", {**PREDICTED, "linestyle": ":"})] if networks else []),
-        *((name, {"linestyle": "", "marker": MARKS[name], "color": "0.4"}) for name in ("geometric", "even")),
+        ("ρ falls geometrically", {"linestyle": "", "marker": MARKS["geometric"], "color": "0.4"}),
+        ("ρ falls evenly", {"linestyle": "", "marker": MARKS["even"], "color": "0.4"}),
         *(
             (f"network, seed {i}", {"linestyle": "", "marker": m, "color": "0.4"})
             for i, m in enumerate("^v")
