@@ -119,6 +119,4 @@ def _clock(records: Sequence[Record], planned: Floats | None) -> Clock | None:
     if len(records) < 2:
         return None
     t, step, seconds = (np.array([r.value(key) for r in records], dtype=np.float64) for key in ("t", "step", "seconds"))
-    if planned is not None:  # a run that was made longer had other learning rates before
-        planned = planned + (t[-1] - planned[int(np.clip(step[-1], 1, len(planned))) - 1])
     return Clock(t, step, seconds if np.isfinite(seconds).all() else None, planned)

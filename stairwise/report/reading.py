@@ -178,15 +178,12 @@ def _made(run: Run) -> tuple[dict[str, str], dict[str, object], Floats, str]:
 
 
 def _planned(run: Run) -> Floats:
-    """t = Σ lr after every step of the schedule, (steps,), through the newest record: a run that was made longer had
-    other learning rates before."""
+    """t = Σ lr after every step of the schedule, (steps,)."""
     recipe, steps = run.recipe, int(run.facts["steps"])
     per_epoch = int(run.facts["training_images"]) // int(run.facts["batch"])
     warmup = round(recipe.get("warmup_epochs", 0.0) * per_epoch)
     schedule = Schedule(recipe.get("schedule", "cosine"), steps, warmup, recipe.get("final_lr", 0.001))
-    planned = np.asarray(recipe["lr"] * np.cumsum([schedule.factor(i) for i in range(steps)]))
-    last = run.records[-1]
-    return planned + (last.t - planned[min(max(last.step, 1), steps) - 1] if run.facts.get("continued") else 0.0)
+    return schedule.times(recipe["lr"])
 
 
 def _count(records: Sequence[Record], measured: Sequence[Record], spectrum: str, bad: int) -> str:

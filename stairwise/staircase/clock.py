@@ -18,7 +18,8 @@ class Clock:
     Attributes:
         t, step: of the records, increasing, (T,).
         seconds: of the records, (T,); None if not recorded.
-        planned: t after each step of the schedule, (steps,); None: assume that the current pace continues.
+        planned: t after each step of the schedule, (steps,); it is shifted to hold at the last record, because a run
+            that was made longer had other learning rates before. None: assume that the current pace continues.
 
     >>> clock = Clock(np.array([0.0, 1.0, 2.0]), np.array([0.0, 10.0, 20.0]), np.array([0.0, 5.0, 10.0]))
     >>> float(clock.steps(3.0)), float(clock.seconds_left(3.0))
@@ -36,6 +37,7 @@ class Clock:
         known = np.interp(moments, self.t, self.step)
         if self.planned is not None:
             plan = vector(self.planned, "planned")
+            plan = plan + self.t[-1] - plan[int(np.clip(self.step[-1], 1, len(plan))) - 1]
             later = np.interp(moments, plan, np.arange(1.0, len(plan) + 1), right=np.inf)
         else:
             later = self.step[-1] + (moments - self.t[-1]) / self._pace(self.t, self.step)

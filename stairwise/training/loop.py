@@ -148,8 +148,7 @@ class Trainer:
 
     def _outlook(self) -> tuple[str, NDArray[np.float64]]:
         """The spectrum in which the loss takes its steps, and t = Σ lr after every step of the schedule, (steps,)."""
-        rates = [self.schedule.factor(i) for i in range(self.schedule.total)]
-        return spectrum_of_loss(self.recipe.loss, self.recipe.loss_options), self.recipe.lr * np.cumsum(rates)
+        return spectrum_of_loss(self.recipe.loss, self.recipe.loss_options), self.schedule.times(self.recipe.lr)
 
     # one step of training
 

@@ -3,6 +3,9 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stairwise.checks import number, one_of
 
 SCHEDULES = ("constant", "cosine")
@@ -37,3 +40,7 @@ class Schedule:
         share = (step - self.warmup) / max(1, self.total - self.warmup)
         q = 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
         return q + self.final * (1 - q)
+
+    def times(self, lr: float) -> NDArray[np.float64]:
+        """t = Σ lr after every step, (total,), for this base learning rate."""
+        return np.asarray(lr * np.cumsum([self.factor(i) for i in range(self.total)]), dtype=np.float64)
