@@ -56,7 +56,7 @@ REPEATS = {
 # added later, for narrower intervals: healthy runs, and runs that surely finish
 MORE = {"mlp": {"done": (0, 6), "standard": (4, 8), "small": (4, 7)}}
 # made after the words had been judged on the half that was set aside, with an architecture that neither half has
-LAST = {"cnn": {"standard": (0, 3), "small": (0, 2), "done": (0, 3), "fault": (0, 2), "midway": (0, 1)}}
+LAST = {"cnn": {"standard": (0, 6), "small": (0, 4), "done": (0, 3), "fault": (0, 2), "midway": (0, 1)}}
 
 
 def settings() -> list[dict[str, Any]]:
