@@ -170,6 +170,7 @@ def _windows(run: CorpusRun, end: int) -> tuple[list[Window], int, bool]:
         a = int(low[-1]) + 1 if len(low) else 0
         under = np.flatnonzero(curve < HIGH)
         b = end if gain[j] > GROWS else int(under[-1]) + 1 if len(under) else 0
+        b = max(b, a + 1) if a else b  # it may have jumped from one record to the next
         if b > a:
             logs = np.log(np.maximum(smooth[:, j], 1e-300))
             near = np.arange(end)

@@ -9,6 +9,7 @@ Floats = NDArray[np.float64]
 
 ALIKE, APART = 0.9, 0.1  # all embeddings point the same way: cosine of negatives above, positives at most this closer
 CONSISTENT, SURELY = 0.6, 0.985  # no collapse but a drifting mean if the views agree in what differs, up to this cosine
+MENDING = 0.04  # nor if over the latest records they agree better by this much
 NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
 SAME = 1e-8  # all embeddings are one point if the variance is below this multiple of the squared mean
 GONE = 1e-6  # nothing is left below this share of the largest variance and mean
@@ -17,7 +18,9 @@ DISAGREE = 0.5  # unless the views of a sample agree this well,
 SOONEST = 6  # from this record on;
 UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multiple of those shares
 ALONE = 0.9  # one dimension has at least this share of the variance
-CHEAP = 0.6  # although the loss has fallen to this share of its first value
+CHEAP = 0.6  # although the loss has fallen to this share of its first value,
+LESS, LOW, HIGH = 0.9, 0.6, 1.5  # or to this one, if the total variance is d up to these factors: coordinates are copies
+FREE = 1e-3  # nothing but the size of z is learned if variance and loss both fall to this share of their maxima
 AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
 RECENT = 5  # records over which a trend is judged
 
@@ -33,7 +36,7 @@ def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
     if not _mean_learned(level, ms):
         if _alike(signs) and not _never_started(signs):
             return "collapsed", "point"
-        if v[-2:].max() <= sure * LOST * most and apart and v[-1] <= 1.3 * v.min():
+        if v[-2:].max() <= sure * LOST * most and (apart and v[-1] <= 1.3 * v.min() or _free(signs)):
             return "collapsed", "variance"
         if v[-2:].max() <= sure * LOSING * most and apart and v[-1] <= 0.5 * v[0]:
             return "collapsing", "falling"
@@ -65,8 +68,17 @@ def _alike(signs: Signs) -> bool:
     negative, gap = signs.negative[-3:], signs.positive[-3:] - signs.negative[-3:]
     if not ((negative >= ALIKE).all() and (gap <= APART).all()) or negative[-1] < _tail(signs.negative).max() - 0.015:
         return False
-    drift = signs.agreement >= CONSISTENT and negative[-1] < SURELY
-    return not drift or _is_cosine(signs)
+    if negative[-1] >= SURELY:
+        return True
+    agreements = _tail(signs.agreements)
+    mending = agreements[-1] > agreements.min() + MENDING
+    return not mending and (agreements[-1] < CONSISTENT or _is_cosine(signs))
+
+
+def _free(signs: Signs) -> bool:
+    """Whether the loss has vanished: then it was lowered by making z small."""
+    loss = np.abs(signs.loss[np.isfinite(signs.loss)])
+    return bool(len(loss) > 1 and loss[-2:].max() <= FREE * loss.max())
 
 
 def _is_cosine(signs: Signs) -> bool:
@@ -88,7 +100,8 @@ def _alone(lam: Floats, level: float | None, signs: Signs) -> bool:
     """Whether one dimension has held nearly all the variance for a while, although the loss has fallen."""
     width, d = max(6, round(0.05 * len(lam))), lam.shape[1]
     loss = signs.loss[np.isfinite(signs.loss)]
-    if d < 16 or len(lam) < width or not len(loss) or not 0 < loss[-1] <= CHEAP * loss[0]:
+    copies = LOW * d <= signs.variance[-1] <= HIGH * d
+    if d < 16 or len(lam) < width or not len(loss) or not 0 < loss[-1] <= (LESS if copies else CHEAP) * loss[0]:
         return False
     recent = np.maximum(lam[-width:], 0)
     share = recent[:, 0] / np.maximum(recent.sum(axis=1), 1e-300)

@@ -46,11 +46,15 @@ class Signs:
         return cls(column("loss"), variance, *(column(name) for name in others))
 
     @property
+    def agreements(self) -> Floats:
+        """How far the two views of a sample agree, relative to different samples: 1 if fully, NaN if not measured."""
+        apart = 1 - self.negative
+        return np.where(apart <= 0, 0.0, (self.positive - self.negative) / np.maximum(apart, 1e-300))
+
+    @property
     def agreement(self) -> float:
-        """How far the two views of a sample agree at the last record, relative to different samples: 1 if fully, NaN if
-        not measured."""
-        apart = 1 - self.negative[-1]
-        return float((self.positive[-1] - self.negative[-1]) / max(apart, 1e-300)) if not apart <= 0 else 0.0
+        """How far the views agree at the last record."""
+        return float(self.agreements[-1])
 
     @classmethod
     def unknown(cls, lam: Floats) -> "Signs":
