@@ -108,6 +108,7 @@ def _count_records(total: Score, known: Truth, words: Sequence[str]) -> None:
 def _count_run(total: Score, run: CorpusRun, known: Truth, words: Sequence[str]) -> None:
     n = len(words)
     healthy = n if known.kind in ("healthy", "idle") else round(np.ceil(run.settings["fault_at"] * n))
+    healthy = min(healthy, known.real)
     if healthy and known.kind != "diverged":
         alarms = sum(word in BAD for word in words[:healthy])
         total.accused.add(alarms > 0)

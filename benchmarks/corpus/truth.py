@@ -29,6 +29,7 @@ NEAR, FAST = 6, 0.25  # it is plainly being learned if log λ gains this much wi
 # where it is slower, "waiting" is right as well
 SLACK = 3  # records around a change of state at which both states are right
 LATE = 0.2  # share of the run within which "finished" must be said
+UNIFORM = 0.92  # a loss over d prototypes that was never below this multiple of ln d has chosen none of them
 CAN_COLLAPSE = ("byol", "simsiam", "dino")  # these have no term that forbids it
 
 Window = tuple[int, int, NDArray[np.bool_], int]  # first record, end, where it is plain, when it has settled
@@ -71,6 +72,9 @@ def truth(run: CorpusRun) -> Truth:
     # Losses that do not forbid it may let one dimension take all. So may Barlow Twins with few dimensions, for which
     # its usual weight of redundancy reduction, 0.0051, is too small.
     weak = run.settings["loss"] in (*CAN_COLLAPSE, "barlow_twins_norm") and _share(run)[-5:].min() >= ONE
+    # Outputs that are uniform from the start may still differ later, so nobody knows whether that is a collapse.
+    uniform = run.settings["loss"] == "dino" and run.scalars["loss"].min() >= UNIFORM * np.log(run.settings["d"])
+    weak |= named and uniform and scenario != "large"
     if (weak and not run.settings["fault"]) or (not named and (run.settings["fault"] or scenario == "large")):
         return Truth("unknown", [None] * n, n, None, no)
     if named and not run.settings["fault"]:
