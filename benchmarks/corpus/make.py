@@ -25,8 +25,8 @@ RECORDS = 60
 LOSSES = tuple(FAULTS_OF)
 SMALL = ("barlow_twins", "barlow_twins_norm", "simclr", "vicreg", "spectral")  # small initialization makes a staircase
 ARCHITECTURES = {"mlp": ("digits", "photos", "cifar10"), "resnet": ("photos", "cifar10"), "vit": ("digits", "cifar10")}
-ARCHITECTURES["cnn"] = ("digits", "photos", "cifar10")
-STEPS = {"cnn": (720, 1200), "mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
+ARCHITECTURES["cnn"] = ARCHITECTURES["mixer"] = ("digits", "photos", "cifar10")
+STEPS = {"cnn": (720, 1200), "mixer": (720, 1200), "mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
 RATES = {  # of SGD with momentum 0.9
     "barlow_twins": 0.01,
     "barlow_twins_norm": 0.01,
@@ -55,15 +55,16 @@ REPEATS = {
 
 # added later, for narrower intervals: healthy runs, and runs that surely finish
 MORE = {"mlp": {"done": (0, 6), "standard": (4, 8), "small": (4, 7)}}
-# made after the words had been judged on the half that was set aside, with an architecture that neither half has
-LAST = {"cnn": {"standard": (0, 6), "small": (0, 4), "done": (0, 3), "fault": (0, 2), "midway": (0, 1)}}
+# each made after the words had been judged on all runs before, with an architecture that none of these has
+THIRD = {"cnn": {"standard": (0, 6), "small": (0, 4), "done": (0, 3), "fault": (0, 2), "midway": (0, 1)}}
+LAST = {"mixer": THIRD["cnn"]}
 
 
 def settings() -> list[dict[str, Any]]:
     """All runs of the corpus."""
     first = {name: {scenario: (0, k) for scenario, k in table.items()} for name, table in REPEATS.items()}
     runs: list[dict[str, Any]] = []
-    for tables in (first, MORE, LAST):
+    for tables in (first, MORE, THIRD, LAST):
         for architecture, table in tables.items():
             for s, data in enumerate(ARCHITECTURES[architecture]):
                 for k, loss in enumerate(LOSSES):
@@ -210,7 +211,7 @@ def train(run: dict[str, Any], cifar: Path, device: str) -> dict[str, np.ndarray
     torch.manual_seed(run["seed"])
     generator = torch.Generator(device).manual_seed(run["seed"])
     side = {"digits": 8, "photos": 16, "cifar10": 32 if run["architecture"] != "mlp" else 8}[run["data"]]
-    side = 8 if run["architecture"] == "cnn" else side
+    side = 8 if run["architecture"] in ("cnn", "mixer") else side
     source = Source(run["data"], side, run["classes"], cifar, device, generator)
     network = build(run["architecture"], source.side, source.channels, run["d"], run["norm"])
     with torch.no_grad():
@@ -284,11 +285,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this long")
     parser.add_argument("--more", action="store_true", help="only the runs that were added later")
     parser.add_argument("--every", type=int, default=1, help="train every k-th run only")
+    parser.add_argument("--backwards", action="store_true", help="last runs first, beside another process")
     choice = parser.parse_args()
     choice.out.mkdir(parents=True, exist_ok=True)
     chosen = choice.only.split(",") if choice.only else list(ARCHITECTURES)
     wanted = [run for run in settings() if run["architecture"] in chosen and (run["later"] or not choice.more)]
     order = np.random.default_rng(0).permutation(len(wanted))[:: choice.every]  # an interrupted corpus is balanced
+    order = order[::-1] if choice.backwards else order
     jobs = [(wanted[i], choice.cifar, choice.out, choice.device) for i in order]
     began = time.perf_counter()
     with get_context("spawn").Pool(choice.workers) as pool:

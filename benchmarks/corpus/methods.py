@@ -65,6 +65,30 @@ class CNN(nn.Module):
         return self.layers(x).mean(dim=(2, 3))
 
 
+class Mixer(nn.Module):
+    """Patches of 2 × 2 pixels, and blocks that mix first positions, then features."""
+
+    def __init__(self, side: int, channels: int, width: int = 48, depth: int = 2) -> None:
+        super().__init__()
+        tokens = (side // 2) ** 2
+        self.patches = nn.Conv2d(channels, width, 2, 2)
+        self.positions, self.features_of = (nn.ModuleList(_mixing(n, width) for _ in range(depth)) for n in (tokens, 0))
+        self.features = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.patches(x).flatten(2).transpose(1, 2)
+        for mix_positions, mix_features in zip(self.positions, self.features_of, strict=True):
+            h = h + mix_positions[1](mix_positions[0](h).transpose(1, 2)).transpose(1, 2)
+            h = h + mix_features[1](mix_features[0](h))
+        return h.mean(dim=1)
+
+
+def _mixing(tokens: int, width: int) -> nn.ModuleList:
+    """Layer norm over features, and a perceptron over `tokens` positions, or over features if there are none."""
+    n = tokens or width
+    return nn.ModuleList([nn.LayerNorm(width), nn.Sequential(nn.Linear(n, 2 * n), nn.GELU(), nn.Linear(2 * n, n))])
+
+
 def build(architecture: str, side: int, channels: int, d: int, norm: bool) -> nn.Sequential:
     """Backbone and head, from images to z."""
     if architecture == "mlp":
@@ -73,6 +97,8 @@ def build(architecture: str, side: int, channels: int, d: int, norm: bool) -> nn
         backbone = ResNet(BasicBlock, (1, 1, 1, 1), "small", 16, channels)
     elif architecture == "cnn":
         backbone = CNN(channels)
+    elif architecture == "mixer":
+        backbone = Mixer(side, channels)
     else:
         backbone = ViT(side, channels, 2 if side < 16 else 4)
     return nn.Sequential(backbone, head(backbone.features, [128], d, norm, bias=not norm))

@@ -108,7 +108,7 @@ def _count_records(total: Score, known: Truth, words: Sequence[str]) -> None:
 def _count_run(total: Score, run: CorpusRun, known: Truth, words: Sequence[str]) -> None:
     n = len(words)
     healthy = n if known.kind in ("healthy", "idle") else round(np.ceil(run.settings["fault_at"] * n))
-    healthy = min(healthy, known.real)
+    healthy = healthy if known.doubtful is None else min(healthy, known.doubtful)
     if healthy and known.kind != "diverged":
         alarms = sum(word in BAD for word in words[:healthy])
         total.accused.add(alarms > 0)
@@ -116,7 +116,7 @@ def _count_run(total: Score, run: CorpusRun, known: Truth, words: Sequence[str])
         if alarms:
             total.notes.append(f"accused: {run.name}, {alarms} records")
     if known.kind == "collapse" and known.real < n * (1 - SOON):
-        start = max(healthy, known.real - round(LATE * n))
+        start = max(0, known.real - round(LATE * n))
         first = next((i for i in range(start, n) if words[i] in BAD), n)
         # the first three records are too few to tell anything
         total.named.add(first <= max(known.real, 3) + SOON * n)

@@ -30,6 +30,7 @@ NEAR, FAST = 6, 0.25  # it is plainly being learned if log λ gains this much wi
 SLACK = 3  # records around a change of state at which both states are right
 LATE = 0.2  # share of the run within which "finished" must be said
 UNIFORM = 0.92  # a loss over d prototypes that was never below this multiple of ln d has chosen none of them
+FELL, BACK = 0.85, 0.98  # training was undone if the loss, fallen to this share of its first value, is back at it
 CAN_COLLAPSE = ("byol", "simsiam", "dino")  # these have no term that forbids it
 
 Window = tuple[int, int, NDArray[np.bool_], int]  # first record, end, where it is plain, when it has settled
@@ -42,6 +43,7 @@ class Truth:
     Attributes:
         kind: "healthy", "idle", "diverged", "collapse" or "unknown".
         real: first record at which the collapse or divergence is real, else the number of records.
+        doubtful: first record from which on the embedding looks collapsed, if that is before the fault.
         finished: first record after the last dimension was learned, if it stays so for at least a fifth of the run.
         later: whether another dimension was learned after each record, (T,).
     """
@@ -51,6 +53,7 @@ class Truth:
     real: int
     finished: int | None
     later: NDArray[np.bool_]
+    doubtful: int | None = None
 
 
 def truth(run: CorpusRun) -> Truth:
@@ -74,7 +77,7 @@ def truth(run: CorpusRun) -> Truth:
     weak = run.settings["loss"] in (*CAN_COLLAPSE, "barlow_twins_norm") and _share(run)[-5:].min() >= ONE
     # Outputs that are uniform from the start may still differ later, so nobody knows whether that is a collapse.
     uniform = run.settings["loss"] == "dino" and run.scalars["loss"].min() >= UNIFORM * np.log(run.settings["d"])
-    weak |= named and uniform and scenario != "large"
+    weak |= (named and uniform and scenario != "large") or _undone(run.scalars["loss"])
     if (weak and not run.settings["fault"]) or (not named and (run.settings["fault"] or scenario == "large")):
         return Truth("unknown", [None] * n, n, None, no)
     if named and not run.settings["fault"]:
@@ -82,9 +85,15 @@ def truth(run: CorpusRun) -> Truth:
     states, finished, later = _growth(run, end, n if not named else end)
     if named:
         gone = frozenset({"collapsing", "collapsed"})
-        states = states + [gone if i >= real else None for i in range(end, n)]
-        return Truth("collapse", states, real, None, np.concatenate([later, no[end:]]))
+        states = [None if i >= real else state for i, state in enumerate(states)]
+        states += [gone if i >= real else None for i in range(end, n)]
+        return Truth("collapse", states, max(real, end), None, np.concatenate([later, no[end:]]), min(real, end))
     return Truth("healthy", states, n, finished, later)
+
+
+def _undone(loss: Floats) -> bool:
+    """Whether all that had been learned was lost again: the loss is back where it began."""
+    return bool(loss[0] > 0 and loss.min() <= FELL * loss[0] and loss[-5:].min() >= BACK * loss[0])
 
 
 def _kind(run: CorpusRun) -> str:

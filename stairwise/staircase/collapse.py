@@ -10,6 +10,7 @@ Floats = NDArray[np.float64]
 ALIKE, APART = 0.9, 0.1  # all embeddings point the same way: cosine of negatives above, positives at most this closer
 CONSISTENT, SURELY = 0.5, 0.985  # no collapse but a drifting mean if the views agree in what differs, up to this cosine
 DRIFTING = 0.75  # above that cosine, if they agree so well; but not if the loss sees nothing but cosines, or has vanished
+LONG, SLOWLY = 10, 0.03
 MENDING, EQUAL = 0.04, 0.998  # nor if over the latest records they agree better by this much, up to this cosine
 NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
 SAME = 1e-8  # all embeddings are one point if the variance is below this multiple of the squared mean
@@ -21,7 +22,7 @@ UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multi
 ALONE = 0.9  # one dimension has at least this share of the variance
 CHEAP = 0.6  # although the loss has fallen to this share of its first value,
 LESS, LOW, HIGH = 0.9, 0.6, 1.5  # or to this one, if the total variance is d up to these factors: coordinates are copies
-CHARGED = 0.8 * 0.0051  # unless the loss is what Barlow Twins' usual weight charges for it, times d(d − 1): it will change
+CHARGED = 0.5 * 0.0051  # unless the loss is what Barlow Twins' usual weight charges for it, times d(d − 1): it will change
 FREE = 1e-3  # nothing but the size of z is learned if variance and loss both fall to this share of their maxima
 AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
 RECENT = 5  # records over which a trend is judged
@@ -76,7 +77,7 @@ def _alike(signs: Signs) -> bool:
         return False
     if negative[-1] >= SURELY:
         return bool(agreements[-1] < DRIFTING or cosine or _free(signs) or signs.variance[-1] <= LOST * most)
-    return bool(agreements[-1] < CONSISTENT or cosine)
+    return bool(agreements[-1] < CONSISTENT or (cosine and agreements[-1] < signs.agreements[-LONG:].min() + SLOWLY))
 
 
 def _free(signs: Signs) -> bool:
