@@ -7,25 +7,36 @@ from stairwise.staircase.signs import Signs
 
 Floats = NDArray[np.float64]
 
-ALIKE, APART = 0.9, 0.1  # all embeddings point the same way: cosine of negatives above, positives at most this closer
-CONSISTENT, SURELY = 0.5, 0.985  # no collapse but a drifting mean if the views agree in what differs, up to this cosine
-DRIFTING = 0.75  # above that cosine, if they agree so well; but not if the loss sees nothing but cosines, or has vanished
-LONG, SLOWLY = 10, 0.03
-MENDING, EQUAL = 0.04, 0.998  # nor if over the latest records they agree better by this much, up to this cosine
-NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
-SAME = 1e-8  # all embeddings are one point if the variance is below this multiple of the squared mean
-GONE = 1e-6  # nothing is left below this share of the largest variance and mean
-LOST, LOSING = 0.02, 0.1  # the variance has collapsed, or is collapsing, below this share of its maximum,
-DISAGREE = 0.5  # unless the views of a sample agree this well,
-SOONEST = 6  # from this record on;
-UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multiple of those shares
-ALONE = 0.9  # one dimension has at least this share of the variance
-CHEAP = 0.6  # although the loss has fallen to this share of its first value,
-LESS, LOW, HIGH = 0.9, 0.6, 1.5  # or to this one, if the total variance is d up to these factors: coordinates are copies
-CHARGED = 0.5 * 0.0051  # unless the loss is what Barlow Twins' usual weight charges for it, times d(d − 1): it will change
-FREE = 1e-3  # nothing but the size of z is learned if variance and loss both fall to this share of their maxima
-AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
 RECENT = 5  # records over which a trend is judged
+SOONEST = 6  # the first records may overshoot: most kinds of collapse are named from this one on
+
+# All embeddings point the same way
+ALIKE, APART = 0.9, 0.1  # if the cosine of negatives is above the first, and of positives at most the second closer
+    0.9,
+    0.1,
+)  # if the cosine of negatives is above the first, and that of positives at most the second closer
+CONSISTENT = 0.5  # The mean may only have drifted: what differs then agrees between views, at least this much,
+SURELY, DRIFTING = 0.985, 0.75  # or this much, if the cosine is as high.
+EQUAL = 0.998  # Below this cosine, embeddings that come to differ are no collapse: views agree better
+MENDING = 0.04  # by this much over the latest records,
+LONG, SLOWLY = 10, 0.03  # or by this much over so many, where the loss is a cosine, as for SimSiam
+NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
+
+# Embeddings are a point, zero, or small
+SAME = 1e-8  # a point: the variance is below this multiple of the squared mean
+GONE = 1e-6  # zero: nothing is left above this share of the largest variance and mean
+LOST, LOSING = 0.02, 0.1  # small, or becoming so: the variance is below this share of its maximum,
+DISAGREE = 0.5  # unless the views of a sample agree this well,
+VANISHED = 1e-3  # and the loss has not fallen to this share of its maximum
+UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multiple of those shares
+AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
+
+# One dimension holds all
+FEWEST = 16  # of at least so many dimensions,
+ALONE = 0.9  # this share of the variance,
+CHEAP = 0.6  # although the loss has fallen to this share of its first value,
+COPIES, LESS = (0.6, 1.5), 0.9  # or to this one, where the variance is d up to these factors: coordinates are copies
+CHARGED = 0.5 * 0.0051  # not if the loss is above this times d(d − 1): Barlow Twins still sees the redundancy
 
 
 def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
@@ -36,10 +47,10 @@ def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
         return "collapsed", "zero"
     apart = len(lam) >= SOONEST and not signs.agreement > DISAGREE  # the first records may overshoot
     sure = UNSEEN if np.isnan(signs.agreement) else 1.0
-    if not _mean_learned(level, signs) and (v[-2:].max() <= FREE * most or not _never_started(signs, lam.shape[1])):
+    if not _mean_learned(level, signs) and (v[-2:].max() <= VANISHED * most or not _never_started(signs, lam.shape[1])):
         if _alike(signs):
             return "collapsed", "point"
-        if v[-2:].max() <= sure * LOST * most and (apart and v[-1] <= 1.3 * v.min() or _free(signs)):
+        if v[-2:].max() <= sure * LOST * most and ((apart and v[-1] <= 1.3 * v.min()) or _vanished(signs)):
             return "collapsed", "variance"
         if v[-2:].max() <= sure * LOSING * most and apart and v[-1] <= 0.5 * v[0]:
             return "collapsing", "falling"
@@ -69,21 +80,21 @@ def _alike(signs: Signs) -> bool:
     samples than between views.
     """
     negative, gap = signs.negative[-3:], signs.positive[-3:] - signs.negative[-3:]
-    most = np.nanmax(signs.variance)
     if not ((negative >= ALIKE).all() and (gap <= APART).all()) or negative[-1] < _tail(signs.negative).max() - 0.015:
         return False
-    agreements, cosine = _tail(signs.agreements), _is_cosine(signs)
-    if negative[-1] < EQUAL and (len(signs.loss) < SOONEST or agreements[-1] > agreements.min() + MENDING):
+    now, cosine = signs.agreement, _is_cosine(signs)
+    if negative[-1] < EQUAL and (len(signs.loss) < SOONEST or now > _tail(signs.agreements).min() + MENDING):
         return False
-    if negative[-1] >= SURELY:
-        return bool(agreements[-1] < DRIFTING or cosine or _free(signs) or signs.variance[-1] <= LOST * most)
-    return bool(agreements[-1] < CONSISTENT or (cosine and agreements[-1] < signs.agreements[-LONG:].min() + SLOWLY))
+    if negative[-1] < SURELY:
+        return bool(now < CONSISTENT or (cosine and now < signs.agreements[-LONG:].min() + SLOWLY))
+    small = signs.variance[-1] <= LOST * np.nanmax(signs.variance)
+    return bool(now < DRIFTING or cosine or small or _vanished(signs))
 
 
-def _free(signs: Signs) -> bool:
-    """Whether the loss has vanished: then it was lowered by making z small."""
+def _vanished(signs: Signs) -> bool:
+    """Whether the loss has vanished, as it does where small embeddings are all that it asks for."""
     loss = np.abs(signs.loss[np.isfinite(signs.loss)])
-    return bool(len(loss) > 1 and loss[-2:].max() <= FREE * loss.max())
+    return bool(len(loss) > 1 and loss[-2:].max() <= VANISHED * loss.max())
 
 
 def _is_cosine(signs: Signs) -> bool:
@@ -103,15 +114,16 @@ def _never_started(signs: Signs, d: int) -> bool:
 
 def _alone(lam: Floats, level: float | None, signs: Signs) -> bool:
     """Whether one dimension has held nearly all the variance for a while, although the loss has fallen."""
-    width, d = max(6, round(0.05 * len(lam))), lam.shape[1]
+    width, d = max(SOONEST, round(0.05 * len(lam))), lam.shape[1]
     loss = signs.loss[np.isfinite(signs.loss)]
-    copies = LOW * d <= signs.variance[-1] <= HIGH * d
-    charged = level is None and not copies and loss.size and loss[-1] >= CHARGED * d * (d - 1)
-    if d < 16 or charged or len(lam) < width or not len(loss) or not 0 < loss[-1] <= (LESS if copies else CHEAP) * loss[0]:
+    if d < FEWEST or len(lam) < width or not len(loss):
+        return False
+    copies = COPIES[0] * d <= signs.variance[-1] <= COPIES[1] * d
+    charged = level is None and not copies and loss[-1] >= CHARGED * d * (d - 1)
+    if charged or not 0 < loss[-1] <= (LESS if copies else CHEAP) * loss[0]:
         return False
     recent = np.maximum(lam[-width:], 0)
-    share = recent[:, 0] / np.maximum(recent.sum(axis=1), 1e-300)
     if level is not None and not (recent[:, 0] > 2 * level).all():
         return False
-    others = 1 - share
-    return bool((share >= ALONE).all() and others[-2:].mean() <= 1.1 * others[:2].mean())
+    others = 1 - recent[:, 0] / np.maximum(recent.sum(axis=1), 1e-300)
+    return bool((others <= 1 - ALONE).all() and others[-2:].mean() <= 1.1 * others[:2].mean())
