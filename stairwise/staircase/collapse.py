@@ -12,9 +12,6 @@ SOONEST = 6  # the first records may overshoot: most kinds of collapse are named
 
 # All embeddings point the same way
 ALIKE, APART = 0.9, 0.1  # if the cosine of negatives is above the first, and of positives at most the second closer
-    0.9,
-    0.1,
-)  # if the cosine of negatives is above the first, and that of positives at most the second closer
 CONSISTENT = 0.5  # The mean may only have drifted: what differs then agrees between views, at least this much,
 SURELY, DRIFTING = 0.985, 0.75  # or this much, if the cosine is as high.
 EQUAL = 0.998  # Below this cosine, embeddings that come to differ are no collapse: views agree better

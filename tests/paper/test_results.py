@@ -356,6 +356,27 @@ def test_batches_carry_what_the_page_says():
     assert all(claim.holds for claim in linear)
 
 
+def test_resnets_carry_what_the_page_says():
+    """Predictions are made anew from the stored correlations."""
+    text = (RESULTS / "batch.md").read_text(encoding="utf-8")
+    stored = json.loads((RESULTS / "batch_resnet.json").read_text(encoding="utf-8"))
+    kept = []
+    for key, batches in stored.items():
+        loss, updates = key.split()
+        options = {
+            "barlow_twins": {"lambda_": 1.0, "batch_norm": False, "symmetric": True},
+            "simclr": {"temperature": 0.2},
+        }
+        for size, run in batches.items():
+            says = sw.carried(run["rho"], int(size), loss, 50, run["excess"], **options.get(loss, {}))
+            counts = list(zip((says.grown, says.above_half), run["measured"], strict=True))
+            cells = [f"{predicted} ({measured})" for predicted, measured in counts]
+            cells = [updates, size, *cells, f"{says.loss:.2f} ({run['loss']:.2f})"]
+            assert f"| {' | '.join(cells)} |" in text
+            kept += [batch.misses(np.array([[float(a)]]), np.array([[float(b)]]))[1] for a, b in counts]
+    assert f"{sum(kept)} of these {len(kept)} counts" in text
+
+
 def test_a_count_that_is_far_off_is_a_miss():
     assert batch.misses(np.array([[10.0, 20.0]]), np.array([[9.0, 21.0]])) == (pytest.approx(1 / 9), True)
     assert batch.misses(np.array([[10.0, 20.0]]), np.array([[10.0, 24.0]])) == (pytest.approx(1 / 6), False)
