@@ -45,7 +45,7 @@ def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
     apart = len(lam) >= SOONEST and not signs.agreement > DISAGREE  # the first records may overshoot
     sure = UNSEEN if np.isnan(signs.agreement) else 1.0
     if not _mean_learned(level, signs) and (v[-2:].max() <= VANISHED * most or not _never_started(signs, lam.shape[1])):
-        if _alike(signs):
+        if _alike(signs, most):
             return "collapsed", "point"
         if v[-2:].max() <= sure * LOST * most and ((apart and v[-1] <= 1.3 * v.min()) or _vanished(signs)):
             return "collapsed", "variance"
@@ -70,11 +70,11 @@ def _tail(values: Floats) -> Floats:
     return values[-RECENT:]
 
 
-def _alike(signs: Signs) -> bool:
+def _alike(signs: Signs, most: float) -> bool:
     """Whether all embeddings point the same way, and do not begin to differ.
 
     A mean that drifts makes cosines large without harm to losses that centre z: then what is left differs more between
-    samples than between views.
+    samples than between views. `most` is the largest variance so far.
     """
     negative, gap = signs.negative[-3:], signs.positive[-3:] - signs.negative[-3:]
     if not ((negative >= ALIKE).all() and (gap <= APART).all()) or negative[-1] < _tail(signs.negative).max() - 0.015:
@@ -84,8 +84,7 @@ def _alike(signs: Signs) -> bool:
         return False
     if negative[-1] < SURELY:
         return bool(now < CONSISTENT or (cosine and now < signs.agreements[-LONG:].min() + SLOWLY))
-    small = signs.variance[-1] <= LOST * np.nanmax(signs.variance)
-    return bool(now < DRIFTING or cosine or small or _vanished(signs))
+    return bool(now < DRIFTING or cosine or signs.variance[-1] <= LOST * most or _vanished(signs))
 
 
 def _vanished(signs: Signs) -> bool:
@@ -103,9 +102,9 @@ def _is_cosine(signs: Signs) -> bool:
 def _never_started(signs: Signs, d: int) -> bool:
     """Whether a contrastive loss, or one over d prototypes, has never been clearly below its value for equal z."""
     n, loss = signs.batch[-1], signs.loss[np.isfinite(signs.loss)]
-    if not len(loss) or not n > 1:
+    equal = np.log([k for k in (2 * n - 1, n, d) if k > 1])
+    if not len(loss) or not len(equal):
         return False
-    equal = np.log([2 * n - 1, n, max(d, 2)])
     return bool(((np.abs(loss[-1] / equal - 1) <= AT_VALUE) & (loss.min() >= (1 - 2 * AT_VALUE) * equal)).any())
 
 
