@@ -1,10 +1,10 @@
 """Replay the corpus record by record, and count how often the words are right.
 
-    python -m benchmarks.corpus.score [--tuned]
+    python -m benchmarks.corpus.score [last | third | second | first]
 
-Prints, for the half that was set aside (or, with --tuned, for the half on which constants were chosen): the confusion
-matrix, the shares that are promised with 95 % binomial intervals, false alarms per run, and the delay until a fault is
-named; one line of JSON last.
+Prints, for a part of the corpus (by default the last, on which nothing was chosen): the confusion matrix, the shares
+that are promised with 95 % binomial intervals, false alarms per run, and the delay until a fault is named; one line of
+JSON last.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from benchmarks.corpus.truth import LATE, Truth, truth
 from stairwise.staircase.advice import STATES, Judge
 
 STORED = Path(__file__).parents[2] / "docs" / "results"
-FILES = (STORED / "corpus_tuned.npz", STORED / "corpus_held.npz")
+PARTS = {name: STORED / f"corpus_{name}.npz" for name in ("first", "second", "third", "last")}
 BAD = ("collapsing", "collapsed")
 SOON = 0.1  # share of the run within which a collapse must be named, and after which "cannot tell yet" is wrong
 
@@ -154,10 +154,10 @@ PROMISES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tuned", action="store_true", help="the half on which constants were chosen")
-    parser.add_argument("--file", type=Path)
+    parser.add_argument("part", nargs="?", default="last", choices=PARTS)
+    parser.add_argument("--file", type=Path, help="another file of runs")
     choice = parser.parse_args()
-    total = score(read(choice.file or FILES[0 if choice.tuned else 1]))
+    total = score(read(choice.file or PARTS[choice.part]))
     print(table(total))
     print(f"\nruns: {', '.join(f'{v} {k}' for k, v in total.kinds.most_common())}")
     for label, name in PROMISES.items():

@@ -1,7 +1,6 @@
-"""The corpus: the stored runs, replayed record by record, give the numbers on the page; truth is sane by hand."""
+"""The corpus: the stored runs, replayed record by record, give the tables of the page; truth is sane by hand."""
 
 import re
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,148 +8,79 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from benchmarks.corpus import score as scoring
+from benchmarks.corpus import page
 from benchmarks.corpus.make import settings
-from benchmarks.corpus.score import FILES, PROMISES, STORED, score, table
+from benchmarks.corpus.score import PARTS, PROMISES, score, table
 from benchmarks.corpus.store import SCALARS, CorpusRun, coded, decoded, read
 from benchmarks.corpus.truth import truth
-from stairwise.staircase.advice import STATES
 
-SHARED = True  # replaying takes ten seconds
-PAGE = (STORED / "corpus.md").read_text(encoding="utf-8")
-TUNED, HELD = 0, 1
-NAMES = {"Barlow Twins without batch norm, λ = 1": "barlow_twins", "Barlow Twins, usual form": "barlow_twins_norm"}
-NAMES |= {"SimCLR": "simclr", "VICReg": "vicreg", "spectral contrastive": "spectral", "BYOL": "byol"}
-NAMES |= {"SimSiam": "simsiam", "like DINO": "dino", "CIFAR-10": "cifar10"}
-NAMES |= {"MLP": "mlp", "ResNet": "resnet", "ViT": "vit"}
+TEXT = page.PAGE.read_text(encoding="utf-8")
+
+
+def on_the_page(name):
+    """A table of the page as rows of cells."""
+    return cells(re.search(rf"<!-- {name} -->\n(.*?)\n?<!-- end -->", TEXT, re.S)[1])
+
+
+def column(rows, part):
+    return [[row[0], row[rows[0].index(part)]] for row in rows]
+
+
+def cells(markdown):
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines() if "---" not in line
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_the_page_has_what_a_replay_gives(part):
+    total = score(read(PARTS[part]))
+    print(table(total))
+    print(f"false alarms per healthy run: {np.mean(total.alarms):.3f} records; delays: {sorted(total.delays)}")
+    for name, made in (("results", page.results), ("delays", page.delays)):
+        assert column(on_the_page(name), part) == column(cells(made({part: total})), part)
+    if part == "last":
+        for name, made in (("matrix", page.matrix), ("wrong", page.wrong)):
+            assert on_the_page(name) == cells(made(total))
+        goals = [float(re.search(r"\d+", row[1])[0]) / 100 for row in on_the_page("results")[1:]]
+        kept = [
+            share.value <= goal if "most" in row[1] else share.value >= goal
+            for row, goal, share in zip(
+                on_the_page("results")[1:], goals, (getattr(total, n) for n in PROMISES.values()), strict=True
+            )
+        ]
+        assert all(kept), dict(zip(PROMISES, kept, strict=True))
+        assert "it meets all five goals" in TEXT
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return [read(path) for path in FILES]
+    return {part: read(path) for part, path in PARTS.items()}
 
 
-class Replayed:
-    """A half of the corpus, what was said about it, and its score."""
-
-    def __init__(self, runs):
-        self.runs, self.said = runs, {run.name: scoring.replay(run) for run in runs}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scoring, "replay", lambda run: self.said[run.name])
-            self.score = score(runs)
-
-    def wrong_stops(self):
-        """Records at which "finished" was said although more came, by run."""
-        pairs = {run.name: zip(truth(run).later, self.said[run.name], strict=True) for run in self.runs}
-        found = {name: sum(later and word == "finished" for later, word in pair) for name, pair in pairs.items()}
-        return {name: n for name, n in found.items() if n}
+def test_the_numbers_of_runs(runs):
+    assert on_the_page("numbers") == cells(page.numbers(runs))
 
 
-@pytest.fixture(scope="module")
-def replayed(runs):
-    known = {}
-
-    def of(half):
-        if half not in known:
-            known[half] = Replayed(runs[half])
-        return known[half]
-
-    return of
-
-
-def rows(heading):
-    """Cells of the table that follows a line of the page."""
-    text = PAGE[PAGE.index(heading) + len(heading) :]
-    lines = re.search(r"(?:^\|.*\|$\n?)+", text, re.M)[0].splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return cells[:1] + cells[2:]
-
-
-HALVES = [
-    pytest.param(HELD, "Half that was set aside; records", "Half that was set aside (records", id="held"),
-    pytest.param(TUNED, "Tuned half:\n\n| true", "Tuned half:\n\n- ", id="tuned", marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("half", "matrix", "notes"), HALVES)
-def test_the_page_has_what_a_replay_gives(half, matrix, notes, replayed):
-    total = replayed(half).score
-    print(table(total))
-    print(f"false alarms per healthy run: {np.mean(total.alarms):.3f} records; delays: {sorted(total.delays)}")
-    for cells in rows("## Results")[1:]:
-        share = getattr(total, PROMISES[cells[0]])
-        low, high = share.interval
-        inside = f"{share.hits} of {share.total}; {100 * low:.1f} to {100 * high:.1f} %"
-        assert cells[2 + half] == f"{100 * share.value:.1f} % ({inside})"
-    median, most, alarms = (float(cells[1 + half]) for cells in rows("*Finishes named in time*")[1:])
-    assert (median, most) == (np.median(total.delays), round(np.quantile(total.delays, 0.95)))
-    assert alarms == pytest.approx(np.mean(total.alarms), abs=5e-4)
-    said = rows(matrix.removesuffix("| true"))
-    assert said[0][1:] == list(STATES)
-    counts = {(cells[0], word): int(n) for cells in said[1:] for word, n in zip(STATES, cells[1:], strict=True)}
-    assert {key: n for key, n in counts.items() if n} == dict(total.confusion)
-    listed = re.search(r"(?:^- .*$\n?)+", PAGE[PAGE.index(notes) :], re.M)[0].splitlines()
-    assert [line.removeprefix("- ") for line in listed] == sorted(total.notes)
-
-
-def test_runs_that_are_called_finished_too_early(replayed):
-    wrong = replayed(HELD).wrong_stops()
-    paragraph = re.search(r'^"Finished" although more came: .*$', PAGE, re.M)[0]
-    assert f"{sum(wrong.values())} records of seven runs" in paragraph
-    assert len(wrong) == 7
-    named = {name: int(n) for name, n in re.findall(r"`([\w-]+)` (\d+)", paragraph)}
-    assert named == dict(Counter(wrong).most_common(2))
-    assert f"{sum(named.values())} of them in two runs" in paragraph
-
-
-def test_the_numbers_of_runs(runs, replayed):
-    counts = [Counter(run.settings[key] for run in half for key in ("loss", "data", "architecture")) for half in runs]
-    scenarios = [Counter(run.settings["scenario"] for run in half) for half in runs]
-    kinds = [Counter(truth(run).kind for run in half) for half in runs]
-    listed = rows("so that an interrupted corpus is balanced.")[1:]
-    assert listed[0][1:] == [str(len(half)) for half in runs]
-    seen = [0, 0]
-    for label, *cells in listed[1:]:
-        key, _, name = label.partition(": ")
-        source = {"scenario": scenarios, "truth": kinds}.get(key, counts)
-        assert [int(cell) for cell in cells] == [half[NAMES.get(name, name)] for half in source], label
-        seen = [a + int(b) for a, b in zip(seen, cells, strict=True)]
-    assert seen == [5 * len(half) for half in runs]
-    assert f"{sum(map(len, runs))} short trainings" in PAGE
-
-
-def test_no_group_is_in_both_halves(runs):
-    tuned, held = (
-        {(run.settings["loss"], run.settings["data"], run.settings["architecture"]) for run in half} for half in runs
-    )
-    assert not tuned & held
-    assert f"({len(tuned)} tuned, {len(held)} set aside)" in PAGE
-    assert not any(run.settings["held"] for run in runs[TUNED])
-    assert all(run.settings["held"] for run in runs[HELD])
+def test_no_group_is_in_two_parts(runs):
+    groups = [
+        {tuple(run.settings[k] for k in ("loss", "data", "architecture")) for run in part} for part in runs.values()
+    ]
+    assert sum(map(len, groups)) == len(set().union(*groups))
 
 
 def test_the_corpus_is_a_part_of_what_is_defined(runs):
     defined = {run["name"]: run for run in settings()}
-    stored = {run.name for half in runs for run in half}
+    stored = {run.name for part in runs.values() for run in part}
     assert stored <= set(defined)
-    third = [run for run in defined.values() if run["architecture"] == "cnn"]
-    assert f"`LAST` in `make.py`, {len(third)} runs" in PAGE
-    assert f"defines {len(defined) - len(third)} such runs; {len(stored)} were trained" in PAGE
-    assert f"The other {len(defined) - len(third) - len(stored)}," in PAGE
-    assert not {run["name"] for run in third} & stored
-    added = sum(run.settings.get("later") is True for half in runs for run in half)
-    assert f"{added} of the runs" in PAGE
+    early = [run for run in defined.values() if run["architecture"] in ("mlp", "resnet", "vit")]
+    assert f"{len(early) - len(runs['first']) - len(runs['second'])} of the first two parts" in TEXT
 
 
-def test_the_first_judgement_counted_the_same_records(replayed):
-    """It cannot be repeated: the rules have changed. What it was out of can be checked, and what is said of today."""
-    total = replayed(HELD).score
-    first = {cells[0]: cells[2:] for cells in rows("are better and two are worse:")[1:]}
-    results = {cells[0]: cells[3] for cells in rows("## Results")[1:]}
-    assert set(first) == set(PROMISES)
-    for label, (then, today) in first.items():
-        assert today == results[label]
-        assert f"of {getattr(total, PROMISES[label]).total};" in then
+def test_a_table_without_a_place_is_an_error():
+    with pytest.raises(ValueError, match="0 places for the table other"):
+        page.filled("text", {"other": "table"})
 
 
 # truth, by hand
@@ -221,6 +151,33 @@ def test_truth_of_a_complete_collapse():
     assert all(states is not None for states in known.states[:24])
     without = truth(made(stairs([4.0, 2.0, 1.0]), **faulty))
     assert without.kind == "unknown"
+
+
+def test_truth_dates_a_collapse_no_earlier_than_its_fault():
+    faulty = {"scenario": "midway", "fault": "cosine", "fault_at": 0.5, "positive": 0.97}
+    known = truth(made(stairs([4.0, 2.0, 1.0]), negative=np.r_[np.zeros(20), np.full(40, 0.95)], **faulty))
+    assert (known.kind, known.real, known.doubtful) == ("collapse", 30, 20)
+    assert known.states[20:30] == [None] * 10
+
+
+def test_truth_sees_a_mode_that_jumps():
+    lam = np.c_[np.ones(60), np.r_[np.full(40, 1e-3), np.ones(20)]]
+    known = truth(made(lam, loss="barlow_twins", scenario="done"))
+    assert 40 <= known.finished <= 42
+    assert known.later[:39].all()
+
+
+def test_truth_does_not_know_what_was_undone_or_never_began():
+    lam = stairs([4.0, 2.0, 1.0])
+    undone = made(lam, loss="vicreg")
+    assert truth(undone).kind == "healthy"
+    undone.scalars["loss"][:] = np.r_[np.linspace(25, 17, 30), np.full(30, 25.0)]
+    assert truth(undone).kind == "unknown"
+    uniform = {"loss": "dino", "negative": 0.95, "positive": 0.97}
+    run = made(lam, **uniform)
+    assert truth(run).kind == "collapse"
+    run.scalars["loss"][:] = np.log(3)
+    assert truth(run).kind == "unknown"
 
 
 def test_truth_of_a_dimensional_collapse():

@@ -1,0 +1,141 @@
+"""Write the tables of docs/results/corpus.md: `python -m benchmarks.corpus.page`.
+
+Each table stands between two comments, `<!-- name -->` and `<!-- end -->`; the words around them are written by hand.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from benchmarks.corpus.score import PARTS, PROMISES, STORED, Score, score
+from benchmarks.corpus.store import CorpusRun, read
+from benchmarks.corpus.truth import truth
+from stairwise.staircase.advice import STATES
+
+PAGE = STORED / "corpus.md"
+GOALS = ("at least 90 %", "at most 1 %", "at most 1 %", "at least 95 %", "at least 80 %")
+LABELS = {
+    "barlow_twins": "Barlow Twins without batch norm, λ = 1",
+    "barlow_twins_norm": "Barlow Twins, usual form",
+    "simclr": "SimCLR",
+    "vicreg": "VICReg",
+    "spectral": "spectral contrastive",
+    "byol": "BYOL",
+    "simsiam": "SimSiam",
+    "dino": "like DINO",
+    "cifar10": "CIFAR-10",
+    "mlp": "MLP",
+    "resnet": "ResNet",
+    "vit": "ViT",
+    "cnn": "convolutions without normalization",
+    "mixer": "Mixer",
+}
+
+
+def markdown(rows: Sequence[Sequence[object]]) -> str:
+    """Rows as a table, the first of them its head.
+
+    >>> print(markdown([["", "first"], ["runs", 3]]))
+    | | first |
+    |---|---|
+    | runs | 3 |
+    """
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    lines[0] = lines[0].replace("|  |", "| |")
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def results(scores: Mapping[str, Score]) -> str:
+    """The promised shares, the last part first."""
+    parts = list(scores)[::-1]
+    rows: list[list[object]] = [["", "goal", *parts]]
+    for (label, name), goal in zip(PROMISES.items(), GOALS, strict=True):
+        cells = []
+        for part in parts:
+            share = getattr(scores[part], name)
+            low, high = share.interval
+            counts = f"{share.hits} of {share.total}; {100 * low:.1f} to {100 * high:.1f} %"
+            cells.append(f"{100 * share.value:.1f} % ({counts})")
+        rows.append([label, goal, *cells])
+    return markdown(rows)
+
+
+def delays(scores: Mapping[str, Score]) -> str:
+    """How long it takes until a collapse is named, and how long false alarms last."""
+    parts = list(scores)[::-1]
+    late = [scores[part].delays for part in parts]
+    return markdown(
+        [
+            ["", *parts],
+            ["records until a collapse is named, median", *(f"{np.median(one):.0f}" for one in late)],
+            ["records until a collapse is named, 95 % of runs", *(f"{np.quantile(one, 0.95):.0f}" for one in late)],
+            [
+                "records of a false alarm, per healthy run",
+                *(f"{np.mean(scores[part].alarms):.3f}" for part in parts),
+            ],
+        ]
+    )
+
+
+def matrix(total: Score) -> str:
+    """What was true in rows, what was said in columns."""
+    rows: list[list[object]] = [["true ↓ said →", *STATES]]
+    for label in (*STATES, "several are right"):
+        counts = [total.confusion[label, word] for word in STATES]
+        if sum(counts):
+            rows.append([label, *counts])
+    return markdown(rows)
+
+
+def wrong(total: Score) -> str:
+    """Runs that went wrong."""
+    return "\n".join(f"- {note}" for note in sorted(total.notes))
+
+
+def numbers(runs: Mapping[str, Sequence[CorpusRun]]) -> str:
+    """How many runs there are of each kind."""
+    parts = list(runs)
+    rows: list[list[object]] = [["", *parts], ["**runs**", *(len(runs[part]) for part in parts)]]
+    for key in ("loss", "data", "architecture", "scenario"):
+        found = [Counter(run.settings[key] for run in runs[part]) for part in parts]
+        names = dict.fromkeys(name for one in found for name in one)
+        order = [name for name in LABELS if name in names] + sorted(set(names) - set(LABELS))
+        rows += [[f"{key}: {LABELS.get(name, name)}", *(one[name] for one in found)] for name in order]
+    kinds = [Counter(truth(run).kind for run in runs[part]) for part in parts]
+    rows += [[f"truth: {kind}", *(one[kind] for one in kinds)] for kind in sorted(set().union(*kinds))]
+    return markdown(rows)
+
+
+def filled(text: str, tables: Mapping[str, str]) -> str:
+    """The page with its tables replaced.
+
+    >>> filled("a <!-- x -->\\nold\\n<!-- end --> b", {"x": "new"})
+    'a <!-- x -->\\nnew\\n<!-- end --> b'
+    """
+    for name, table in tables.items():
+        text, count = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S
+        )
+        if count != 1:
+            raise ValueError(f"the page has {count} places for the table {name}")
+    return text
+
+
+def all_tables(runs: Mapping[str, Sequence[CorpusRun]], scores: Mapping[str, Score]) -> dict[str, str]:
+    """All tables of the page by name."""
+    last = scores["last"]
+    tables = {"results": results(scores), "delays": delays(scores), "matrix": matrix(last), "wrong": wrong(last)}
+    return tables | {"numbers": numbers(runs)}
+
+
+def main() -> None:
+    runs = {part: read(path) for part, path in PARTS.items()}
+    scores = {part: score(some) for part, some in runs.items()}
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), all_tables(runs, scores)), encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
