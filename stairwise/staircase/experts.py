@@ -27,13 +27,14 @@ Indices = NDArray[np.int64]
 DECAY = 0.3  # weight of a past rise relative to the next later one
 MOST = 12  # past rises in use, the latest
 MOMENTS = np.array([1e-4, 1e-2])  # shares of the plateau at which past steps are forecast again
-FOLDS = 5.0  # the law is fitted to the most recent growth by a factor of e^5,
+FOLDS = 3.0  # the law is fitted to the most recent growth by a factor of e^3,
 FEWEST = 6  # and to at least this many records,
 ABOVE = 10.0  # or at up to this multiple, if a mode began above
 HIGHEST = -0.05  # no mode that is asked about is above these log-odds
 BINS = 32  # averaged in groups to at most this many points
 KAPPAS = np.linspace(-0.3, 0.9, 21)
-PRIOR = 0.07  # standard deviation of κ around 0 before the second step
+PRIOR = 0.1, 0.2  # mean and standard deviation of κ before the second step
+SCATTER = 0.1  # of records around the law, in y: worth one record
 RECENT = 6  # rises from which κ is estimated
 SIGNIFICANT = 3.0  # a mode grows if its slope exceeds this many standard errors
 
@@ -152,7 +153,7 @@ def _acceleration(kappas: Floats) -> tuple[float, float]:
     """Median and standard deviation of κ over the latest rises."""
     recent = kappas[np.isfinite(kappas)][-RECENT:]
     if len(recent) < 2:
-        return 0.0, PRIOR
+        return PRIOR
     return float(np.median(recent)), float(np.clip(recent.std(), 0.03, 0.3))
 
 
@@ -167,12 +168,11 @@ def _fit(t: Floats, asked: Questions, priors: Floats) -> tuple[Floats, Floats, F
     blocks = [slice(i, i + BLOCK) for i in range(0, len(able), BLOCK)]
     lines = [_lines(x[b], y[b], size[b]) for b in blocks]
     squares, at, rates = (np.concatenate(parts) for parts in zip(*lines, strict=True))
-    scatter2 = squares.min(axis=1) / ((size > 0).sum(axis=1) - 3)
+    scatter2 = (squares.min(axis=1) + SCATTER**2) / ((size > 0).sum(axis=1) - 2)
     grows = np.isfinite(scatter2) & _grows(x, y, size, scatter2)
     able, squares, at, rates, scatter2 = (v[grows] for v in (able, squares, at, rates, scatter2))
-    # data that follow the law exactly have no scatter
     centre, width = priors[able].T[:, :, None]
-    cost = squares / np.maximum(scatter2, 1e-12)[:, None] + ((KAPPAS - centre) / width) ** 2
+    cost = squares / scatter2[:, None] + ((KAPPAS - centre) / width) ** 2
     weights = np.exp(-0.5 * (cost - cost.min(axis=1, keepdims=True)))
     weights /= weights.sum(axis=1, keepdims=True)
     now = t[asked.ends[able] - 1]
@@ -182,7 +182,7 @@ def _fit(t: Floats, asked: Questions, priors: Floats) -> tuple[Floats, Floats, F
 
 
 def _window(share: Floats, ends: Indices) -> Bools:
-    """The records to which the law is fitted, (Q, T): the latest growth by e^5, below half of the plateau."""
+    """The records to which the law is fitted, (Q, T): the latest growth by e^3, below half of the plateau."""
     at, row, end = np.arange(share.shape[1]), np.arange(len(ends)), ends[:, None]
     recent = np.median([share[row, np.maximum(ends - back, 0)] for back in (1, 2, 3)], axis=0)
     before = (share <= recent[:, None] * np.exp(-FOLDS)) & (at < end - FEWEST)

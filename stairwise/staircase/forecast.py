@@ -6,7 +6,7 @@ the steps that the run has already taken. From its n errors an expert gets a bia
 found in other runs (β and σ, worth n_b and n_s errors):
 
     b = (n_b β + Σ err)/(n_b + n),      s² = (n_s σ² + Σ(err − b)²)/(n_s + n),
-    log D = Σ_e w_e (E_e + b_e),        w_e ∝ s_e⁻⁴,
+    log D = Σ_e w_e (E_e + b_e),        w_e ∝ s_e⁻²,
     sd² = (w₁s₁)² + (w₂s₂)² + w₁w₂s₁s₂ + (δ/D)²:
 
 errors of the two experts have correlation ½, and a step can be placed to δ only, half a rise time and half the spacing
@@ -33,6 +33,7 @@ from stairwise.staircase.experts import (
     past_expert,
     past_rises,
 )
+from stairwise.staircase.growth import relative, typical
 from stairwise.staircase.steps import FEWEST, Steps, detect_steps, records
 
 Floats = NDArray[np.float64]
@@ -56,8 +57,8 @@ class Trust(NamedTuple):
     spread_worth: float
 
 
-PAST = Trust(bias=(0.5, 0.2), bias_worth=6, spread=(1.0, 0.5), spread_worth=1)
-OWN = Trust(bias=(0.0, 0.0), bias_worth=3, spread=(1.28, 0.64), spread_worth=0.5)
+PAST = Trust(bias=(0.5, 0.1), bias_worth=6, spread=(0.8, 0.4), spread_worth=1)
+OWN = Trust(bias=(0.0, 0.0), bias_worth=3, spread=(0.8, 0.4), spread_worth=0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,13 +116,13 @@ class Forecast:
         from no others. The error is divided by the time that was left. Computed when asked for: it costs as much as
         five forecasts.
         """
-        t, spectra, level = self._records
-        rises = past_rises(t, spectra, self.done, self.modes[:0], self.level)
+        t, followed, level = self._records
+        rises = past_rises(t, followed, self.done, self.modes[:0], self.level)
         asked, left = asked_again(t, rises, MOMENTS[-1])
         able = np.flatnonzero((left > 0) & (asked.ends >= FEWEST))[-CHECKED:]
         return np.array(
             [
-                _miss(forecast_steps(t[:end], spectra[:end], level=level), mode, time)
+                _miss(forecast_steps(t[:end], followed[:end], level=level), mode, time)
                 for end, mode, time in zip(asked.ends[able], rises.modes[able], rises.times[able], strict=True)
             ]
         )
@@ -183,12 +184,13 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
     moments, spectra = records(t, lam)
     if not 0 < number(coverage, "coverage") < 1:
         raise InputError("coverage", "must lie strictly between 0 and 1", coverage)
-    done = detect_steps(moments, spectra)
-    given, level = level, float(np.median(done.levels)) if len(done) else np.nan if level is None else level
+    followed, unit = (spectra, 1.0) if level is not None else (relative(spectra), float(typical(spectra)[-1, 0]))
+    done = detect_steps(moments, followed)
+    plateau = float(np.median(done.levels)) if len(done) else 1.0 if level is None else level
     left = np.setdiff1d(np.arange(spectra.shape[1]), done.modes)
-    growing, arriving = left[spectra[-1, left] < level / 2], left[spectra[-1, left] >= level / 2]
-    rises = past_rises(moments, spectra, done, arriving, level)
-    now = Questions(spectra[:, growing].T / level, np.full(len(growing), len(moments)))
+    growing, arriving = left[followed[-1, left] < plateau / 2], left[followed[-1, left] >= plateau / 2]
+    rises = past_rises(moments, followed, done, arriving, plateau)
+    now = Questions(followed[:, growing].T / plateau, np.full(len(growing), len(moments)))
     outlook = _outlook(moments, rises, now, np.median(done.rise_times) if len(done) else np.inf)
     end, lasted = float(moments[-1]), float(moments[-1] - moments[0])
     near = outlook.logs < np.log(HORIZON * lasted)  # not where it is NaN
@@ -204,14 +206,14 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
         high,
         outlook.rates,
         outlook.odds,
-        level,
+        plateau * unit,
         end,
         float(moments[0]),
         done,
         len(arriving),
         spectra.shape[1],
         coverage,
-        (moments, spectra, given),
+        (moments, followed, level),
     )
 
 
@@ -294,9 +296,9 @@ def _between_moments(odds: Floats) -> Floats:
 
 
 def _combined(answers: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Combine two experts' answers and spreads, weighted by s⁻⁴; errors have correlation ½."""
+    """Combine two experts' answers and spreads, weighted by s⁻²; errors have correlation ½."""
     logs, spreads = np.array(answers).transpose(1, 0, 2)
-    weights = np.where(np.isfinite(logs), spreads**-4.0, 0.0)
+    weights = np.where(np.isfinite(logs), spreads**-2.0, 0.0)
     weights /= np.maximum(weights.sum(axis=0), 1e-300)
     shares = weights * spreads
     mean = np.where(weights.any(axis=0), (weights * np.nan_to_num(logs)).sum(axis=0), np.nan)
