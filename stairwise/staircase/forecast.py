@@ -6,7 +6,7 @@ the steps that the run has already taken. From its n errors an expert gets a bia
 found in other runs (β and σ, worth n_b and n_s errors):
 
     b = (n_b β + Σ err)/(n_b + n),      s² = (n_s σ² + Σ(err − b)²)/(n_s + n),
-    log D = Σ_e w_e (E_e + b_e),        w_e ∝ s_e⁻²,
+    log D = Σ_e w_e (E_e + b_e),        w_e ∝ s_e⁻⁴,
     sd² = (w₁s₁)² + (w₂s₂)² + w₁w₂s₁s₂ + (δ/D)²:
 
 errors of the two experts have correlation ½, and a step can be placed to δ only, half a rise time and half the spacing
@@ -25,6 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, number, times
 from stairwise.staircase.experts import (
     MOMENTS,
+    OF_C,
+    OF_COVARIANCE,
+    Law,
     Questions,
     Rises,
     asked_again,
@@ -58,7 +61,7 @@ class Trust(NamedTuple):
 
 
 PAST = Trust(bias=(0.5, 0.1), bias_worth=6, spread=(0.8, 0.4), spread_worth=1)
-OWN = Trust(bias=(0.0, 0.0), bias_worth=3, spread=(0.8, 0.4), spread_worth=0.5)
+OWN = Trust(bias=(0.0, 0.0), bias_worth=3, spread=(1.0, 0.5), spread_worth=0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +74,10 @@ class Forecast:
         low, high: ends of the interval that holds the step with probability `coverage`, (K,).
         rates: current slopes of the log-odds, 8γ in the linear model, (K,).
         odds: log-odds log(λ/(p − λ)) at the last record, below 0, (K,).
-        level: p, the plateau of grown modes.
+        level: p, the plateau of grown modes; of a covariance at the last record, since it may drift.
         now: time of the last record.
         since: time of the first record.
-        done: steps that have been taken.
+        done: steps that have been taken; of a covariance those of `growth.relative`.
         arriving: number of modes that are above half of the plateau but have not settled there.
         dimensions: d.
         coverage: probability of the intervals.
@@ -172,7 +175,8 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
         lam: eigenvalues, descending at every time, (T, d).
         coverage: probability of the intervals.
         level: expected plateau before the first step: 1 for C in the linear theory. None: unknown, as for covariances;
-            then there is no forecast before the first step.
+            then every record is measured in units of its typical variance (`growth.relative`), so that the plateau is
+            near 1 even if the scale of z drifts.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
@@ -191,7 +195,8 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
     growing, arriving = left[followed[-1, left] < plateau / 2], left[followed[-1, left] >= plateau / 2]
     rises = past_rises(moments, followed, done, arriving, plateau)
     now = Questions(followed[:, growing].T / plateau, np.full(len(growing), len(moments)))
-    outlook = _outlook(moments, rises, now, np.median(done.rise_times) if len(done) else np.inf)
+    law = OF_COVARIANCE if level is None else OF_C
+    outlook = _outlook(moments, rises, now, np.median(done.rise_times) if len(done) else np.inf, law)
     end, lasted = float(moments[-1]), float(moments[-1] - moments[0])
     near = outlook.logs < np.log(HORIZON * lasted)  # not where it is NaN
     outlook = Outlook(*(v[near] for v in outlook))
@@ -232,13 +237,13 @@ class Outlook(NamedTuple):
     odds: Floats
 
 
-def _outlook(t: Floats, rises: Rises, now: Questions, rise_time: float | np.floating) -> Outlook:
+def _outlook(t: Floats, rises: Rises, now: Questions, rise_time: float | np.floating, law: Law) -> Outlook:
     """The outlook of growing modes; NaN if there is none. `rise_time`: of the steps that were taken."""
     again = [asked_again(t, rises, moment) for moment in MOMENTS]
     asked = Questions.join([now, *(questions for questions, _ in again)])
     true = np.log([left for _, left in again])  # (moments, n)
     when = t[asked.ends - 1]
-    own, rates = own_expert(t, rises, asked)
+    own, rates = own_expert(t, rises, asked, law)
     odds = asked.odds(t, rates)
     past = past_expert(t, rises, when, odds)
     judge = Judge(rises.times <= when[:, None], _between_moments(odds), true)
@@ -296,9 +301,9 @@ def _between_moments(odds: Floats) -> Floats:
 
 
 def _combined(answers: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Combine two experts' answers and spreads, weighted by s⁻²; errors have correlation ½."""
+    """Combine two experts' answers and spreads, weighted by s⁻⁴; errors have correlation ½."""
     logs, spreads = np.array(answers).transpose(1, 0, 2)
-    weights = np.where(np.isfinite(logs), spreads**-2.0, 0.0)
+    weights = np.where(np.isfinite(logs), spreads**-4.0, 0.0)
     weights /= np.maximum(weights.sum(axis=0), 1e-300)
     shares = weights * spreads
     mean = np.where(weights.any(axis=0), (weights * np.nan_to_num(logs)).sum(axis=0), np.nan)
