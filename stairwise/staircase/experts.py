@@ -52,7 +52,7 @@ class Law(NamedTuple):
 
 
 OF_C = Law(folds=5.0, kappa=0.0, width=0.07)
-OF_COVARIANCE = Law(folds=3.0, kappa=0.1, width=0.2)  # relative to the typical variance, modes start to rise abruptly
+OF_COVARIANCE = Law(folds=3.0, kappa=0.15, width=0.2)  # relative to the typical variance, modes start to rise abruptly
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,8 +60,8 @@ class Trust(NamedTuple):
     spread_worth: float
 
 
-PAST = Trust(bias=(0.5, 0.1), bias_worth=6, spread=(0.8, 0.4), spread_worth=1)
-OWN = Trust(bias=(0.0, 0.0), bias_worth=3, spread=(1.0, 0.5), spread_worth=0.5)
+PAST = Trust(bias=(0.5, 0.15), bias_worth=6, spread=(1.5, 0.4), spread_worth=1)
+OWN = Trust(bias=(0.0, 0.0), bias_worth=3, spread=(1.28, 0.5), spread_worth=0.5)
 
 
 @dataclass(frozen=True, eq=False)
