@@ -14,7 +14,7 @@ of records (so D is replaced by (D² + δ²)^½). The forecasts made in this way
 sd: the root mean square of error/sd, shrunk to 1. The interval is ±z sd around log D.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
@@ -74,10 +74,10 @@ class Forecast:
         low, high: ends of the interval that holds the step with probability `coverage`, (K,).
         rates: current slopes of the log-odds, 8γ in the linear model, (K,).
         odds: log-odds log(λ/(p − λ)) at the last record, below 0, (K,).
-        level: p, the plateau of grown modes; of a covariance at the last record, since it may drift.
+        level: p, the plateau of grown modes; of a covariance, which may drift, at the last record.
         now: time of the last record.
         since: time of the first record.
-        done: steps that have been taken; of a covariance those of `growth.relative`.
+        done: steps that have been taken; of a covariance in `growth.relative`, with plateaus as at the last record.
         arriving: number of modes that are above half of the plateau but have not settled there.
         dimensions: d.
         coverage: probability of the intervals.
@@ -120,7 +120,7 @@ class Forecast:
         five forecasts.
         """
         t, followed, level = self._records
-        rises = past_rises(t, followed, self.done, self.modes[:0], self.level)
+        rises = past_rises(t, followed, detect_steps(t, followed), self.modes[:0], self.level)
         asked, left = asked_again(t, rises, MOMENTS[-1])
         able = np.flatnonzero((left > 0) & (asked.ends >= FEWEST))[-CHECKED:]
         return np.array(
@@ -214,7 +214,7 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
         plateau * unit,
         end,
         float(moments[0]),
-        done,
+        replace(done, levels=done.levels * unit),
         len(arriving),
         spectra.shape[1],
         coverage,

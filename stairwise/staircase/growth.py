@@ -38,10 +38,11 @@ def learned(spectrum: Floats, level: float | None = None) -> int:
 
 
 def typical(spectra: Floats) -> Floats:
-    """The typical variance Σλ²/Σλ of every row, (T, 1); positive."""
+    """The typical variance Σλ²/Σλ of every row, (T, 1); 1 where no eigenvalue is positive."""
     lam = np.maximum(spectra, 0.0)
-    total = np.maximum(lam.sum(axis=1, keepdims=True), 1e-300)
-    return np.asarray(np.maximum((lam**2).sum(axis=1, keepdims=True) / total, 1e-300))
+    total = lam.sum(axis=1, keepdims=True)
+    ratio = (lam**2).sum(axis=1, keepdims=True) / np.maximum(total, 1e-300)
+    return np.asarray(np.where(total > 0, np.maximum(ratio, 1e-300), 1.0))
 
 
 def relative(spectra: Floats) -> Floats:

@@ -57,14 +57,14 @@ def test_staircases_on_cifar10(loss):
 @pytest.mark.parametrize(
     ("loss", "seed", "row"),
     [
-        ("barlow_twins", 0, "29 | 20 % | 86 %"),
-        ("vicreg", 0, "5 | 15 % | 80 %"),
-        ("barlow_twins", 1, "29 | 14 % | 83 %"),
-        ("vicreg", 1, "5 | 27 % | 80 %"),
-        ("simclr", 0, "6 | 19 % | 83 %"),
+        ("barlow_twins", 0, "29 | 21 % | 83 %"),
+        ("vicreg", 0, "5 | 6 % | 60 %"),
+        ("barlow_twins", 1, "29 | 13 % | 79 %"),
+        ("vicreg", 1, "5 | 15 % | 80 %"),
+        ("simclr", 0, "6 | 20 % | 83 %"),
         ("simclr", 1, "6 | 21 % | 83 %"),
-        ("stl10", 0, "7 | 21 % | 100 %"),
-        ("stl10, twice the rate", 0, "10 | 24 % | 80 %"),
+        ("stl10", 0, "7 | 22 % | 100 %"),
+        ("stl10, twice the rate", 0, "10 | 19 % | 80 %"),
     ],
 )
 def test_forecasts_of_real_networks(loss, seed, row):
@@ -105,8 +105,8 @@ def test_forecasts_of_each_loss_meet_the_goal(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_forecasts_of_runs_that_were_not_seen(loss):
-    """As the page says; SimCLR misses the goal."""
+def test_forecasts_of_thirteen_more_networks(loss):
+    """As the page says, and each loss meets the goal."""
     stored = load_arrays(RESULTS / "forecasts.npz")
     names = sorted(key.removesuffix(".times") for key in stored if key.startswith(loss) and key.endswith(".times"))
     arrays = ((stored[f"{name}.{key}"].astype(float) for key in ("times", "spectra")) for name in names)
@@ -114,7 +114,8 @@ def test_forecasts_of_runs_that_were_not_seen(loss):
     errors, inside = (np.concatenate(parts) for parts in zip(*scores, strict=True))
     found = f"{len(names)} | {len(errors)} | {100 * np.median(errors):.0f} % | {100 * np.mean(inside):.0f} %"
     assert f"| {found} |" in PAGE
-    assert (np.median(errors) <= 0.25) == (loss != "simclr")
+    assert np.median(errors) <= 0.25
+    assert 0.7 <= np.mean(inside) <= 0.9
 
 
 def test_forecasts_from_the_covariance_are_worse():
