@@ -1,9 +1,11 @@
 """How good are forecasts of steps, do they contradict each other, and how long do they take?
 
-    python benchmarks/bench_forecast.py [runs.npz …] [--every 1] [--level none]
+    python benchmarks/bench_forecast.py [runs.npz …] [--every 1] [--level 1]
 
 Each file holds runs as pairs of arrays, NAME_t (T,) and NAME_lam (T, d) (or NAME.times and NAME.spectra, as in
-docs/results/staircases.npz, which is the default). For every run:
+docs/results/staircases.npz, which is the default). Spectra of C have the plateau 1 (`--level 1`, the default for names
+that begin with barlow); those of covariances are followed relative to their typical variance (`--level none`, the
+default for others), for the truth as for the forecast. For every run:
 
   asked     steps that are forecast when their mode has reached a hundredth of its plateau, from the records until then
   error     median of |forecast − step| / time left; infinite where the mode was not forecast
@@ -26,6 +28,7 @@ import numpy as np
 
 import stairwise as sw
 from stairwise.files import load_arrays
+from stairwise.staircase.growth import relative
 
 STORED = Path(__file__).parents[1] / "docs" / "results" / "staircases.npz"
 EARLY = 0.01
@@ -45,6 +48,7 @@ def runs_of(arrays):
 
 def score(t, lam, level=1.0):
     """Relative errors of forecasts at a hundredth of the plateau, and whether the intervals hold the step."""
+    lam = lam if level is not None else relative(lam)
     steps = sw.detect_steps(t, lam)
     errors, inside = [], []
     for step, mode, plateau in zip(steps.times, steps.modes, steps.levels, strict=True):
@@ -60,6 +64,7 @@ def score(t, lam, level=1.0):
 
 def replay(t, lam, level=1.0, every=1):
     """Shares of intervals that contradict one another, and of those that hold, forecast record by record."""
+    lam = lam if level is not None else relative(lam)
     steps = sw.detect_steps(t, lam)
     true = dict(zip(steps.modes.tolist(), steps.times, strict=True))
     forecasts, inside = [], []
@@ -107,12 +112,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, default=[STORED])
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--level", default="1", help="plateau before the first step; none: unknown")
+    parser.add_argument("--level", help="plateau before the first step; none: unknown, as for covariances")
     options = parser.parse_args()
-    level = None if options.level == "none" else float(options.level)
     pools, summary = {}, {}
     print(f"{'run':<28} asked  error   hold  disjoint 1, {APART}    next 1, {APART}     all")
     for name, (t, lam) in ((n, r) for file in options.files for n, r in runs_of(load_arrays(file)).items()):
+        given = options.level or ("1" if name.startswith("barlow") else "none")
+        level = None if given == "none" else float(given)
         errors, inside = score(t, lam, level)
         shares = replay(t, lam, level, options.every)
         for key, values in zip(("errors", "inside"), (errors, inside), strict=True):

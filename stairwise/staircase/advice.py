@@ -92,7 +92,7 @@ def advise(
         ('learning', 1)
         >>> print(*says.evidence, sep="\\n")
         1 of 3 dimensions is in use; dimension 2 is rising, 8.8-fold in the latest records.
-        Dimension 2 comes next, expected at t = 1.7 (80 %: 1.64 to 1.81).
+        Dimension 2 comes next, expected at t = 1.7 (80 %: 1.65 to 1.79).
         All dimensions are expected by t = 1.87.
     """
     judge = Judge(t, lam, level, signs)

@@ -14,6 +14,7 @@ the one at which it reached 1e-4, and 1e-2, of its plateau (`MOMENTS`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +28,31 @@ Indices = NDArray[np.int64]
 DECAY = 0.3  # weight of a past rise relative to the next later one
 MOST = 12  # past rises in use, the latest
 MOMENTS = np.array([1e-4, 1e-2])  # shares of the plateau at which past steps are forecast again
-FOLDS = 5.0  # the law is fitted to the most recent growth by a factor of e^5,
-FEWEST = 6  # and to at least this many records,
+FEWEST = 6  # the law is fitted to at least this many records,
 ABOVE = 10.0  # or at up to this multiple, if a mode began above
 HIGHEST = -0.05  # no mode that is asked about is above these log-odds
 BINS = 32  # averaged in groups to at most this many points
 KAPPAS = np.linspace(-0.3, 0.9, 21)
-PRIOR = 0.07  # standard deviation of κ around 0 before the second step
+SCATTER = 0.1  # of records around the law, in y: worth one record
 RECENT = 6  # rises from which κ is estimated
 SIGNIFICANT = 3.0  # a mode grows if its slope exceeds this many standard errors
+
+
+class Law(NamedTuple):
+    """What is known of the law y' = r e^{κy} before the second step.
+
+    Attributes:
+        folds: it is fitted to the most recent growth by a factor of e^folds.
+        kappa, width: mean and standard deviation of κ.
+    """
+
+    folds: float
+    kappa: float
+    width: float
+
+
+OF_C = Law(folds=5.0, kappa=0.0, width=0.07)
+OF_COVARIANCE = Law(folds=3.0, kappa=0.15, width=0.2)  # relative to the typical variance, modes start to rise abruptly
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,27 +156,27 @@ def past_expert(t: Floats, rises: Rises, now: Floats, asked: Floats) -> Floats:
     return np.where(total > 0, mean, np.nan)
 
 
-def own_expert(t: Floats, rises: Rises, asked: Questions) -> tuple[Floats, Floats]:
+def own_expert(t: Floats, rises: Rises, asked: Questions, law: Law) -> tuple[Floats, Floats]:
     """log D of every question from the law fitted to the mode itself, and its rate, (Q,); NaN if it does not grow."""
     ends = np.searchsorted(t, rises.times)
     wide = np.tile([0.0, 0.5], (len(ends), 1))
-    kappas = _fit(t, Questions(rises.share, ends), wide)[2]
-    priors = np.array([_acceleration(kappas[:known]) for known in range(len(kappas) + 1)])
-    return _fit(t, asked, priors[np.searchsorted(rises.times, t[asked.ends - 1], side="right")])[:2]
+    kappas = _fit(t, Questions(rises.share, ends), wide, law.folds)[2]
+    priors = np.array([_acceleration(kappas[:known], law) for known in range(len(kappas) + 1)])
+    return _fit(t, asked, priors[np.searchsorted(rises.times, t[asked.ends - 1], side="right")], law.folds)[:2]
 
 
-def _acceleration(kappas: Floats) -> tuple[float, float]:
+def _acceleration(kappas: Floats, law: Law) -> tuple[float, float]:
     """Median and standard deviation of κ over the latest rises."""
     recent = kappas[np.isfinite(kappas)][-RECENT:]
     if len(recent) < 2:
-        return 0.0, PRIOR
+        return law.kappa, law.width
     return float(np.median(recent)), float(np.clip(recent.std(), 0.03, 0.3))
 
 
-def _fit(t: Floats, asked: Questions, priors: Floats) -> tuple[Floats, Floats, Floats]:
+def _fit(t: Floats, asked: Questions, priors: Floats, folds: float) -> tuple[Floats, Floats, Floats]:
     """Fit the law: log of the time left, current rate and κ, each (Q,); NaN where the mode does not grow."""
     out = np.full((3, len(asked.ends)), np.nan)
-    chosen = _window(asked.share, asked.ends)
+    chosen = _window(asked.share, asked.ends, folds)
     able = np.flatnonzero(chosen.sum(axis=1) >= FEWEST)
     if len(able) == 0:
         return out[0], out[1], out[2]
@@ -167,12 +184,11 @@ def _fit(t: Floats, asked: Questions, priors: Floats) -> tuple[Floats, Floats, F
     blocks = [slice(i, i + BLOCK) for i in range(0, len(able), BLOCK)]
     lines = [_lines(x[b], y[b], size[b]) for b in blocks]
     squares, at, rates = (np.concatenate(parts) for parts in zip(*lines, strict=True))
-    scatter2 = squares.min(axis=1) / ((size > 0).sum(axis=1) - 3)
+    scatter2 = (squares.min(axis=1) + SCATTER**2) / ((size > 0).sum(axis=1) - 2)
     grows = np.isfinite(scatter2) & _grows(x, y, size, scatter2)
     able, squares, at, rates, scatter2 = (v[grows] for v in (able, squares, at, rates, scatter2))
-    # data that follow the law exactly have no scatter
     centre, width = priors[able].T[:, :, None]
-    cost = squares / np.maximum(scatter2, 1e-12)[:, None] + ((KAPPAS - centre) / width) ** 2
+    cost = squares / scatter2[:, None] + ((KAPPAS - centre) / width) ** 2
     weights = np.exp(-0.5 * (cost - cost.min(axis=1, keepdims=True)))
     weights /= weights.sum(axis=1, keepdims=True)
     now = t[asked.ends[able] - 1]
@@ -181,11 +197,11 @@ def _fit(t: Floats, asked: Questions, priors: Floats) -> tuple[Floats, Floats, F
     return out[0], out[1], out[2]
 
 
-def _window(share: Floats, ends: Indices) -> Bools:
-    """The records to which the law is fitted, (Q, T): the latest growth by e^5, below half of the plateau."""
+def _window(share: Floats, ends: Indices, folds: float) -> Bools:
+    """The records to which the law is fitted, (Q, T): the latest growth by e^folds, below half of the plateau."""
     at, row, end = np.arange(share.shape[1]), np.arange(len(ends)), ends[:, None]
     recent = np.median([share[row, np.maximum(ends - back, 0)] for back in (1, 2, 3)], axis=0)
-    before = (share <= recent[:, None] * np.exp(-FOLDS)) & (at < end - FEWEST)
+    before = (share <= recent[:, None] * np.exp(-folds)) & (at < end - FEWEST)
     first = np.where(before.any(axis=1), share.shape[1] - np.argmax(before[:, ::-1], axis=1), 0)
     return (at >= first[:, None]) & (at < end) & (share > 0) & (share < 0.5) & (recent[:, None] > 0)
 

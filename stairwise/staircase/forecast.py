@@ -14,7 +14,7 @@ of records (so D is replaced by (D² + δ²)^½). The forecasts made in this way
 sd: the root mean square of error/sd, shrunk to 1. The interval is ±z sd around log D.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
@@ -25,6 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, number, times
 from stairwise.staircase.experts import (
     MOMENTS,
+    OF_C,
+    OF_COVARIANCE,
+    Law,
     Questions,
     Rises,
     asked_again,
@@ -33,6 +36,7 @@ from stairwise.staircase.experts import (
     past_expert,
     past_rises,
 )
+from stairwise.staircase.growth import relative, typical
 from stairwise.staircase.steps import FEWEST, Steps, detect_steps, records
 
 Floats = NDArray[np.float64]
@@ -56,8 +60,8 @@ class Trust(NamedTuple):
     spread_worth: float
 
 
-PAST = Trust(bias=(0.5, 0.2), bias_worth=6, spread=(1.0, 0.5), spread_worth=1)
-OWN = Trust(bias=(0.0, 0.0), bias_worth=3, spread=(1.28, 0.64), spread_worth=0.5)
+PAST = Trust(bias=(0.5, 0.15), bias_worth=6, spread=(1.5, 0.4), spread_worth=1)
+OWN = Trust(bias=(0.0, 0.0), bias_worth=3, spread=(1.28, 0.5), spread_worth=0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +74,10 @@ class Forecast:
         low, high: ends of the interval that holds the step with probability `coverage`, (K,).
         rates: current slopes of the log-odds, 8γ in the linear model, (K,).
         odds: log-odds log(λ/(p − λ)) at the last record, below 0, (K,).
-        level: p, the plateau of grown modes.
+        level: p, the plateau of grown modes; of a covariance, which may drift, at the last record.
         now: time of the last record.
         since: time of the first record.
-        done: steps that have been taken.
+        done: steps that have been taken; of a covariance in `growth.relative`, with plateaus as at the last record.
         arriving: number of modes that are above half of the plateau but have not settled there.
         dimensions: d.
         coverage: probability of the intervals.
@@ -115,13 +119,13 @@ class Forecast:
         from no others. The error is divided by the time that was left. Computed when asked for: it costs as much as
         five forecasts.
         """
-        t, spectra, level = self._records
-        rises = past_rises(t, spectra, self.done, self.modes[:0], self.level)
+        t, followed, level = self._records
+        rises = past_rises(t, followed, detect_steps(t, followed), self.modes[:0], self.level)
         asked, left = asked_again(t, rises, MOMENTS[-1])
         able = np.flatnonzero((left > 0) & (asked.ends >= FEWEST))[-CHECKED:]
         return np.array(
             [
-                _miss(forecast_steps(t[:end], spectra[:end], level=level), mode, time)
+                _miss(forecast_steps(t[:end], followed[:end], level=level), mode, time)
                 for end, mode, time in zip(asked.ends[able], rises.modes[able], rises.times[able], strict=True)
             ]
         )
@@ -171,7 +175,8 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
         lam: eigenvalues, descending at every time, (T, d).
         coverage: probability of the intervals.
         level: expected plateau before the first step: 1 for C in the linear theory. None: unknown, as for covariances;
-            then there is no forecast before the first step.
+            then every record is measured in units of its typical variance (`growth.relative`), so that the plateau is
+            near 1 even if the scale of z drifts.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
@@ -183,13 +188,15 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
     moments, spectra = records(t, lam)
     if not 0 < number(coverage, "coverage") < 1:
         raise InputError("coverage", "must lie strictly between 0 and 1", coverage)
-    done = detect_steps(moments, spectra)
-    given, level = level, float(np.median(done.levels)) if len(done) else np.nan if level is None else level
+    followed, unit = (spectra, 1.0) if level is not None else (relative(spectra), float(typical(spectra)[-1, 0]))
+    done = detect_steps(moments, followed)
+    plateau = float(np.median(done.levels)) if len(done) else 1.0 if level is None else level
     left = np.setdiff1d(np.arange(spectra.shape[1]), done.modes)
-    growing, arriving = left[spectra[-1, left] < level / 2], left[spectra[-1, left] >= level / 2]
-    rises = past_rises(moments, spectra, done, arriving, level)
-    now = Questions(spectra[:, growing].T / level, np.full(len(growing), len(moments)))
-    outlook = _outlook(moments, rises, now, np.median(done.rise_times) if len(done) else np.inf)
+    growing, arriving = left[followed[-1, left] < plateau / 2], left[followed[-1, left] >= plateau / 2]
+    rises = past_rises(moments, followed, done, arriving, plateau)
+    now = Questions(followed[:, growing].T / plateau, np.full(len(growing), len(moments)))
+    law = OF_COVARIANCE if level is None else OF_C
+    outlook = _outlook(moments, rises, now, np.median(done.rise_times) if len(done) else np.inf, law)
     end, lasted = float(moments[-1]), float(moments[-1] - moments[0])
     near = outlook.logs < np.log(HORIZON * lasted)  # not where it is NaN
     outlook = Outlook(*(v[near] for v in outlook))
@@ -204,14 +211,14 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
         high,
         outlook.rates,
         outlook.odds,
-        level,
+        plateau * unit,
         end,
         float(moments[0]),
-        done,
+        replace(done, levels=done.levels * unit),
         len(arriving),
         spectra.shape[1],
         coverage,
-        (moments, spectra, given),
+        (moments, followed, level),
     )
 
 
@@ -230,13 +237,13 @@ class Outlook(NamedTuple):
     odds: Floats
 
 
-def _outlook(t: Floats, rises: Rises, now: Questions, rise_time: float | np.floating) -> Outlook:
+def _outlook(t: Floats, rises: Rises, now: Questions, rise_time: float | np.floating, law: Law) -> Outlook:
     """The outlook of growing modes; NaN if there is none. `rise_time`: of the steps that were taken."""
     again = [asked_again(t, rises, moment) for moment in MOMENTS]
     asked = Questions.join([now, *(questions for questions, _ in again)])
     true = np.log([left for _, left in again])  # (moments, n)
     when = t[asked.ends - 1]
-    own, rates = own_expert(t, rises, asked)
+    own, rates = own_expert(t, rises, asked, law)
     odds = asked.odds(t, rates)
     past = past_expert(t, rises, when, odds)
     judge = Judge(rises.times <= when[:, None], _between_moments(odds), true)

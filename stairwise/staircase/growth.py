@@ -33,13 +33,28 @@ def learned(spectrum: Floats, level: float | None = None) -> int:
     (4, 2)
     """
     lam = np.maximum(spectrum, 0.0)
-    bar = HALF * level if level is not None else IN_USE * float(_typical(lam[None])[0, 0])
+    bar = HALF * level if level is not None else IN_USE * float(typical(lam[None])[0, 0])
     return int((lam >= max(bar, 1e-300)).sum())
 
 
-def _typical(lam: Floats) -> Floats:
-    """Σλ²/Σλ of every row, (T, 1)."""
-    return np.asarray((lam**2).sum(axis=1, keepdims=True) / np.maximum(lam.sum(axis=1, keepdims=True), 1e-300))
+def typical(spectra: Floats) -> Floats:
+    """The typical variance Σλ²/Σλ of every row, (T, 1); 1 where no eigenvalue is positive."""
+    lam = np.maximum(spectra, 0.0)
+    total = lam.sum(axis=1, keepdims=True)
+    ratio = (lam**2).sum(axis=1, keepdims=True) / np.maximum(total, 1e-300)
+    return np.asarray(np.where(total > 0, np.maximum(ratio, 1e-300), 1.0))
+
+
+def relative(spectra: Floats) -> Floats:
+    """Spectra (T, d) in units of the typical variance of each record.
+
+    The plateau is then near 1, even if the scale of z drifts, as it does with losses that normalize z.
+
+    >>> relative(np.array([[4.0, 4.0, 0.04], [0.2, 0.2, 0.2]])).round(2)
+    array([[1.  , 1.  , 0.01],
+           [1.  , 1.  , 1.  ]])
+    """
+    return spectra / typical(spectra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +88,7 @@ class History:
         totals = np.maximum(positive.sum(axis=1, keepdims=True), 1e-300)
         curves = np.maximum(lam[:, :MODES], 1e-12 * totals)
         self.level, self.lam = level, lam
-        self.heights = curves / np.maximum(level if level is not None else _typical(positive), 1e-300)
+        self.heights = curves / (level if level is not None else typical(lam))
         self.logs = np.log(curves if level is not None else curves / totals)
         self.gains, self.rates = np.zeros_like(curves), np.zeros_like(curves)
         noise = _noise(self.logs)

@@ -16,6 +16,7 @@ from stairwise.files import load_arrays
 from stairwise.paper import batch, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
 from stairwise.paper.harness import CATALOG, LARGEST, from_stored, stored_names
 from stairwise.paper.trained import METHODS, steps_of, steps_table
+from stairwise.staircase.growth import relative
 from stairwise.training.recipe import load_recipe
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -56,32 +57,34 @@ def test_staircases_on_cifar10(loss):
 @pytest.mark.parametrize(
     ("loss", "seed", "row"),
     [
-        ("barlow_twins", 0, "29 | 20 % | 86 %"),
-        ("vicreg", 0, "5 | 15 % | 80 %"),
-        ("barlow_twins", 1, "29 | 14 % | 83 %"),
-        ("vicreg", 1, "5 | 27 % | 80 %"),
-        ("simclr", 0, "6 | 19 % | 83 %"),
+        ("barlow_twins", 0, "29 | 21 % | 83 %"),
+        ("vicreg", 0, "5 | 6 % | 60 %"),
+        ("barlow_twins", 1, "29 | 13 % | 79 %"),
+        ("vicreg", 1, "5 | 15 % | 80 %"),
+        ("simclr", 0, "6 | 20 % | 83 %"),
         ("simclr", 1, "6 | 21 % | 83 %"),
-        ("stl10", 0, "7 | 21 % | 100 %"),
-        ("stl10, twice the rate", 0, "10 | 24 % | 80 %"),
+        ("stl10", 0, "7 | 22 % | 100 %"),
+        ("stl10, twice the rate", 0, "10 | 19 % | 80 %"),
     ],
 )
 def test_forecasts_of_real_networks(loss, seed, row):
-    errors, inside = forecasts_of(*stored_run(loss, seed))
+    errors, inside = forecasts_of(*stored_run(loss, seed), followed=LOSSES.get(loss, "C"))
     found = f"{len(errors)} | {100 * np.median(errors):.0f} % | {100 * np.mean(inside):.0f} %"
     assert found == row
     assert f"| {row} |" in PAGE
 
 
-def forecasts_of(t, lam):
+def forecasts_of(t, lam, followed):
     """Forecasts made when a mode reaches a hundredth of its plateau: errors relative to the time left; do they hold?"""
+    level = 1.0 if followed == "C" else None
+    lam = lam if followed == "C" else relative(lam)
     steps = sw.detect_steps(t, lam)
     errors, inside = [], []
-    for step, mode, level in zip(steps.times, steps.modes, steps.levels, strict=True):
-        low = np.flatnonzero((lam[:, mode] < 0.01 * level) & (t < step))
+    for step, mode, plateau in zip(steps.times, steps.modes, steps.levels, strict=True):
+        low = np.flatnonzero((lam[:, mode] < 0.01 * plateau) & (t < step))
         if len(low) and low[-1] >= 10 and t[low[-1] + 1] < step:
             end = low[-1] + 2
-            ahead = sw.forecast_steps(t[:end], lam[:end])
+            ahead = sw.forecast_steps(t[:end], lam[:end], level=level)
             which = np.flatnonzero(ahead.modes == mode)
             errors.append(abs(ahead.times[which[0]] - step) / (step - t[end - 1]) if len(which) else np.inf)
             inside.append(len(which) > 0 and ahead.low[which[0]] <= step <= ahead.high[which[0]])
@@ -92,7 +95,7 @@ def forecasts_of(t, lam):
 def test_forecasts_of_each_loss_meet_the_goal(loss):
     """Both runs together: the median error is at most 25 % of the time left, and 80 % intervals hold 70 to 90 %."""
     runs = [("stl10", 0), ("stl10, twice the rate", 0)] if loss == "stl10" else [(loss, 0), (loss, 1)]
-    scores = [forecasts_of(*stored_run(*run)) for run in runs]
+    scores = [forecasts_of(*stored_run(*run), followed=LOSSES.get(loss, "C")) for run in runs]
     errors, inside = (np.concatenate(parts) for parts in zip(*scores, strict=True))
     assert np.median(errors) <= 0.25
     assert 0.7 <= np.mean(inside) <= 0.9
@@ -102,22 +105,24 @@ def test_forecasts_of_each_loss_meet_the_goal(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_forecasts_of_runs_that_were_not_seen(loss):
-    """As the page says; SimCLR misses the goal."""
+def test_forecasts_of_thirteen_more_networks(loss):
+    """As the page says, and each loss meets the goal."""
     stored = load_arrays(RESULTS / "forecasts.npz")
     names = sorted(key.removesuffix(".times") for key in stored if key.startswith(loss) and key.endswith(".times"))
-    scores = [forecasts_of(stored[f"{n}.times"].astype(float), stored[f"{n}.spectra"].astype(float)) for n in names]
+    arrays = ((stored[f"{name}.{key}"].astype(float) for key in ("times", "spectra")) for name in names)
+    scores = [forecasts_of(*run, followed=LOSSES[loss]) for run in arrays]
     errors, inside = (np.concatenate(parts) for parts in zip(*scores, strict=True))
     found = f"{len(names)} | {len(errors)} | {100 * np.median(errors):.0f} % | {100 * np.mean(inside):.0f} %"
     assert f"| {found} |" in PAGE
-    assert (np.median(errors) <= 0.25) == (loss != "simclr")
+    assert np.median(errors) <= 0.25
+    assert 0.7 <= np.mean(inside) <= 0.9
 
 
 def test_forecasts_from_the_covariance_are_worse():
     """As the page says."""
     stored = load_arrays(RESULTS / "fig1cd.npz")
     runs = (stored[f"{kind}covariance.every"].astype(float) for kind in ("", "fast "))
-    scores = [forecasts_of(every[:, 0], every[:, 1:]) for every in runs]
+    scores = [forecasts_of(every[:, 0], every[:, 1:], followed="Cov z") for every in runs]
     errors, inside = (np.concatenate(parts) for parts in zip(*scores, strict=True))
     found = f"the median error is {100 * np.median(errors):.0f} %, and the intervals hold {100 * np.mean(inside):.0f} %"
     assert found in PAGE

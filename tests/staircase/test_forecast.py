@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stairwise as sw
+from stairwise.staircase.growth import relative
 from tests.staircases import SPECTRA, simulate
 
 
@@ -101,14 +102,47 @@ def test_nearness(halving):
     assert sw.forecast_steps(t, np.ones((50, 2))).nearness == []
 
 
-def test_without_plateau_and_step_there_is_no_forecast():
+def test_modes_of_a_covariance_that_grow_only_with_its_scale_are_not_forecast():
     t = np.linspace(0, 1, 50)
     lam = 1e-6 * np.exp(np.outer(t, [8.0, 6.0]))
     ahead = sw.forecast_steps(t, lam, level=None)
-    assert len(ahead.modes) == len(ahead.missed) == ahead.arriving == 0
-    assert np.isnan(ahead.level)
-    assert ahead.when(0.5) == np.inf
+    assert len(ahead.modes) == len(ahead.missed) == 0
+    assert ahead.arriving == 1, "the first mode holds the variance"
+    assert ahead.level == pytest.approx((lam[-1] ** 2).sum() / lam[-1].sum())
     assert len(sw.forecast_steps(t, lam, level=1.0).modes) == 2
+
+
+def test_a_covariance_is_forecast_before_its_first_step():
+    """The second mode grows towards the first, whose scale overshoots by two orders of magnitude."""
+    t = np.linspace(0, 3.0, 200)
+    share = 1 / (1 + 1e5 * np.exp(-8 * t))
+    step = np.log(1e5) / 8
+    scale = 1e-3 + 0.3 * np.exp(-(((t - 0.6) / 0.3) ** 2))
+    lam = scale[:, None] * np.stack([np.ones(200), share], axis=1)
+    end = int(np.searchsorted(t, 0.7 * step))
+    ahead = sw.forecast_steps(t[:end], lam[:end], level=None)
+    assert len(ahead.done) == 0
+    assert ahead.modes.tolist() == [1]
+    assert abs(ahead.times[0] - step) < 0.1 * (step - ahead.now)
+    assert ahead.low[0] <= step <= ahead.high[0]
+    assert ahead.eigenvalues(ahead.now)[0] == pytest.approx(lam[end - 1, 1], rel=0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 6), rough=st.floats(0.05, 2))
+def test_the_scale_of_a_covariance_does_not_matter(seed, d, rough):
+    """Not even if it drifts: forecasts are the same, and the plateau is that of the last record."""
+    rng = np.random.default_rng(seed)
+    t = np.cumsum(rng.uniform(0.1, 1, 40))
+    lam = -np.sort(-np.exp(np.cumsum(rough * rng.standard_normal((40, d)) + 0.2, axis=0) - 8), axis=1)
+    drift = np.exp(rng.uniform(-5, 5, (40, 1)))
+    one, other = (sw.forecast_steps(t, x, level=None) for x in (lam, drift * lam))
+    assert one.modes.tolist() == other.modes.tolist()
+    for key in ("times", "low", "high"):
+        assert getattr(one, key) == pytest.approx(getattr(other, key))
+    assert other.level == pytest.approx(drift[-1, 0] * one.level)
+    assert relative(relative(lam)) == pytest.approx(relative(lam))
+    assert one.missed == pytest.approx(other.missed)
 
 
 @pytest.mark.parametrize("start", [1e-2, 3e-2, 0.1])

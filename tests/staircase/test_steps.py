@@ -151,7 +151,7 @@ def test_forecast_of_the_staircase():
     lam = 1 / (1 + 1e6 * np.exp(-8 * np.outer(t, gamma)))
     ahead = sw.forecast_steps(t, lam)
     true = np.log(1e6) / (8 * gamma[1:3])
-    assert [ahead.when(0.5), ahead.when(0.75)] == pytest.approx(true, rel=0.04)
+    assert [ahead.when(0.5), ahead.when(0.75)] == pytest.approx(true, rel=0.03)
     assert (ahead.low <= true).all()
     assert (true <= ahead.high).all()
     later = np.array([1.6, 3.0])
