@@ -51,6 +51,8 @@ def test_the_page_has_what_a_replay_gives(part):
             )
         ]
         assert all(kept), dict(zip(PROMISES, kept, strict=True))
+        says = (page.PAGE.parents[1] / "staircase.md").read_text(encoding="utf-8")
+        assert all(f"{100 * getattr(total, name).value:.1f} % of" in says for name in PROMISES.values())
         assert "it meets all five goals" in TEXT
 
 
