@@ -45,7 +45,12 @@ class Record:
         seconds: wall-clock time since the run began.
         epoch, loss, gradient, lr, views_per_second: loss is the mean since the previous record.
         samples: number of pairs in the spectra.
-        eigenvalues, covariance, normalized, hidden: spectra as in `monitor.spectrum.Spectrum`, descending, (d,).
+        eigenvalues, covariance, normalized, hidden: spectra as in `monitor.spectrum.Spectrum`, descending: all
+            eigenvalues, or as many of the leading ones as were followed.
+        dimensions, hidden_dimensions: number of dimensions of z and h; a shorter spectrum holds the leading values.
+        trace, variance, hidden_variance: sum of all eigenvalues of C, of the covariance and of h's covariance.
+        wanted: number of pairs that these spectra need, if there were fewer; None if there were enough.
+        rankme, hidden_rankme, lidar, std_of_l2_normalized: scores of other libraries, as in `Spectrum`.
         held_eigenvalues, held_covariance, held_hidden: the same for images that are not trained on.
         mean_square, positive, negative: as in `monitor.spectrum.Spectrum`.
         leading: embeddings in their two leading modes, (2, pairs, 2); written to a separate file.
@@ -86,6 +91,16 @@ class Record:
     scatter_symmetric: float | None = None
     scatter_plain: float | None = None
     scatter_covariance: float | None = None
+    dimensions: int | None = None
+    hidden_dimensions: int | None = None
+    trace: float | None = None
+    variance: float | None = None
+    hidden_variance: float | None = None
+    wanted: int | None = None
+    rankme: float | None = None
+    hidden_rankme: float | None = None
+    lidar: float | None = None
+    std_of_l2_normalized: float | None = None
     checkpoint: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -123,7 +138,7 @@ class Record:
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(Record) if f.name != "extra")
-WHOLE = ("step", "samples", "batch", "skipped", "first_skipped")
+WHOLE = ("step", "samples", "batch", "skipped", "first_skipped", "dimensions", "hidden_dimensions", "wanted")
 NUMBERS = set(FIELDS) - {*SPECTRA, "checkpoint", "leading"}
 
 
