@@ -47,6 +47,15 @@ def total(x: Tensor) -> Tensor:
     return x
 
 
+def reduced(x: Tensor) -> Tensor:
+    """Sum over all processes, for the first one only; the others get numbers without meaning."""
+    x = x.detach()
+    if world() > 1:
+        x = x.clone()
+        dist.reduce(x, 0)
+    return x
+
+
 def agreed(flag: int, device: torch.device) -> int:
     """The largest flag of any process."""
     if world() == 1:

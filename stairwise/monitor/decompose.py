@@ -1,4 +1,4 @@
-"""Compute spectra from accumulated moments, with numpy on the CPU."""
+"""Compute spectra from accumulated moments, or from small matrices made of them, with numpy on the CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,23 +13,28 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from stairwise.checks import InputError
+from stairwise.monitor.moments import KEPT, ONES
 
 Floats = NDArray[np.float64]
 
 # sums over pairs of views: number of batches and of pairs, Σ ‖a‖²‖b‖², Σ (a·b)², Σ Σ_i a_i²b_i², and of each view
 # centred in its batch Σ ‖z‖⁴ and Σ Σ_i z_i⁴
 PAIRS = ("batches", "pairs", "norms", "dots", "entries", "fourth", "fourth_entries")
-ONES = 8  # columns of ones next to the data; one is enough, but eight keep rows aligned, which is faster on GPUs
+EPSILON = 1e-5  # added to the shares of the singular values in RankMe, as published
+DELTA, SMALL = 1e-4, 1e-8  # LiDAR: added to the covariance within samples, and to the eigenvalues
 BLAS_LOCK = Lock()  # the number of BLAS threads is a setting of the whole process
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Spectra of embeddings; all eigenvalues in descending order.
+    """Spectra of embeddings; eigenvalues in descending order: all of them, or the leading ones of large embeddings.
 
     Attributes:
         samples: number of pairs that were accumulated.
-        eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); they can be negative.
+        dimensions, hidden_dimensions: number of dimensions of z and h; a shorter spectrum holds the leading values.
+        trace, variance, hidden_variance: sum of all eigenvalues of C, of the covariance and of `hidden`.
+        eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); they can be negative. C is not centred:
+            if the mean of z is large, the first eigenvalue is the mean's, about `mean_square`.
         covariance: of the centred covariance of both views together (divided by 2N − 1), (d,). Variances smaller than
             about 1e-10 times the squared mean lose digits.
         normalized: of C after standardizing each dimension of each view (Barlow Twins' batch norm), (d,), if requested.
@@ -45,7 +50,14 @@ class Spectrum:
         scatter_diagonal, scatter_symmetric, scatter_plain: how much one pair's contribution to C varies, summed over
             the diagonal entries, and over the others with C symmetric or z_a z_bᵀ. Divided by the batch, it is
             sampling noise (`theory.batch_noise`).
+            Whatever differs between the views, as if their roles had been swapped, counts as scatter.
         scatter_covariance: the same for the off-diagonal entries of the covariance of one view.
+        rankme, hidden_rankme: RankMe as published: exp of the entropy of σ_j / Σ σ + 1e-5, with σ the singular values of
+            the embeddings, not centred; None if only the leading ones are known.
+        lidar: LiDAR with two views per sample: exp of the entropy of the eigenvalues of the covariance between samples
+            relative to that within samples; None likewise.
+        std_of_l2_normalized: lightly's measure of collapse: standard deviation of z/‖z‖, mean over dimensions; 1/√d if
+            directions are uniform, 0 if all are the same.
     """
 
     samples: int
@@ -65,31 +77,99 @@ class Spectrum:
     scatter_symmetric: float | None = None
     scatter_plain: float | None = None
     scatter_covariance: float | None = None
+    dimensions: int | None = None
+    hidden_dimensions: int | None = None
+    trace: float | None = None
+    variance: float | None = None
+    hidden_variance: float | None = None
+    rankme: float | None = None
+    hidden_rankme: float | None = None
+    lidar: float | None = None
+    std_of_l2_normalized: float | None = None
 
 
 def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
     """Compute the spectra of accumulated sums."""
-    n = float(sums["zz"][-1, -1]) if "zz" in sums else 0.0
+    n = pairs_in(sums)
     if n < 2:
-        raise InputError("monitor", "must have seen at least two pairs", int(n), "update() it first")
-    d = (len(sums["zz"]) - ONES) // 2
-    a, b = slice(0, d), slice(d, 2 * d)
-    z, mean = sums["zz"] / n, sums["zz"][-1] / n
+        raise InputError("monitor", "must have seen at least two pairs", round(n), "update() it first")
     _, skipped, first_skipped = sums.get("flaws", np.zeros(3))
     return Spectrum(
-        round(n),
-        _descending(z[a, b]),
-        _descending(_covariance((z[a, a] + z[b, b]) / 2, (mean[a] + mean[b]) / 2, 2 * n)),
-        _descending(_standardized(z, mean, d)) if normalized else None,
-        _hidden(sums["hh"]) if "hh" in sums and sums["hh"][-1, -1] >= 2 else None,
-        float((((mean[a] + mean[b]) / 2) ** 2).sum()),
-        *_similarities(sums.get("u")),
-        _leading(sums["sample"]) if "sample" in sums else None,
-        int(skipped),
-        int(first_skipped),
-        _correlations(z, mean, d, n),
-        **_scatter(sums["pairs"], z, mean, d) if "pairs" in sums else {},
+        samples=round(n),
+        **(_all_of_z(sums, n, normalized) if "uu" in sums else _leading_of_z(sums, n)),
+        **_of_h(sums),
+        **_directions(sums.get("directions")),
+        leading=_picture(sums["sample"]) if "sample" in sums else None,
+        skipped=int(skipped),
+        first_skipped=int(first_skipped),
     )
+
+
+def pairs_in(sums: dict[str, Floats]) -> float:
+    """Number of pairs that were summed."""
+    return float(sums["uu"][-1, -1]) if "uu" in sums else float(sums["z.facts"][0, 2, 0]) if "z.facts" in sums else 0.0
+
+
+def _all_of_z(sums: dict[str, Floats], n: float, normalized: bool) -> dict[str, Any]:
+    """All eigenvalues, from the second moments of u = z_a + z_b and v = z_a − z_b.
+
+    C = (Σ u uᵀ − Σ v vᵀ) / 4n, and Σ (z_a z_aᵀ + z_b z_bᵀ) / 2n = (Σ u uᵀ + Σ v vᵀ) / 4n.
+    """
+    U, V = (sums[name][:-ONES, :-ONES] / n for name in ("uu", "vv"))
+    mean_u, mean_v = (sums[name][-1, :-ONES] / n for name in ("uu", "vv"))
+    C, second, mean = (U - V) / 4, (U + V) / 4, mean_u / 2
+    covariance = _covariance(second, mean, 2 * n)
+    return {
+        "eigenvalues": _descending(C),
+        "covariance": _descending(covariance),
+        "normalized": _descending(_standardized(sums["ab"], mean_u, mean_v, n)) if normalized else None,
+        "mean_square": float(mean @ mean),
+        "dimensions": len(C),
+        "trace": float(np.trace(C)),
+        "variance": float(np.trace(covariance)),
+        "correlations": _correlations(U - np.outer(mean_u, mean_u), V - np.outer(mean_v, mean_v), n),
+        "rankme": _rankme(_descending(second)),
+        "lidar": _lidar(_covariance(U, mean_u, n) / 4, V / 2),
+        **_scatter(sums.get("pairs"), C, second, mean),
+    }
+
+
+def _leading_of_z(sums: dict[str, Floats], n: float) -> dict[str, Any]:
+    """The leading eigenvalues, and exact sums of all."""
+    (squares_u, sum_u, _), (squares_v, _, _) = np.asarray(sums["z.facts"], dtype=np.float64)
+    mean, unbiased = sum_u / (2 * n), 2 * n / (2 * n - 1)
+    trace, second = (float((squares_u + sign * squares_v).sum()) / (4 * n) for sign in (-1, 1))
+    C, covariance = (np.asarray(sums[name], dtype=np.float64) for name in ("z.C", "z.covariance"))
+    return {
+        "eigenvalues": _descending(C)[:KEPT] if C.ndim == 2 else _nystroem_difference(*C)[:KEPT],
+        "covariance": _leading(covariance) * unbiased,
+        "mean_square": float(mean @ mean),
+        "dimensions": len(mean),
+        "trace": trace,
+        "variance": (second - float(mean @ mean)) * unbiased,
+        "batch": round(float(sums["pairs"][1] / max(sums["pairs"][0], 1e-300))),
+    }
+
+
+def _of_h(sums: dict[str, Floats]) -> dict[str, Any]:
+    """Eigenvalues of the covariance of h, all or the leading ones."""
+    if "hh" in sums and sums["hh"][-1, -1] >= 2:
+        m = float(sums["hh"][-1, -1])
+        second, mean = sums["hh"][:-ONES, :-ONES] / m, sums["hh"][-1, :-ONES] / m
+        values = _descending(_covariance(second, mean, m))
+        return {
+            "hidden": values,
+            "hidden_dimensions": len(values),
+            "hidden_variance": float(values.sum()),
+            "hidden_rankme": _rankme(_descending(second)),
+        }
+    if "h.facts" in sums and sums["h.facts"][2, 0] >= 2:
+        squares, total, rows = np.asarray(sums["h.facts"], dtype=np.float64)
+        m, mean = rows[0], total / rows[0]
+        values = _leading(np.asarray(sums["h.covariance"], dtype=np.float64)) * m / (m - 1)
+        variance = float(squares.sum() / m - mean @ mean) * m / (m - 1)
+        return {"hidden": values, "hidden_dimensions": len(mean), "hidden_variance": variance}
+    return {}
 
 
 def decompose_on_one_core(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
@@ -113,17 +193,16 @@ def _openblas() -> Any:
     return ThreadpoolController().select(internal_api="openblas")  # cached: scans all loaded libraries
 
 
-def _correlations(z: Floats, mean: Floats, d: int, n: float) -> Floats | None:
-    """Correlations ρ of the views, centred, as eigenvalues of C relative to the covariance.
+def _correlations(U: Floats, V: Floats, n: float) -> Floats | None:
+    """Correlations ρ of the views, from centred moments of u and v, as eigenvalues of C relative to the covariance.
 
     A finite sample spreads them by d (1 − ρ²)²/2n (variance, if all ρ were equal); the spread around their mean is
     reduced by as much.
     """
+    d = len(U)
     if n < 4 * d:
         return None
-    second = z[: 2 * d, : 2 * d] - np.outer(mean[: 2 * d], mean[: 2 * d])
-    both = (second[:d, :d] + second[d:, d:]) / 2
-    cross = (second[:d, d:] + second[d:, :d]) / 2
+    both, cross = (U + V) / 4, (U - V) / 4
     floor = 1e-9 * np.trace(both) / d
     try:
         rho = scipy.linalg.eigh(cross, both + floor * np.eye(d), eigvals_only=True)[::-1]
@@ -134,65 +213,111 @@ def _correlations(z: Floats, mean: Floats, d: int, n: float) -> Floats | None:
     return np.asarray(np.clip(rho.mean() + kept * (rho - rho.mean()), -1, 1), dtype=np.float64)
 
 
-def _scatter(sums: Floats, z: Floats, mean: Floats, d: int) -> dict[str, Any]:
+def _scatter(sums: Floats | None, C: Floats, second: Floats, mean: Floats) -> dict[str, Any]:
     """Mean batch size and scatter of C and of the covariance: E‖x‖² − ‖E x‖² of one pair's contribution x."""
-    of = dict(zip(PAIRS, sums.tolist(), strict=True))
-    batches, pairs = of["batches"], of["pairs"]
-    if pairs == 0 or batches == 0:
+    if sums is None or not sums[:2].all():
         return {}
-    norms, dots, entries, fourth, fourth_entries = (of[name] / pairs for name in PAIRS[2:])
-    C = z[:d, d : 2 * d]
+    of = dict(zip(PAIRS, sums.tolist(), strict=True))
+    norms, dots, entries, fourth, fourth_entries = (of[name] / of["pairs"] for name in PAIRS[2:])
     diagonal = entries - (np.diag(C) ** 2).sum()
-    size = pairs / batches
+    size = of["pairs"] / of["batches"]
     unbiased = size / (size - 1) if size > 1 else 1.0  # each batch was centred on its own mean
-    redundant = 0.0
-    for view in (slice(0, d), slice(d, 2 * d)):
-        covariance = z[view, view] - np.outer(mean[view], mean[view])
-        redundant += ((covariance**2).sum() - (np.diag(covariance) ** 2).sum()) / 2
+    covariance = second - np.outer(mean, mean)
+    redundant = (covariance**2).sum() - (np.diag(covariance) ** 2).sum()
     return {
         "batch": round(size),
         "scatter_diagonal": diagonal,
-        "scatter_symmetric": (norms + dots) / 2 - (((C + C.T) / 2) ** 2).sum() - diagonal,
+        "scatter_symmetric": (norms + dots) / 2 - (C**2).sum() - diagonal,
         "scatter_plain": norms - (C**2).sum() - diagonal,
         "scatter_covariance": (fourth - fourth_entries) * unbiased**2 - redundant,
     }
 
 
-def _hidden(sums: Floats) -> Floats:
-    m = float(sums[-1, -1])
-    return _descending(_covariance(sums[:-ONES, :-ONES] / m, sums[-1, :-ONES] / m, m))
+def _rankme(eigenvalues: Floats) -> float | None:
+    """RankMe (Garrido et al. 2023) from the eigenvalues of the second moments, not centred."""
+    sigma = np.sqrt(np.maximum(eigenvalues, 0.0))
+    if not sigma.any():
+        return None
+    p = sigma / sigma.sum() + EPSILON
+    return float(np.exp(-(p * np.log(p)).sum()))
 
 
-def _similarities(sums: Floats | None) -> tuple[float | None, float | None]:
-    """Mean cosines of positive and of negative pairs, from sums over 2N unit vectors."""
+def _lidar(between: Floats, within: Floats) -> float | None:
+    """LiDAR (Thilak et al. 2023) from the covariances between and within samples, each a pair of views."""
+    try:
+        values = scipy.linalg.eigh(between, within + DELTA * np.eye(len(within)), eigvals_only=True)
+    except (np.linalg.LinAlgError, ValueError):
+        return None
+    p = np.maximum(values, 0.0) + SMALL
+    p /= p.sum()
+    return float(np.exp(-(p * np.log(p)).sum()))
+
+
+def _directions(sums: Floats | None) -> dict[str, Any]:
+    """Mean cosines of positive and of negative pairs and the spread of directions, from sums over 2n unit vectors."""
     if sums is None or sums[-1] < 4:
-        return None, None
-    m, same, square = float(sums[-1]), float(sums[-2]), float((sums[:-2] ** 2).sum())
-    return same / m, (square - m - same) / (m * (m - 2))
+        return {}
+    m, same, d = float(sums[-1]), float(sums[-2]), (len(sums) - 2) // 2
+    total, squares = sums[:d], sums[d : 2 * d]
+    variance = np.maximum(squares - total**2 / m, 0.0) / (m - 1)
+    return {
+        "positive": same / m,
+        "negative": (float((total**2).sum()) - m - same) / (m * (m - 2)),
+        "std_of_l2_normalized": float(np.sqrt(variance).mean()),
+    }
 
 
-def _leading(sample: Floats) -> Floats | None:
+def _picture(sample: Floats) -> Floats | None:
     """Project pairs (2, K, d) onto their two leading modes, (2, K, 2); signs make the skewness positive."""
     views, pairs, d = sample.shape
     flat = np.asarray(sample, dtype=np.float64).reshape(-1, d)
     if not np.isfinite(flat).all() or min(pairs, d) < 2:
         return None
+    flat = flat - flat.mean(axis=0)
     try:
-        U, scale, _ = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
+        square, U = np.linalg.eigh(flat @ flat.T)  # faster than singular values if d is large
     except np.linalg.LinAlgError:  # only a picture is lost
         return None
-    projected = U[:, :2] * scale[:2]
+    projected = U[:, :-3:-1] * np.sqrt(np.maximum(square[:-3:-1], 0.0))
     projected = projected * np.where((projected**3).sum(axis=0) < 0, -1.0, 1.0)
     return np.asarray(projected.reshape(views, pairs, 2))
 
 
-def _standardized(z: Floats, mean: Floats, d: int) -> Floats:
-    """Cross-correlation of the standardized views; 0 for dimensions without variance."""
-    variance = np.diag(z)[: 2 * d] - mean[: 2 * d] ** 2
+def _standardized(sums: Floats, mean_u: Floats, mean_v: Floats, n: float) -> Floats:
+    """Cross-correlation of the standardized views, from Σ a bᵀ and Σ a², Σ b²; 0 for dimensions without variance."""
+    mean_a, mean_b = (mean_u + mean_v) / 2, (mean_u - mean_v) / 2
+    squares = sums[:, -2:].T / n
     with np.errstate(divide="ignore", invalid="ignore"):
-        spread = np.sqrt(variance)
-        normed = (z[:d, d : 2 * d] - np.outer(mean[:d], mean[d : 2 * d])) / np.outer(spread[:d], spread[d:])
+        spread_a, spread_b = np.sqrt(squares - np.stack([mean_a, mean_b]) ** 2)
+        normed = (sums[:, :-2] / n - np.outer(mean_a, mean_b)) / np.outer(spread_a, spread_b)
     return np.nan_to_num(normed, posinf=0, neginf=0)
+
+
+def _leading(found: Floats) -> Floats:
+    """The leading eigenvalues from Qᵀ A Q, or from that and (A Q)ᵀ A Q, which gives Nyström's approximation of A."""
+    if found.ndim == 2:
+        return _descending(found)[:KEPT]
+    core, square = found
+    factor = _inverse_root(core)
+    return _descending(factor.T @ square @ factor)[:KEPT]
+
+
+def _nystroem_difference(core_u: Floats, uu: Floats, core_v: Floats, vv: Floats, uv: Floats) -> Floats:
+    """Eigenvalues of A_u − A_v, each in Nyström's approximation F Fᵀ, F = A Q (Qᵀ A Q)^(−½)."""
+    of_u, of_v = _inverse_root(core_u), _inverse_root(core_v)
+    cross = of_u.T @ uv @ of_v
+    gram = np.block([[of_u.T @ uu @ of_u, cross], [cross.T, of_v.T @ vv @ of_v]])
+    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    signs = np.repeat([1.0, -1.0], [of_u.shape[1], of_v.shape[1]])
+    return _descending(root.T @ (signs[:, None] * root))
+
+
+def _inverse_root(core: Floats) -> Floats:
+    """A factor X with X Xᵀ the inverse of a positive matrix, without the directions that are lost in rounding."""
+    values, vectors = np.linalg.eigh((core + core.T) / 2)
+    kept = values > 1e-10 * values[-1]
+    return np.asarray(vectors[:, kept] / np.sqrt(values[kept]))
 
 
 def _covariance(second: Floats, mean: Floats, n: float) -> Floats:

@@ -27,7 +27,7 @@ from stairwise.checks import InputError, RunWarning, flag, positive_int
 from stairwise.distributed import rank, total, world
 from stairwise.monitor.attachable import check_modules, check_optimizer, warn_if_compiled
 from stairwise.monitor.commentary import Commentary
-from stairwise.monitor.decompose import decompose_on_one_core
+from stairwise.monitor.decompose import decompose_on_one_core, pairs_in
 from stairwise.monitor.loggers import destinations, send
 from stairwise.runs.folder import METRICS, RunFolder
 from stairwise.runs.record import Record
@@ -332,7 +332,7 @@ class Attachment:
     def _measured(self, record: Record, sums: dict[str, Any]) -> Record:
         """Add the spectra to a record; runs in the background."""
         try:
-            if float(sums["zz"][-1, -1]) < 2:
+            if pairs_in(sums) < 2:
                 raise InputError("the embeddings", "must be finite in at least two pairs")
             return replace(record, **vars(decompose_on_one_core(sums, self.monitor.normalized)))
         except Exception as error:  # must not stop the training

@@ -1,7 +1,7 @@
 r"""Spectra of embeddings, from moments that are accumulated batch by batch.
 
-Sums are kept in float64 on the device of the embeddings; `update` neither synchronizes nor decomposes anything.
-`collect` sums several batches at once, in a few operations per step; use it where launching kernels limits the speed.
+Sums are kept on the device of the embeddings; `update` neither synchronizes nor decomposes anything. `collect` sums
+several batches at once, in a few operations per step; use it where launching kernels limits the speed.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, flag, number, positive_int
-from stairwise.distributed import total, world
-from stairwise.monitor.decompose import ONES, Spectrum, decompose
+from stairwise.distributed import reduced, total, world
+from stairwise.monitor import moments
+from stairwise.monitor.bases import first_basis, moved, turned
+from stairwise.monitor.decompose import Spectrum, decompose
+from stairwise.monitor.digest import condensed, direction_sums, pair_sums
 
 if TYPE_CHECKING:
     from stairwise.monitor.hooks import Attachment
@@ -24,15 +27,22 @@ Floats = NDArray[np.float64]
 AT_ONCE = 8  # number of batches that are summed together,
 WAITING_BYTES = 64e6  # or fewer, if they take more memory than this
 SAMPLE = 256  # number of pairs of the last batch that are kept for the picture of embeddings
+FEWEST = 4  # a spectrum needs at least this many pairs per dimension,
+ENOUGH = FEWEST * moments.ALL  # but no more than these, since above this size only the leading values are reported
+STREAMS = {"uu": "z", "vv": "z", "hh": "h"}  # sums, and what they are sums of
 
 
 class SpectrumMonitor:
-    """Accumulates moments of (z_a, z_b), and of (h_a, h_b) if given.
+    """Accumulates moments of (z_a, z_b), and of h if given.
+
+    Up to 1024 dimensions all eigenvalues are computed, above that the leading 128 and the exact sum of all: up to 8192
+    from all second moments, beyond from their products with a basis that follows the leading modes (`monitor.moments`).
 
     Arguments:
         window: average over at least this many recent pairs, and at most twice as many. None: all pairs since `reset`.
         half_life: instead of a window, number of pairs after which the weight of a pair has halved.
-        normalized: also compute the spectrum of C of standardized embeddings.
+        normalized: also compute the spectrum of C of standardized embeddings; implies `exact`.
+        exact: True: all eigenvalues, whatever the size. False: the leading ones, if there are more than 128.
 
     >>> monitor = SpectrumMonitor()
     >>> z = 2 * torch.eye(4)
@@ -41,16 +51,28 @@ class SpectrumMonitor:
     array([1., 1., 1., 1.])
     """
 
-    def __init__(self, window: int | None = None, half_life: float | None = None, *, normalized: bool = False) -> None:
+    def __init__(
+        self,
+        window: int | None = None,
+        half_life: float | None = None,
+        *,
+        normalized: bool = False,
+        exact: bool | None = None,
+    ) -> None:
         if window is not None and half_life is not None:
             raise InputError("window and half_life", "must not both be given", (window, half_life), "leave one out")
         remedy = "a number of pairs, or None for all since reset()"
         self.window = None if window is None else positive_int(window, "window", remedy=remedy)
         self.half_life = None if half_life is None else number(half_life, "half_life", above=0)
         self.normalized = flag(normalized, "normalized")
+        self.exact = True if self.normalized else None if exact is None else flag(exact, "exact")
         self.sums: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
-        self.waiting: list[tuple[Tensor, Tensor | None]] = []  # z_a and z_b in columns, h_a above h_b in rows
+        self.tracked: dict[str, Tensor] = {}  # bases of tracked sums, of "z" and "h"
+        self.bases: dict[str, Tensor] = {}  # bases in which leading eigenvalues are found, by spectrum
+        self.turned: dict[str, Tensor] = {}  # the same, for the time after the next reset, if processes agreed on them
+        self.shared = False  # whether all processes have the same tracked bases
+        self.waiting: dict[str, list[Tensor]] = {"z": [], "h": []}  # z_a and z_b in columns; rows of h
         self.seen = 0
         self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
         self.sample: Tensor | None = None  # the first pairs of the last batch
@@ -67,39 +89,69 @@ class SpectrumMonitor:
             raise InputError("h_a and h_b", "must be given together")
         if h_a is not None and h_b is not None:
             self._check("h", h_a, h_b)
-        with torch.no_grad():
-            z = torch.cat([z_a, z_b], dim=1)
-            h = None if h_a is None or h_b is None else torch.cat([h_a, h_b])
-        if self.waiting and not (_alike(z, self.waiting[0][0]) and _alike(h, self.waiting[0][1])):
+            self.collect_hidden(torch.cat([h_a.detach(), h_b.detach()]))
+        self._wait("z", torch.cat([z_a.detach(), z_b.detach()], dim=1))
+        self.seen += len(z_a)
+        if self.window is not None and self.seen >= self.window:
             self.flush()
-        self.waiting.append((z, h))
-        self.seen += len(z)
-        over = self.window is not None and self.seen >= self.window
-        size = (z.nbytes + (0 if h is None else h.nbytes)) * len(self.waiting)
-        first = not self.sums and not self.before  # sum the first batch at once, so that errors appear immediately
-        if first or over or len(self.waiting) >= AT_ONCE or size >= WAITING_BYTES:
-            self.flush()
-        if over:
             self.before, self.sums, self.seen = self.sums, {}, 0
+            self._turn(self.before, keep=True)
+
+    def collect_hidden(self, h: Tensor) -> None:
+        """Add representations, (rows, features): of one view, of both, or of any part of a batch."""
+        self._check("h", h, h)
+        self._wait("h", h.detach().clone())
+
+    def _wait(self, name: str, rows: Tensor) -> None:
+        """Keep rows until several batches are summed together."""
+        waiting = self.waiting[name]
+        if waiting and not _alike(rows, waiting[0]):
+            self._flush(name)
+        self.waiting[name].append(rows)
+        waiting = self.waiting[name]
+        first = not any(STREAMS.get(known) == name for known in (*self.sums, *self.before))
+        if first and self._layout(name) == "tracked":  # its basis is found in the first rows: wait for more
+            first = 2 * sum(map(len, waiting)) >= moments.COLUMNS
+        # the first batch is summed at once, so that errors appear immediately
+        if first or len(waiting) >= AT_ONCE or rows.nbytes * len(waiting) >= WAITING_BYTES:
+            self._flush(name)
 
     def flush(self) -> None:
         """Sum the batches that have been collected."""
-        if not self.waiting:
+        for name in self.waiting:
+            self._flush(name)
+
+    def _flush(self, name: str) -> None:
+        waiting, self.waiting[name] = self.waiting[name], []
+        if not waiting:
             return
-        waiting, self.waiting = self.waiting, []
-        pairs = len(waiting[0][0])
-        keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
-        with torch.no_grad():
-            z = _with_ones([z for z, _ in waiting])
-            h = _with_ones([h for _, h in waiting if h is not None]) if waiting[0][1] is not None else None
-            finite = torch.isfinite(z.sum(dim=(1, 2)) if h is None else z.sum(dim=(1, 2)) + h.sum(dim=(1, 2)))
-            self._count(finite)
-            self._add("zz", z, finite, keep)
-            self._add_sums("u", _direction_sums(z[..., :-ONES]), finite, keep)
-            self._add_sums("pairs", _pair_sums(z[..., :-ONES]), finite, keep)
-            if h is not None:
-                self._add("hh", h, finite, keep)
-            self.sample = torch.stack(waiting[-1][0][:SAMPLE].chunk(2, dim=1)).detach().float()
+        kind, device = moments.layout(_size(name, waiting[0]), self.exact), waiting[0].device
+        half = waiting[0].dtype in (torch.float16, torch.bfloat16)
+        with moments.plain_products(device, half):
+            if name == "z":
+                self.sample = torch.stack(waiting[-1][:SAMPLE].chunk(2, dim=1)).float()
+            rows = torch.stack(waiting).to(moments.precision(kind))
+            finite = torch.isfinite(rows.sum(dim=(1, 2)))
+            rows = torch.where(finite[:, None, None], rows, 0.0)
+            pairs = rows.shape[1] if name == "z" else rows.shape[1] / 2
+            keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
+            if kind == "tracked" and name not in self.tracked:
+                self.tracked[name] = first_basis(rows.unflatten(2, (-1, _size(name, rows[0]))).flatten(0, 2))
+            if name == "z":
+                self._count(finite)
+                self._add_pairs(rows, finite, keep, kind)
+            else:
+                self._add("hh", rows, finite, keep)
+
+    def _add_pairs(self, z: Tensor, finite: Tensor, keep: float, kind: str) -> None:
+        """Add batches of pairs, (batches, N, 2d), those not finite set to zero."""
+        a, b = z.chunk(2, dim=2)
+        self._add("uu", a + b, finite, keep)
+        self._add("vv", a - b, finite, keep)
+        if self.normalized:
+            self._add_normalized(a, b, keep)
+        self._add_sums("directions", direction_sums(a, b), finite, keep)
+        self._add_sums("pairs", pair_sums(z, full=kind == "all"), finite, keep)
 
     def attach(
         self,
@@ -137,17 +189,22 @@ class SpectrumMonitor:
         """Add the sums of another monitor, which has seen other pairs."""
         self.flush()
         for name, value in other._total().items():
-            if name in self.sums:
-                if self.sums[name].shape != value.shape:
-                    sizes = f"{len(self.sums[name]) - ONES} and {len(value) - ONES}"
-                    raise InputError("other", "must have seen embeddings of the same size", sizes)
-                self.sums[name] += value.to(self.sums[name].device)
-            else:
+            stream = STREAMS.get(name, "")
+            if name not in self.sums:
                 self.sums[name] = value.clone()
+                self.tracked |= {n: basis.clone() for n, basis in other.tracked.items() if n == stream}
+                continue
+            if self.sums[name].shape != value.shape:
+                sizes = f"{self.dimensions()} and {other.dimensions()}"
+                raise InputError("other", "must have seen embeddings of the same size", sizes)
+            if stream in self.tracked:
+                value = moved(value, other.tracked[stream], self.tracked[stream].to(value.device))
+            self.sums[name] += value.to(self.sums[name].device)
 
     def reset(self) -> None:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
         self.flush()  # keeps the count of batches right
+        self._turn(self.sums)
         for value in self.sums.values():
             value.zero_()
         self.before, self.seen = {}, 0
@@ -157,14 +214,21 @@ class SpectrumMonitor:
         return decompose(self.snapshot(), self.normalized)
 
     def snapshot(self, joint: bool = False) -> dict[str, Floats]:
-        """Copy the sums to the CPU (waits for the device), for `decompose` to process later, perhaps in another thread.
+        """Copy to the CPU what `decompose` needs, perhaps later and in another thread (waits for the device).
 
-        joint: sum over the processes of a process group, all of which must call this.
+        joint: sum over the processes of a process group, all of which must call this; the first one gets the result.
         """
-        values = dict(self._total())
-        if joint:
-            values = {name: total(value) for name, value in values.items()}
+        joint = joint and world() > 1
+        self.flush()
+        if joint and not self.shared:
+            self._share_bases()
+        values = self._joint(self._total()) if joint else dict(self._total())
         flaws = _joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
+        if self.flaws is not None:
+            with moments.plain_products(self.flaws.device, half=False):
+                values = condensed(values, self.tracked, self.bases)
+        if self.half_life is not None:  # such sums are never reset
+            self._turn(self.sums, keep=True)
         values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
         copies = {}
         for name, value in values.items():
@@ -175,19 +239,59 @@ class SpectrumMonitor:
             torch.cuda.current_stream(device).synchronize()
         return {name: value.numpy() for name, value in copies.items()}
 
+    def _share_bases(self) -> None:
+        """Let all processes track the basis of the first one."""
+        for stream, basis in self.tracked.items():
+            first = basis.clone()
+            dist.broadcast(first, 0)
+            for sums in (self.sums, self.before):
+                for name in _of(stream, sums):
+                    sums[name].copy_(moved(sums[name], basis, first))
+            basis.copy_(first)
+        self.shared = True
+
+    def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
+        out = {}
+        for name, value in values.items():
+            out[name] = total(value) if STREAMS.get(name) in self.tracked else reduced(value)
+        for stream, basis in self.tracked.items():
+            self.turned[stream] = turned(basis, out[_of(stream, out)[0]])
+        return out
+
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
         self.flush()
         flaws = {} if self.flaws is None else {"flaws": self.flaws}
-        return dict(self.sums) | {f"before.{name}": value for name, value in self.before.items()} | flaws
+        parts = {"before": self.before, "tracked": self.tracked, "bases": self.bases}
+        prefixed = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+        return dict(self.sums) | prefixed | flaws
 
     def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
         """Continue from `state` on a device; None: the device of the next batch."""
-        placed = {name: value.to(device) if device else value.clone() for name, value in state.items()}
-        self.waiting, self.flaws = [], placed.pop("flaws", None)
-        self.sums = {name: value for name, value in placed.items() if not name.startswith("before.")}
-        self.before = {name.removeprefix("before."): v for name, v in placed.items() if name.startswith("before.")}
-        self.seen = int(self.sums["zz"][-1, -1]) if self.sums else 0
+        placed = {name: value.to(device) if device else value.clone() for name, value in _today(state).items()}
+        self.waiting, self.flaws = {"z": [], "h": []}, placed.pop("flaws", None)
+        self.before, self.tracked, self.bases = (
+            {name.removeprefix(part): placed.pop(name) for name in list(placed) if name.startswith(part)}
+            for part in ("before.", "tracked.", "bases.")
+        )
+        self.sums, self.turned, self.shared = placed, {}, False
+        self.seen = int(moments.count(self.sums["uu"])) if "uu" in self.sums else 0
+
+    def pairs_wanted(self) -> int:
+        """Number of pairs that a spectrum needs: four per dimension, but no more than 4096; fewer give mostly noise."""
+        return min(FEWEST * (self.dimensions() or 0), ENOUGH)
+
+    def dimensions(self, name: str = "z") -> int | None:
+        """Size of the embeddings ("z") or representations ("h") seen so far."""
+        if self.waiting[name]:
+            return _size(name, self.waiting[name][0])
+        stream = "uu" if name == "z" else "hh"
+        sums = self.sums.get(stream, self.before.get(stream))
+        return None if sums is None else len(sums) - (0 if name in self.tracked else moments.ONES)
+
+    def _layout(self, name: str) -> str:
+        return moments.layout(self.dimensions(name) or 0, self.exact)
 
     def _total(self) -> dict[str, Tensor]:
         """Sums over the whole window."""
@@ -196,15 +300,18 @@ class SpectrumMonitor:
             return self.sums
         return {name: value + self.sums[name] if name in self.sums else value for name, value in self.before.items()}
 
-    def dimensions(self, name: str = "z") -> int | None:
-        """Size of the embeddings ("z") or representations ("h") seen so far."""
-        for z, h in self.waiting:
-            if name == "z":
-                return z.shape[1] // 2
-            if h is not None:
-                return h.shape[1]
-        kept = next((kept[name * 2] for kept in (self.sums, self.before) if name * 2 in kept), None)
-        return None if kept is None else (len(kept) - ONES) // (2 if name == "z" else 1)
+    def _turn(self, sums: dict[str, Tensor], keep: bool = False) -> None:
+        """Let tracked bases follow what was summed, in place; `keep`: express the sums in the new basis."""
+        for stream, basis in self.tracked.items():
+            names = _of(stream, sums)
+            if not names:
+                continue
+            with moments.plain_products(basis.device, half=False):
+                to = self.turned.pop(stream, None)
+                to = turned(basis, sums[names[0]]) if to is None else to
+                for name in names if keep else ():
+                    sums[name].copy_(moved(sums[name], basis, to))
+                basis.copy_(to)
 
     def _check(self, name: str, a: Tensor, b: Tensor) -> None:
         for view, given in (("a", a), ("b", b)):
@@ -221,27 +328,40 @@ class SpectrumMonitor:
             raise InputError(f"{name}_a", rule, a.shape[1], "use a new monitor")
 
     def _add(self, name: str, x: Tensor, finite: Tensor, keep: float) -> None:
-        """sums[name] ← keep · sums[name] + xᵀx for each finite batch x in turn, (batches, rows, columns)."""
+        """sums[name] ← keep · sums[name] + the sums of each finite batch x in turn, (batches, rows, d)."""
+        basis = self.tracked.get(STREAMS[name])
         if name not in self.sums:
-            self.sums[name] = x.new_zeros(x.shape[2], x.shape[2])
+            kind = moments.layout(x.shape[2], self.exact)
+            self.sums[name] = moments.empty(x.shape[2], kind, x.device)
         if self.sums[name].device != x.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(x.device)
-        x = torch.where(finite[:, None, None], x, 0.0)
-        if keep < 1 and len(x) > 1:
-            later = torch.arange(len(x) - 1, -1, -1, device=x.device, dtype=x.dtype)
-            x = x * (keep ** (later / 2))[:, None, None]
-        rows = x.flatten(0, 1)
-        self.sums[name].addmm_(rows.T, rows, beta=keep ** len(x))
+        if basis is not None and basis.device != x.device:
+            basis = self.tracked[STREAMS[name]] = basis.to(x.device)
+        weights = (_ages(x, keep) * finite).repeat_interleave(x.shape[1])
+        moments.add(self.sums[name], x.flatten(0, 1), weights, keep ** len(x), basis)
+
+    def _add_normalized(self, a: Tensor, b: Tensor, keep: float) -> None:
+        """Σ a bᵀ, and next to it Σ a² and Σ b² by dimension, (d, d + 2)."""
+        weights = _ages(a, keep)[:, None, None]
+        found = torch.cat(
+            [
+                (a * weights).flatten(0, 1).T @ b.flatten(0, 1),
+                torch.stack([(x.square() * weights).sum(dim=(0, 1)) for x in (a, b)], dim=1),
+            ],
+            dim=1,
+        )
+        if "ab" not in self.sums:
+            self.sums["ab"] = torch.zeros_like(found)
+        self.sums["ab"] = self.sums["ab"].to(a.device).mul_(keep ** len(a)).add_(found)
 
     def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums found in each finite batch in turn, (batches, number of sums)."""
+        found = torch.where(finite[:, None], found, 0.0).double()
         if name not in self.sums:
             self.sums[name] = found.new_zeros(found.shape[1])
         if self.sums[name].device != found.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(found.device)
-        later = torch.arange(len(found) - 1, -1, -1, device=found.device, dtype=found.dtype)
-        found = torch.where(finite[:, None], found, 0.0)
-        self.sums[name].mul_(keep ** len(found)).add_((keep**later) @ found)
+        self.sums[name].mul_(keep ** len(found)).add_(_ages(found, keep) @ found)
 
     def _count(self, finite: Tensor) -> None:
         """Count batches and skipped batches, without waiting for the device."""
@@ -258,48 +378,41 @@ class SpectrumMonitor:
 
 def _joint_flaws(flaws: Tensor) -> Tensor:
     """Number of batches seen and skipped by all processes, and the first one that any process skipped."""
-    if world() == 1:
-        return flaws
     first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
     dist.all_reduce(first, dist.ReduceOp.MIN)
     return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
 
 
-def _pair_sums(z: Tensor) -> Tensor:
-    """Sums over the pairs of each batch (batches, rows, 2d), as `decompose.PAIRS` names them."""
-    squares, centred = z.square(), (z - z.mean(dim=1, keepdim=True)).square_()
-    a, b = z.chunk(2, dim=2)
-    norms, lengths = (x.unflatten(2, (2, -1)).sum(dim=3) for x in (squares, centred))
-    count = torch.ones_like(norms[:, 0, 0])
-    return torch.stack(
-        [
-            count / world(),  # a batch is shared by all processes, whose sums are added later
-            count * z.shape[1],
-            norms.prod(dim=2).sum(dim=1),
-            torch.linalg.vecdot(a, b).square_().sum(dim=1),
-            torch.linalg.vecdot(*squares.chunk(2, dim=2)).sum(dim=1),
-            lengths.square_().sum(dim=(1, 2)) / 2,
-            torch.linalg.vecdot(centred, centred).sum(dim=1) / 2,
-        ],
-        dim=1,
-    )
+def _today(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the state of a version that summed [z_a z_b 1]ᵀ[z_a z_b 1]."""
+    out = {}
+    for name, value in state.items():
+        before, _, key = name.rpartition(".")
+        if key == "zz":
+            d = (len(value) - moments.ONES) // 2
+            half = torch.eye(d, dtype=value.dtype, device=value.device)
+            ones = torch.eye(moments.ONES, dtype=value.dtype, device=value.device)
+            for stream, sign in (("uu", 1), ("vv", -1)):
+                to = torch.block_diag(torch.cat([half, sign * half]), ones)
+                out[f"{before}.{stream}".lstrip(".")] = to.T @ value @ to
+        elif key != "u":  # sums of directions without their squares: the next record does without cosines
+            out[name] = value
+    return out
 
 
-def _with_ones(batches: list[Tensor]) -> Tensor:
-    """Stack batches, (batches, rows, columns), and append columns of ones, so that one matrix product yields the first
-    and second moments and the number of rows."""
-    return nn.functional.pad(torch.stack(batches).double(), (0, ONES), value=1.0)
+def _of(stream: str, sums: dict[str, Tensor]) -> list[str]:
+    return [name for name in STREAMS if name in sums and STREAMS[name] == stream]
 
 
-def _direction_sums(z: Tensor) -> Tensor:
-    """Sums over both views of each batch (batches, rows, 2d): of u = z/‖z‖, of the cosine u_a·u_b, and their number."""
-    u_a, u_b = (nn.functional.normalize(view, dim=2) for view in z.chunk(2, dim=2))
-    cosines = 2 * (u_a * u_b).sum(dim=(1, 2))
-    number = torch.full_like(cosines, 2.0 * z.shape[1])
-    return torch.cat([(u_a + u_b).sum(dim=1), cosines[:, None], number[:, None]], dim=1)
+def _size(name: str, rows: Tensor) -> int:
+    """Size of the embeddings or representations in rows."""
+    return rows.shape[1] // 2 if name == "z" else rows.shape[1]
 
 
-def _alike(x: Tensor | None, y: Tensor | None) -> bool:
-    if x is None or y is None:
-        return x is y
+def _ages(x: Tensor, keep: float) -> Tensor:
+    """Weights of the batches, (batches,): 1 for the last one, `keep` for the one before, and so on."""
+    return keep ** torch.arange(len(x) - 1, -1, -1, device=x.device, dtype=x.dtype)
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
     return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device

@@ -169,7 +169,10 @@ SCATTER = ("batch", "scatter_diagonal", "scatter_symmetric", "scatter_plain", "s
 
 
 def scatter(batches, weights=None):
-    """By definition: variance of one pair's contribution to C and to the covariance, summed over entries."""
+    """By definition: variance of one pair's contribution to C and to the covariance, summed over entries.
+
+    The means that are subtracted are those of both views in both orders.
+    """
     a, b = (np.concatenate([views[i] for views in batches]) for i in range(2))
     weights = np.concatenate(
         [np.full(len(x), 1.0 if weights is None else weights[i]) for i, (x, _) in enumerate(batches)]
@@ -178,17 +181,19 @@ def scatter(batches, weights=None):
     plain = np.einsum("ni,nj->nij", a, b)
     n = len(batches[0][0])
     centred = [np.concatenate([views[i] - views[i].mean(0) for views in batches]) for i in range(2)]
+    cov = np.cov(np.concatenate([a, b]).T, aweights=np.tile(weights, 2), ddof=0)
     off = 0.0
-    for z, c in zip((a, b), centred, strict=True):
+    for c in centred:
         products = np.einsum("ni,nj->nij", c, c)
-        cov = np.cov(z.T, aweights=weights, ddof=0)
         square = np.tensordot(weights, products**2, 1) * (n / (n - 1)) ** 2 - cov**2
         off += (square.sum() - np.trace(square)) / 2
+    symmetric = (plain + plain.transpose(0, 2, 1)) / 2
+    C = np.tensordot(weights, symmetric, 1)
 
     def spread(x):
-        return np.tensordot(weights, x**2, 1) - np.tensordot(weights, x, 1) ** 2
+        return np.tensordot(weights, x**2, 1) - C**2
 
-    one, both = spread(plain), spread((plain + plain.transpose(0, 2, 1)) / 2)
+    one, both = spread(plain), spread(symmetric)
     diagonal = np.trace(one)
     return [n, diagonal, both.sum() - diagonal, one.sum() - diagonal, off]
 
@@ -296,7 +301,7 @@ def test_what_cannot_be_summed_is_heard_of_at_once(monkeypatch):
     def no_float64(_):
         raise TypeError("no float64 on this device")
 
-    monkeypatch.setattr("stairwise.monitor.spectrum._with_ones", no_float64)
+    monkeypatch.setattr("stairwise.monitor.moments.precision", no_float64)
     with pytest.raises(TypeError, match="no float64"):
         sw.SpectrumMonitor().collect(torch.ones(4, 3), torch.ones(4, 3))
 
@@ -316,3 +321,36 @@ def test_cosines():
     others = ~same.repeat(2, 2)
     assert spectrum.positive == pytest.approx(cosines[:n, n:][same].mean().item())
     assert spectrum.negative == pytest.approx(cosines[others].mean().item())
+
+
+def test_scores_of_other_libraries():
+    """RankMe, LiDAR and lightly's spread as these are published, from the embeddings themselves."""
+    a, b = embeddings(200, 12)
+    found = filled([(a, b)]).compute()
+    z = np.concatenate([a, b])
+    sigma = np.linalg.svd(z, compute_uv=False)
+    p = sigma / sigma.sum() + 1e-5
+    assert found.rankme == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-9)
+    samples = np.stack([a, b], axis=1)
+    means = samples.mean(axis=1)
+    between = (means - means.mean(axis=0)).T @ (means - means.mean(axis=0)) / (len(a) - 1)
+    inner = (samples - means[:, None]).reshape(-1, 12)
+    within, modes = np.linalg.eigh(inner.T @ inner / len(a) + 1e-4 * np.eye(12))
+    root = modes / np.sqrt(within) @ modes.T
+    p = np.maximum(np.linalg.eigvalsh(root @ between @ root), 0) + 1e-8
+    p /= p.sum()
+    assert found.lidar == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-9)
+    spread = torch.nn.functional.normalize(torch.tensor(z), dim=1).std(dim=0).mean().item()
+    assert found.std_of_l2_normalized == pytest.approx(spread, rel=1e-9)
+
+
+def test_sums_of_an_older_version_are_converted():
+    a, b = embeddings(50, 3)
+    ones = np.ones((50, 8))
+    rows = torch.tensor(np.concatenate([a, b, ones], axis=1))
+    monitor = sw.SpectrumMonitor()
+    monitor.load({"zz": rows.T @ rows, "u": torch.zeros(5), "before.zz": rows.T @ rows})
+    fresh = filled([(a, b), (a, b)]).compute()
+    assert monitor.compute().eigenvalues == pytest.approx(fresh.eigenvalues, rel=1e-10)
+    assert monitor.compute().covariance == pytest.approx(fresh.covariance, rel=1e-10)
+    assert monitor.compute().samples == 100

@@ -1,0 +1,97 @@
+"""What the host needs of the sums: all of them, or small matrices whose eigenvalues are the leading ones."""
+
+import torch
+from torch import Tensor, nn
+
+from stairwise.distributed import world
+from stairwise.monitor.bases import ritz
+from stairwise.monitor.moments import COLUMNS, ONES, facts
+
+
+def direction_sums(a: Tensor, b: Tensor) -> Tensor:
+    """Sums over both views of each batch (batches, rows, d): of û = z/‖z‖, of its squares by dimension, of the cosine
+    û_a·û_b, and their number."""
+    unit_a, unit_b = (nn.functional.normalize(view, dim=2) for view in (a, b))
+    cosines = 2 * (unit_a * unit_b).sum(dim=(1, 2))
+    rows = torch.full_like(cosines, 2.0 * a.shape[1])
+    squares = (unit_a.square() + unit_b.square()).sum(dim=1)
+    return torch.cat([(unit_a + unit_b).sum(dim=1), squares, cosines[:, None], rows[:, None]], dim=1)
+
+
+def pair_sums(z: Tensor, full: bool) -> Tensor:
+    """Sums over the pairs of each batch (batches, rows, 2d), as `decompose.PAIRS` names them; the first two if not
+    `full`."""
+    count = torch.ones_like(z[:, 0, 0])
+    numbers = [count / world(), count * z.shape[1]]  # a batch is shared by all processes, whose sums are added later
+    if not full:
+        return torch.stack(numbers, dim=1)
+    squares, centred = z.square(), (z - z.mean(dim=1, keepdim=True)).square_()
+    a, b = z.chunk(2, dim=2)
+    norms, lengths = (x.unflatten(2, (2, -1)).sum(dim=3) for x in (squares, centred))
+    scatter = [
+        norms.prod(dim=2).sum(dim=1),
+        torch.linalg.vecdot(a, b).square_().sum(dim=1),
+        torch.linalg.vecdot(*squares.chunk(2, dim=2)).sum(dim=1),
+        lengths.square_().sum(dim=(1, 2)) / 2,
+        torch.linalg.vecdot(centred, centred).sum(dim=1) / 2,
+    ]
+    return torch.stack(numbers + scatter, dim=1)
+
+
+def condensed(sums: dict[str, Tensor], tracked: dict[str, Tensor], dense: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Replace sums that are not to be decomposed completely by small matrices; all others are returned as they are.
+
+    Arguments:
+        tracked: bases of the tracked sums, by "z" and "h".
+        dense: bases in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
+    """
+    out = dict(sums)
+    if "uu" in sums and ("z" in tracked or sums["uu"].dtype != torch.float64):
+        u, v = out.pop("uu"), out.pop("vv")
+        out |= _tracked_pairs(u, v, tracked["z"]) if "z" in tracked else _dense_pairs(u, v, dense)
+    if "hh" in sums and ("h" in tracked or sums["hh"].dtype != torch.float64):
+        h = out.pop("hh")
+        out |= _tracked_hidden(h, tracked["h"]) if "h" in tracked else _dense_hidden(h, dense)
+    return out
+
+
+def _dense_pairs(u: Tensor, v: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
+    d = len(u) - ONES
+    of_u, of_v = facts(u, d), facts(v, d)
+    n = of_u[2, 0].clamp(min=1)
+    U, V, mean = u[:d, :d], v[:d, :d], of_u[1] / (2 * n)
+    covariance = ritz(lambda q: (U @ q + V @ q) / (4 * n) - torch.outer(mean, mean @ q), bases, "covariance", mean)
+    C = ritz(lambda q: (U @ q - V @ q) / (4 * n), bases, "C", mean)
+    return {"z.facts": torch.stack([of_u, of_v]), "z.covariance": covariance, "z.C": C}
+
+
+def _dense_hidden(h: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
+    known = facts(h, len(h) - ONES)
+    n = known[2, 0].clamp(min=1)
+    H, mean = h[:-ONES, :-ONES], known[1] / n
+    covariance = ritz(lambda q: H @ q / n - torch.outer(mean, mean @ q), bases, "hidden", mean)
+    return {"h.facts": known, "h.covariance": covariance}
+
+
+def _tracked_pairs(u: Tensor, v: Tensor, basis: Tensor) -> dict[str, Tensor]:
+    """For C, the products Qᵀ S Q and those of S Q with itself, of u, of v and of both; for the covariance likewise."""
+    d, q = len(u), basis.double()
+    of_u, of_v = facts(u, d), facts(v, d)
+    n = of_u[2, 0].double().clamp(min=1)
+    U, V = (x[:, :COLUMNS].double() / (4 * n) for x in (u, v))
+    mean = of_u[1].double() / (2 * n)
+    both = U + V - torch.outer(mean, mean @ q)
+    C = torch.stack([q.T @ U, U.T @ U, q.T @ V, V.T @ V, U.T @ V])
+    return {
+        "z.facts": torch.stack([of_u, of_v]),
+        "z.covariance": torch.stack([q.T @ both, both.T @ both]),
+        "z.C": C,
+    }
+
+
+def _tracked_hidden(h: Tensor, basis: Tensor) -> dict[str, Tensor]:
+    known, q = facts(h, len(h)), basis.double()
+    n = known[2, 0].double().clamp(min=1)
+    mean = known[1].double() / n
+    product = h[:, :COLUMNS].double() / n - torch.outer(mean, mean @ q)
+    return {"h.facts": known, "h.covariance": torch.stack([q.T @ product, product.T @ product])}

@@ -1,0 +1,84 @@
+"""Second moments of a stream of rows x, summed on their device, in one of three layouts that depends on their size d.
+
+all      S = Σ x xᵀ in float64, whose eigenvalues are computed later, all of them
+dense    S in float32, whose leading eigenvalues are computed on the device by subspace iteration
+tracked  only S Q, with a basis Q of a few hundred columns that follows the leading modes, so that a row costs d · COLUMNS
+
+A stream is u = z_a + z_b, v = z_a − z_b, or h. Σ x and the number of rows are summed as well, by columns of ones.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+ALL, DENSE = 1024, 8192  # the largest d of the layouts "all" and "dense"
+KEPT = 128  # number of leading eigenvalues that are reported
+COLUMNS = 512  # columns of a tracked basis
+ONES = 8  # columns of ones next to the data; one is enough, but eight keep rows aligned, which is faster on GPUs
+EXTRA = 3  # columns of a tracked sum after S Q: Σ x², Σ x and the number of rows
+
+
+def layout(d: int, exact: bool | None = None) -> str:
+    """The layout for rows of size d; `exact` asks for all eigenvalues, or for the leading ones, whatever the size.
+
+    >>> layout(512), layout(2048), layout(65536), layout(2048, exact=True)
+    ('all', 'dense', 'tracked', 'all')
+    """
+    if exact or (exact is None and d <= ALL) or d <= KEPT:
+        return "all"
+    return "dense" if d <= DENSE else "tracked"
+
+
+def precision(kind: str) -> torch.dtype:
+    """The number format of a layout."""
+    return torch.float64 if kind == "all" else torch.float32
+
+
+@contextmanager
+def plain_products(device: torch.device, half: bool) -> Iterator[None]:
+    """Matrix products in the precision of their arguments, whatever the user's autocast says.
+
+    half: the embeddings were of half precision, which TF32 represents well enough, and much faster.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32 if device.type == "cuda" else False
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        try:
+            if device.type == "cuda" and half:
+                torch.backends.cuda.matmul.allow_tf32 = True
+            yield
+        finally:
+            if device.type == "cuda" and half:
+                torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def empty(d: int, kind: str, device: torch.device) -> Tensor:
+    """Sums of no rows."""
+    shape = (d, COLUMNS + EXTRA) if kind == "tracked" else (d + ONES, d + ONES)
+    return torch.zeros(shape, dtype=precision(kind), device=device)
+
+
+def add(sums: Tensor, x: Tensor, weights: Tensor, keep: float, basis: Tensor | None) -> None:
+    """sums ← keep · sums + the sums of the rows x, (rows, d), with their weights, (rows,)."""
+    root = weights.sqrt()[:, None]
+    if basis is None:
+        rows = torch.cat([x * root, root.expand(-1, ONES)], dim=1)
+        sums.addmm_(rows.T, rows, beta=keep)
+        return
+    rows = x * root
+    n = weights.sum().expand(x.shape[1])
+    more = torch.stack([rows.square().sum(dim=0), weights @ x, n], dim=1)
+    sums.mul_(keep).add_(torch.cat([rows.T @ (rows @ basis), more], dim=1))
+
+
+def count(sums: Tensor) -> Tensor:
+    """Number of rows, a tensor of shape ()."""
+    return sums[-1, -1]
+
+
+def facts(sums: Tensor, d: int) -> Tensor:
+    """Σ x², Σ x and the number of rows in each column, (3, d)."""
+    if len(sums) == d:  # tracked
+        return sums[:, COLUMNS:].T
+    return torch.stack([sums.diagonal()[:d], sums[:d, -1], sums[-1, -1].expand(d)])

@@ -1,0 +1,195 @@
+"""Leading eigenvalues of large embeddings, from dense sums and from a tracked basis, compared with dense computations."""
+
+import numpy as np
+import pytest
+import torch
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.monitor import bases, moments
+
+LAYOUTS = ("dense", "tracked")
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request, monkeypatch):
+    """Both layouts for embeddings of a few hundred dimensions."""
+    monkeypatch.setattr(moments, "ALL", 64)
+    monkeypatch.setattr(moments, "KEPT", 24)
+    monkeypatch.setattr("stairwise.monitor.decompose.KEPT", 24)
+    monkeypatch.setattr(bases, "BLOCK", 48)
+    for module in ("stairwise.monitor.moments", "stairwise.monitor.bases", "stairwise.monitor.digest"):
+        monkeypatch.setattr(f"{module}.COLUMNS", 96)
+    monkeypatch.setattr(moments, "DENSE", 8192 if request.param == "dense" else 64)
+    return request.param
+
+
+def embeddings(n, d=300, seed=0, turn=0.0):
+    """Pairs whose modes fall as a power law, with a mean; `turn` rotates the modes."""
+    rng = np.random.default_rng(1)
+    modes = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    if turn:
+        modes = np.linalg.qr(modes + turn * np.random.default_rng(2).standard_normal((d, d)) / np.sqrt(d))[0]
+    scale = np.arange(1, d + 1) ** -1.0
+    draw = np.random.default_rng(seed)
+    base = draw.standard_normal((n, d)) * scale
+    views = ((base + 0.3 * scale * draw.standard_normal((n, d)) + 0.5 * scale) @ modes.T for _ in "ab")
+    return tuple(torch.tensor(z, dtype=torch.float32) for z in views)
+
+
+def expected(a, b, count=24):
+    a, b = a.double().numpy(), b.double().numpy()
+    C = (a.T @ b + b.T @ a) / (2 * len(a))
+    covariance = np.cov(np.concatenate([a, b]).T)
+    return {
+        "eigenvalues": np.linalg.eigvalsh(C)[::-1][:count],
+        "covariance": np.linalg.eigvalsh(covariance)[::-1][:count],
+        "trace": np.trace(C),
+        "variance": np.trace(covariance),
+    }
+
+
+def batches(a, b, size=50):
+    return zip(a.split(size), b.split(size), strict=True)
+
+
+def filled(a, b, **options):
+    monitor = sw.SpectrumMonitor(**options)
+    for pair in batches(a, b):
+        monitor.update(*pair)
+    return monitor
+
+
+def agrees(found, a, b, rel):
+    for name, values in expected(a, b).items():
+        tolerance = 1e-5 if name in ("trace", "variance") else rel
+        assert getattr(found, name) == pytest.approx(values, rel=tolerance), name
+
+
+def test_leading_values_and_exact_totals(layout):
+    a, b = embeddings(1000)
+    found = filled(a, b).compute()
+    agrees(found, a, b, rel=1e-4 if layout == "dense" else 0.02)
+    assert (found.samples, found.dimensions, len(found.eigenvalues), found.batch) == (1000, 300, 24, 50)
+    exact = filled(a, b, exact=True).compute()
+    assert len(exact.covariance) == 300
+    assert exact.mean_square == pytest.approx(found.mean_square, rel=1e-5)
+    assert (found.positive, found.negative) == pytest.approx((exact.positive, exact.negative), rel=1e-5)
+    assert found.std_of_l2_normalized == pytest.approx(exact.std_of_l2_normalized, rel=1e-5)
+    assert found.rankme is None
+    assert found.lidar is None
+
+
+def test_bases_follow_modes_that_turn(layout):
+    """A window starts with the basis of the one before; what turns in between is found again."""
+    monitor = filled(*embeddings(600))
+    for turn in (0.3, 0.3):
+        monitor.reset()
+        a, b = embeddings(600, seed=4, turn=turn)
+        for pair in batches(a, b):
+            monitor.update(*pair)
+    agrees(monitor.compute(), a, b, rel=1e-4 if layout == "dense" else 5e-3)
+
+
+def test_few_rows_are_exact(layout):
+    """Fewer rows than the basis has columns: their span is the basis."""
+    a, b = embeddings(40)
+    monitor = sw.SpectrumMonitor()
+    for pair in batches(a, b, 20):
+        monitor.collect(*pair)
+    agrees(monitor.compute(), a, b, rel=1e-4)
+
+
+def test_hidden_representations(layout):
+    h = embeddings(500, seed=3)
+    monitor = sw.SpectrumMonitor()
+    z = torch.randn(250, 4)
+    for part in torch.cat(h).split(125):
+        monitor.collect_hidden(part)
+    monitor.update(z, z)
+    found = monitor.compute()
+    values = np.linalg.eigvalsh(np.cov(torch.cat(h).double().numpy().T))[::-1]
+    assert found.hidden == pytest.approx(values[:24], rel=1e-4 if layout == "dense" else 0.02)
+    assert (found.hidden_dimensions, found.dimensions) == (300, 4)
+    assert found.hidden_variance == pytest.approx(values.sum(), rel=1e-5)
+
+
+def test_windows_half_lives_and_merging(layout):
+    a, b = embeddings(1200)
+    window = filled(a, b, window=400).compute()
+    assert window.samples == 400
+    agrees(window, a[800:], b[800:], rel=2e-3 if layout == "dense" else 0.05)
+    one, two = filled(a[:600], b[:600]), filled(a[600:], b[600:])
+    one.merge(two)
+    agrees(one.compute(), a, b, rel=1e-4 if layout == "dense" else 0.03)
+    decayed, exact = (filled(a, b, half_life=300, exact=kind).compute() for kind in (None, True))
+    assert decayed.covariance == pytest.approx(exact.covariance[:24], rel=1e-4 if layout == "dense" else 0.03)
+    assert decayed.variance == pytest.approx(exact.variance, rel=1e-5)
+
+
+def test_state_continues_to_the_bit(layout):
+    a, b = embeddings(400)
+    one = filled(a[:200], b[:200])
+    one.compute()
+    two = sw.SpectrumMonitor()
+    two.load({name: value.clone() for name, value in one.state().items()})
+    for monitor in (one, two):
+        for pair in batches(a[200:], b[200:]):
+            monitor.update(*pair)
+    assert np.array_equal(one.compute().covariance, two.compute().covariance)
+
+
+def test_buffers_stay_where_a_graph_refers_to_them(layout):
+    a, b = embeddings(100)
+    monitor = filled(a, b)
+    where = {name: value.data_ptr() for name, value in {**monitor.sums, **monitor.tracked}.items()}
+    monitor.compute()
+    monitor.reset()
+    monitor.update(a, b)
+    assert {name: value.data_ptr() for name, value in {**monitor.sums, **monitor.tracked}.items()} == where
+
+
+def test_bad_batches_and_no_batches(layout):
+    a, b = embeddings(200)
+    monitor = filled(a, b)
+    monitor.update(a * torch.nan, b)
+    found = monitor.compute()
+    agrees(found, a, b, rel=1e-4 if layout == "dense" else 0.02)
+    assert (found.skipped, found.first_skipped) == (1, 5)
+    monitor.reset()
+    monitor.update(a * torch.inf, b)
+    with pytest.raises(InputError, match="two pairs"):
+        monitor.compute()
+    monitor.reset()
+    monitor.update(a, b)
+    agrees(monitor.compute(), a, b, rel=1e-4 if layout == "dense" else 0.05)
+
+
+def test_a_collapsed_embedding(layout):
+    point = torch.ones(60, 300)
+    monitor = sw.SpectrumMonitor()
+    monitor.update(point, point)
+    found = monitor.compute()
+    assert found.eigenvalues[0] == pytest.approx(300.0, rel=1e-4)
+    assert found.mean_square == pytest.approx(300.0, rel=1e-5)
+    assert abs(found.covariance).max() < 1e-3
+
+
+def test_autocast_and_random_numbers_of_the_user(layout):
+    a, b = embeddings(200)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    with torch.autocast("cpu", torch.bfloat16):
+        monitor = filled(a, b)
+    found = monitor.compute()
+    assert torch.equal(torch.get_rng_state(), before)
+    agrees(found, a, b, rel=1e-4 if layout == "dense" else 0.02)
+
+
+def test_pairs_wanted():
+    monitor = sw.SpectrumMonitor()
+    monitor.update(torch.randn(3, 10), torch.randn(3, 10))
+    assert monitor.pairs_wanted() == 40
+    large = sw.SpectrumMonitor()
+    large.update(torch.randn(3, 2000), torch.randn(3, 2000))
+    assert large.pairs_wanted() == 4096
