@@ -161,10 +161,11 @@ class Judge:
         """Whether there are enough finite records for a forecast."""
         return len(self.t) >= FEWEST and bool(self.whole[-1])
 
-    def forecast(self) -> Forecast | None:
-        """The forecast from the records that are trusted; None if there are too few."""
+    def forecast(self, lost: bool = False) -> Forecast | None:
+        """The forecast from the records that are finite and trusted; None if there are too few, or if the last one is
+        not finite, unless `lost`."""
         judge = self.trusted if self.trusted is not None else self
-        if not judge.forecasts:
+        if not (judge.forecasts or (lost and len(judge.t) >= FEWEST)):
             return None
         total = judge.lam.sum(axis=1) + judge.rest.sum
         return forecast_steps(judge.t, judge.lam, level=judge.level, dimensions=judge.d, total=total)
