@@ -23,11 +23,14 @@ MEASURES = {
 SCORES = {
     "rankme": ("RankMe of z", "exp of the entropy of σ/Σσ, σ the singular values of z, which is not centred"),
     "hidden_rankme": ("RankMe of h", "the same for the representations"),
-    "lidar": ("LiDAR of z", "exp of the entropy of the eigenvalues of S_w^−½ S_b S_w^−½, scatter between and within pairs"),
+    "lidar": (
+        "LiDAR of z",
+        "exp of the entropy of the eigenvalues of S_w^−½ S_b S_w^−½, scatter between and within pairs",
+    ),
     "std_of_l2_normalized": (
         "std_of_l2_normalized",
-        "lightly's: standard deviation of the coordinates of z/‖z‖, averaged; 1/√d if they are spread evenly, 0 after a "
-        "collapse",
+        "lightly's: standard deviation of the coordinates of z/‖z‖, averaged; 1/√d if they are spread evenly, 0 if all "
+        "z point the same way",
     ),
 }
 
@@ -45,8 +48,8 @@ def rank_bounds(records: Sequence[Record], spectrum: str) -> dict[str, Bounds]:
 def _positive(record: Record, spectrum: str) -> float:
     """Upper bound of the sum of the positive eigenvalues: the total, unless there may be negative ones.
 
-    C is the mean of (uuᵀ − vvᵀ)/4 with u = z_a + z_b and v = z_a − z_b, and z_a z_aᵀ + z_b z_bᵀ that of (uuᵀ + vvᵀ)/2. So
-    the positive eigenvalues of C have at most the sum (tr C + tr Σ + ‖mean of z‖²)/2.
+    With u = z_a + z_b and v = z_a − z_b, C is the mean of (uuᵀ − vvᵀ)/4, and tr Σ + ‖mean of z‖² that of
+    (‖u‖² + ‖v‖²)/4. The positive eigenvalues of C therefore have at most the sum (tr C + tr Σ + ‖mean of z‖²)/2.
     """
     total = record.total(spectrum)
     if spectrum != "eigenvalues" or record.variance is None or record.mean_square is None:

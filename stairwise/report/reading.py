@@ -187,7 +187,8 @@ def _recorded(measured: Sequence[Record], spectrum: str) -> dict[str, str]:
 def _with_noise(advice: Advice, record: Record, settings: Mapping[str, Any]) -> Advice:
     """The advice with a sentence on how much of the loss is sampling noise, if that is known and not little."""
     known = settings.get("loss") in NOISY and not settings.get("fixed_views")  # fixed views: every batch is the same
-    if not known or record.correlations is None or record.wanted is not None or advice.state in ("collapsing", "collapsed", "diverged"):
+    known = known and record.wanted is None
+    if not known or record.correlations is None or advice.state in ("collapsing", "collapsed", "diverged"):
         return advice
     from stairwise.staircase.noise import noise_sentence  # loads scipy, which takes time
 

@@ -32,7 +32,7 @@ def run_page(folder: Path, spectrum: str = "") -> Page:
         spectrum: "eigenvalues" (of C) or "covariance"; empty: the one in which the run's loss takes its steps.
     """
     run = read_run(folder, spectrum)
-    tables = _now(run) + [scores_table(run.records)]
+    tables = [*_now(run), scores_table(run.records)]
     if run.ahead and run.clock:
         tables.append(_taken(run.ahead, run.clock, note="" if run.expected else run.ahead.track_record))
     if run.expected and run.clock:
@@ -200,7 +200,8 @@ def _histogram(run: Reading) -> list[Panel]:
     logs = np.sort(np.log10(positive))[::-1]
     marks = [float(logs[learned - 1] + logs[learned]) / 2] if 0 < learned < len(logs) else []
     bars = Line("eigenvalues", (edges[1:] + edges[:-1]) / 2, count.astype(float), (1, 3), legend=False, kind="bars")
-    title = "Eigenvalues now" + (f": {run.leading}" if run.leading else "") + (", learned to the right of the dotted line" if marks else "")
+    title = "Eigenvalues now" + f": {run.leading}" * bool(run.leading)
+    title += ", learned to the right of the dotted line" * bool(marks)
     return [Panel(title, "log₁₀ λ", "number", [bars], marks)]
 
 

@@ -83,7 +83,7 @@ class Run:
 
         If records hold leading eigenvalues only, it is (T, k), with k as in the record that holds the fewest.
         """
-        measured = [r for r in self.records if r.eigenvalues is not None or r.covariance is not None]
+        measured = self._measured
         values = [record.value(name) for record in measured]
         if not measured or values[0] is None:
             known = sorted(measured[0].as_json()) if measured else []
@@ -96,7 +96,17 @@ class Run:
     def totals(self, name: str) -> Floats:
         """Sum of all eigenvalues of a spectrum at the records of `series`, (T,), also of those not recorded."""
         self.series(name)
-        return np.array([r.total(name) for r in self.records if r.eigenvalues is not None or r.covariance is not None])
+        return np.array([record.total(name) for record in self._measured])
+
+    def dimensions(self, name: str) -> int:
+        """Number of all eigenvalues of a spectrum, also of those not recorded."""
+        self.series(name)
+        return self._measured[-1].size(name)
+
+    @property
+    def _measured(self) -> list[Record]:
+        """Records that have a spectrum."""
+        return [r for r in self.records if r.eigenvalues is not None or r.covariance is not None]
 
     def probes(self, name: str) -> tuple[Floats, Floats]:
         """Times and accuracies of a probe, or times and spectra of `held_out` images."""

@@ -6,6 +6,7 @@ earlier waits together, or the views agree so well that little is left to learn.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -146,7 +147,7 @@ class Judge:
         self.whole: NDArray[np.bool_] = np.asarray((size < HUGE) & ~(signs.loss >= HUGE_LOSS))
         self.times, self.losses, self.level = times, signs.loss, level
         self.d = every.shape[1] + rest.number
-        self.few, self._pairs = signs.few & self.whole, (signs.samples, signs.wanted)
+        self.few, self.pairs = signs.few & self.whole, (signs.samples, signs.wanted)
         enough = ~self.few
         self.trusted = None  # a judge of the records that have enough pairs
         if self.few.any() and enough.sum() >= ENOUGH:
@@ -154,7 +155,11 @@ class Judge:
             self.trusted = Judge(times[enough], every[enough], level, signs.where(enough), dimensions, sums)
         self.t, self.lam, self.signs = times[self.whole], every[self.whole], signs.where(self.whole)
         self.rest = rest.where(self.whole)
-        self.history = History(self.lam, level, self.rest)
+
+    @cached_property
+    def history(self) -> History:
+        """Growth at the finite records."""
+        return History(self.lam, self.level, self.rest)
 
     @property
     def forecasts(self) -> bool:
@@ -182,7 +187,7 @@ class Judge:
             advice = self._says(at, clock, ahead)
         if not self.few[at]:
             return advice
-        sentence = words.few_pairs(*(None if v is None else float(v[at]) for v in self._pairs), self.d)
+        sentence = words.few_pairs(*self.pairs, at, self.d)
         if trusted < ENOUGH and advice.state in SURE:
             return replace(advice, state="cannot tell yet", evidence=(sentence,), remedy="")
         return replace(advice, evidence=(*advice.evidence, sentence))

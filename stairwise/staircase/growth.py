@@ -68,8 +68,8 @@ class Rest:
 
     def squares(self, lam: Floats) -> Floats:
         """Sum of their squares, (T, 1)."""
-        own = (np.maximum(lam, 0.0) ** 2).sum(axis=1, keepdims=True)
-        return np.asarray(own + self.sum[:, None] ** 2 / self.number if self.number else own)
+        own = np.asarray((np.maximum(lam, 0.0) ** 2).sum(axis=1, keepdims=True))
+        return own + self.sum[:, None] ** 2 / self.number if self.number else own
 
 
 def learned(spectrum: Floats, level: float | None = None, rest: Rest | None = None) -> int:
@@ -141,7 +141,7 @@ class History:
         noise = _noise(self.logs)
         for end in range(SHORTEST, len(lam) + 1):
             self.gains[end - 1], self.rates[end - 1] = _gains(self.logs[:end], noise[end - 1])
-        self.active = ((self.heights >= VISIBLE) & (self.gains > 0)).any(axis=1)
+        self.active: NDArray[np.bool_] = np.asarray(((self.heights >= VISIBLE) & (self.gains > 0)).any(axis=1))
 
     def at(self, i: int) -> Growth:
         """Growth at record i."""

@@ -1,7 +1,7 @@
 """Signs of health that the followed spectrum does not show: loss, cosines, total variance and mean."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ class Signs:
         positive: mean cosine of the two views of one sample.
         negative: mean cosine of views of different samples.
         batch: pairs per batch.
-        samples, wanted: number of pairs in the spectra, and how many they need, if there were fewer.
+        samples, wanted: number of pairs in the spectra, and how many they need, if there were fewer; empty if unknown.
     """
 
     loss: Floats
@@ -34,8 +34,8 @@ class Signs:
     positive: Floats
     negative: Floats
     batch: Floats
-    samples: Floats | None = None
-    wanted: Floats | None = None
+    samples: Floats = field(default_factory=lambda: np.zeros(0))
+    wanted: Floats = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "Signs":
@@ -62,7 +62,7 @@ class Signs:
     @property
     def few(self) -> NDArray[np.bool_]:
         """Which records have fewer pairs than their spectra need, (T,)."""
-        return np.zeros(len(self.loss), bool) if self.wanted is None else np.isfinite(self.wanted)
+        return np.isfinite(self.wanted) if len(self.wanted) else np.zeros(len(self.loss), bool)
 
     @classmethod
     def unknown(cls, lam: Floats, rest: Rest | None = None) -> "Signs":
@@ -77,7 +77,7 @@ class Signs:
 
     def where(self, kept: NDArray[np.bool_] | slice) -> "Signs":
         """The signs of some records."""
-        return Signs(*(None if values is None else values[kept] for values in vars(self).values()))
+        return Signs(*(values[kept] if len(values) else values for values in vars(self).values()))
 
 
 def telling_value(signs: Signs, d: int) -> tuple[str, str] | None:

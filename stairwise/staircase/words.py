@@ -49,8 +49,8 @@ SENTENCES = {
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
     "unseen": "Only the {k} leading eigenvalues are recorded, and all of them are in use: whether others grow cannot "
     "be seen.",
-    "mean mode": "The largest eigenvalue of C, {top:.2g}, belongs to the mean of z, since ‖mean of z‖² is {mean:.2g}: C "
-    "is not centred.",
+    "mean mode": "The largest eigenvalue of C, {top:.2g}, belongs to the mean of z, since ‖mean of z‖² is {mean:.2g}: "
+    "C is not centred.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
 }
 FIRST_LOST = "The first batch that was not finite was number {number:,}."  # said by the page, which knows it
@@ -120,8 +120,8 @@ def lost(t: Floats, whole: NDArray[np.bool_], loss: float, clock: Clock | None) 
     return said("not finite", when=when)
 
 
-def few_pairs(samples: float | None, wanted: float | None, d: int) -> str:
-    return said("few pairs", samples=samples or 0, wanted=wanted, d=d)
+def few_pairs(samples: Floats, wanted: Floats, record: int, d: int) -> str:
+    return said("few pairs", samples=samples[record] if len(samples) else 0, wanted=wanted[record], d=d)
 
 
 def change(t: float, before: int, at_least: bool) -> str:

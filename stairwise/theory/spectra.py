@@ -94,7 +94,8 @@ def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
     Otsu's method splits log λ into two groups with the least variance within them; the threshold is the middle of the
     widest gap between the medians of the groups. Eigenvalues below 1e-4 of the largest are treated as equal, because
     they are noise. All eigenvalues count as grown if the split explains less than half of the variance or if the groups
-    are less than a factor of 10 apart. None count as grown if no eigenvalue is positive.
+    are less than a factor of 10 apart. None count as grown if no eigenvalue is positive. Of leading eigenvalues alone,
+    the small group is cut short, so that fewer or all may count as grown.
 
     >>> count, threshold = grown([1.0, 0.9, 0.8, 1e-4, 1e-5])
     >>> count, 1e-3 < threshold < 0.8
