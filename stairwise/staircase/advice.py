@@ -236,7 +236,7 @@ class Judge:
             return state, kind
         if self.level is not None and now.learned == 0:
             return "not started", ""
-        if len(now.rising):
+        if len(now.rising) or now.unseen > 0:
             return "learning", ""
         if records < FEWEST or _grows(signs.variance):
             return ("learning", "too early") if now.learned >= d else ("waiting", "")

@@ -54,7 +54,7 @@ class Rest:
         sums = np.asarray(total, dtype=np.float64)
         if sums.shape != (records,):
             raise InputError("total", f"must have {records} numbers, one per row of lam", f"shape {sums.shape}")
-        with np.errstate(invalid="ignore"):  # records that are not finite
+        with np.errstate(invalid="ignore", over="ignore"):  # records that are not finite
             rest = np.nan_to_num(sums - lam.sum(axis=1), posinf=0.0, neginf=0.0)
         return cls(np.maximum(rest, 0.0), dimensions - k)
 
@@ -117,6 +117,7 @@ class Growth:
         quiet: number of records since something visible grew.
         arrival: number of records until the next dimension would be in use, at its pace since things became quiet.
         moved: largest change of a leading dimension since the first records, in log λ.
+        unseen: growth of the sum of the eigenvalues that are not recorded, if some of them may be visible; 0 if none.
     """
 
     learned: int
@@ -126,6 +127,7 @@ class Growth:
     quiet: int
     arrival: float
     moved: float
+    unseen: float = 0.0
 
 
 class History:
@@ -135,13 +137,17 @@ class History:
         self.level, self.lam, self.rest = level, lam, rest if rest is not None else Rest.of(lam)
         totals = np.maximum(self.rest.totals(lam), 1e-300)
         curves = np.maximum(lam[:, :MODES], 1e-12 * totals)
-        self.heights = curves / (level if level is not None else typical(lam, self.rest))
+        units = typical(lam, self.rest) if level is None else np.full((len(lam), 1), level)
+        self.heights = curves / units
         self.logs = np.log(curves if level is not None else curves / totals)
-        self.gains, self.rates = np.zeros_like(curves), np.zeros_like(curves)
-        noise = _noise(self.logs)
-        for end in range(SHORTEST, len(lam) + 1):
-            self.gains[end - 1], self.rates[end - 1] = _gains(self.logs[:end], noise[end - 1])
-        self.active: NDArray[np.bool_] = np.asarray(((self.heights >= VISIBLE) & (self.gains > 0)).any(axis=1))
+        self.gains, self.rates = _growth(self.logs)
+        self.unseen = np.zeros(len(lam))
+        if self.rest.number:  # some of the rest may be visible if the smallest recorded eigenvalue is
+            sums = np.maximum(self.rest.sum[:, None], 1e-12 * totals)
+            gains, _ = _growth(np.log(sums if level is not None else sums / totals))
+            self.unseen = np.where(lam[:, -1] >= VISIBLE * units[:, 0], gains[:, 0], 0.0)
+        visible: NDArray[np.bool_] = np.asarray(((self.heights >= VISIBLE) & (self.gains > 0)).any(axis=1))
+        self.active = visible | (self.unseen > 0)
 
     def at(self, i: int) -> Growth:
         """Growth at record i."""
@@ -161,11 +167,12 @@ class History:
             quiet,
             self._arrival(i, now, max(quiet, SHORTEST)),
             float(np.abs(last - first)[:5].max()),
+            float(self.unseen[i]),
         )
 
     def _arrival(self, i: int, used: int, width: int) -> float:
         """Records until one of the next dimensions is in use, from straight lines through the last `width` records."""
-        if used >= MODES or (used >= self.lam.shape[1] and self.rest.number):  # the next ones are not looked at
+        if used >= MODES or (used + NEXT > self.lam.shape[1] and self.rest.number):  # the next ones are not looked at
             return 0.0
         logs = self.logs[max(0, i + 1 - width) : i + 1, used : used + NEXT]
         if not logs.size or len(logs) < 3:
@@ -176,6 +183,14 @@ class History:
         with np.errstate(over="ignore"):
             left = np.log(bar / self.heights[i, used : used + NEXT])
         return float(np.where(slope > 0, left / np.maximum(slope, 1e-300), np.inf).min())
+
+
+def _growth(logs: Floats) -> tuple[Floats, Floats]:
+    """Certain growth of each curve, (T, modes), up to every record, and its rate per record."""
+    gains, rates, noise = np.zeros_like(logs), np.zeros_like(logs), _noise(logs)
+    for end in range(SHORTEST, len(logs) + 1):
+        gains[end - 1], rates[end - 1] = _gains(logs[:end], noise[end - 1])
+    return gains, rates
 
 
 def _noise(logs: Floats) -> Floats:

@@ -163,9 +163,10 @@ def moving(state: str, seen: Seen) -> tuple[str, str]:
     numbers = {"learned": _amount(now.learned, seen.at_least), "d": d, "quiet": now.quiet, "wait": counted(now.quiet)}
     numbers |= {"are": "is" if now.learned == 1 else "are"}
     if state == "learning":
-        if not len(now.rising):
+        if not len(now.rising) and not now.unseen:
             return said("joined", **numbers), ""
-        return said("rising", which=_rising(now), gain=_factor(now.gains[now.rising].max()), **numbers), ""
+        gain = _factor(now.gains[now.rising].max(initial=0.0) or now.unseen)
+        return said("rising", which=_rising(now), gain=gain, **numbers), ""
     if state == "too early":
         return said("too early", **numbers), ""
     if state == "agreed":
@@ -179,6 +180,8 @@ def moving(state: str, seen: Seen) -> tuple[str, str]:
 
 def _rising(now: Growth) -> str:
     names = [str(j + 1) for j in now.rising]
+    if not names:
+        return "those that are not recorded are rising"
     if len(names) == 1:
         return f"dimension {names[0]} is rising"
     if len(names) > SHOWN:
