@@ -49,8 +49,8 @@ SENTENCES = {
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
     "unseen": "Only the {k} leading eigenvalues are recorded, and all of them are in use; the others are seen in "
     "their sum only.",
-    "mean mode": "The largest eigenvalue of C, {top:.2g}, belongs to the mean of z, since ‖mean of z‖² is {mean:.2g}: "
-    "C is not centred.",
+    "mean mode": "The largest eigenvalue of C, {top:.2g}, comes mainly from the mean of z, since ‖mean of z‖² is "
+    "{mean:.2g}: C is not centred.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
 }
 FIRST_LOST = "The first batch that was not finite was number {number:,}."  # said by the page, which knows it
