@@ -103,14 +103,15 @@ def _course(run: "Run") -> Any:
 def _summary(run: "Run") -> list[tuple[str, str, Any]]:
     """Name, unit and value of each measurement at the end of a run."""
     course, last = _course(run), run.records[-1]
-    spectrum = course.spectra[-1]
+    spectrum, above = course.spectra[-1], int((course.spectra[-1] > 0.1 * course.spectra[-1, 0]).sum())
+    d = run.dimensions(run.followed)
     rows: list[tuple[str, str, Any]] = [
         ("steps", "", last.step),
         ("time t", "Σ lr", last.t),
         ("loss, first record", "", float(course.loss[0])),
         ("loss, last record", "", float(course.loss[-1])),
         (f"largest eigenvalue of {course.of}", "", float(spectrum[0])),
-        ("eigenvalues above a tenth of it", f"of {len(spectrum)}", int((spectrum > 0.1 * spectrum[0]).sum())),
+        ("eigenvalues above a tenth of it", f"of {d}" + ", or more" * (above == len(spectrum) < d), above),
         ("wall-clock time", "s", last.seconds),
         ("rate", "views/s", last.views_per_second),
     ]

@@ -17,7 +17,6 @@ from stairwise.runs.reader import consistent
 from stairwise.runs.record import Record
 from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.clock import Clock
-from stairwise.staircase.forecast import forecast_steps
 from stairwise.staircase.signs import Signs
 
 Floats = NDArray[np.float64]
@@ -98,13 +97,15 @@ def judged(
     kept = measured + lost[:1]
     if not kept:
         return Advice("cannot tell yet", 0, 0, ("No record has a spectrum so far.",)), None
-    d = len(measured[0].value(spectrum)) if measured else 0
-    t, lam = np.array([r.t for r in kept]), np.full((len(kept), max(d, 1)), np.nan)
+    d = measured[0].size(spectrum) if measured else 0
+    k = len(measured[0].value(spectrum)) if measured else 1
+    t, lam = np.array([r.t for r in kept]), np.full((len(kept), k), np.nan)
     for row, record in zip(lam, measured, strict=False):
         row[:] = record.spectrum(spectrum)
     level = 1.0 if spectrum == "eigenvalues" else None  # the plateau of a covariance is unknown
-    judge, clock = Judge(t, lam, level, Signs.of(kept)), _clock(kept, planned)
-    ahead = forecast_steps(judge.t, judge.lam, level=level) if judge.forecasts else None
+    totals = [r.total(spectrum) for r in kept]
+    judge, clock = Judge(t, lam, level, Signs.of(kept), d or None, totals), _clock(kept, planned)
+    ahead = judge.forecast()
     advice = replace(judge.says(clock=clock, ahead=ahead), dimensions=d)
     if stride > 1:
         note = f"One in {stride} records was judged and is counted here."

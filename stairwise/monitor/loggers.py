@@ -12,7 +12,13 @@ from typing import Any
 
 from stairwise.checks import InputError, RunWarning
 from stairwise.runs.record import Record
-from stairwise.theory.spectra import alpha_req, effective_rank, participation_ratio
+from stairwise.theory.spectra import (
+    alpha_req,
+    effective_rank,
+    effective_rank_bounds,
+    participation_ratio,
+    participation_ratio_bounds,
+)
 
 PREFIX = "stairwise/"
 STEP = f"{PREFIX}step"
@@ -37,13 +43,28 @@ def _numbers(record: Record) -> dict[str, float]:
         values = record.spectrum(name)
         if values is not None:
             numbers |= {f"{name}/{j + 1}": float(v) for j, v in enumerate(values[:SHOWN])}
+    numbers |= _summaries(record, "covariance", "") | _summaries(record, "hidden", "hidden_")
     spectrum = record.spectrum("covariance")
-    if spectrum is not None:
-        numbers["effective_rank"] = float(effective_rank(spectrum))
-        numbers["participation_ratio"] = float(participation_ratio(spectrum))
-        if (spectrum > 0).sum() >= 2:
-            numbers["alpha_req"] = alpha_req(spectrum)
+    if spectrum is not None and (spectrum > 0).sum() >= 2:
+        numbers["alpha_req"] = alpha_req(spectrum)
     return numbers
+
+
+def _summaries(record: Record, name: str, prefix: str) -> dict[str, float]:
+    """Ranks of a spectrum; their bounds, `…_low` and `…_high`, if it holds the leading eigenvalues only."""
+    spectrum, d = record.spectrum(name), record.size(name)
+    if spectrum is None:
+        return {}
+    if len(spectrum) == d:
+        ranks = {"effective_rank": effective_rank(spectrum), "participation_ratio": participation_ratio(spectrum)}
+        return {f"{prefix}{label}": float(value) for label, value in ranks.items()}
+    measures = {"effective_rank": effective_rank_bounds, "participation_ratio": participation_ratio_bounds}
+    bounds = {label: measure(spectrum, record.total(name), d) for label, measure in measures.items()}
+    return {
+        f"{prefix}{label}_{end}": float(value)
+        for label, both in bounds.items()
+        for end, value in zip(("low", "high"), both, strict=True)
+    }
 
 
 def destinations(log: Any) -> tuple[Path | None, list[Logger]]:

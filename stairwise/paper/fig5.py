@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from stairwise.checks import InputError
 from stairwise.figures.training import draw_layers
@@ -23,6 +24,8 @@ from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
+from stairwise.runs.reader import Run
+from stairwise.staircase.growth import Rest
 from stairwise.staircase.steps import coupling
 from stairwise.table import Table
 
@@ -51,9 +54,15 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
         series = "eigenvalues" if method.startswith("bt") else "covariance"
         both = trained.curves(f"{method}.z", run, series) | trained.curves(f"{method}.h", run, "hidden")
         arrays |= {name: array for name, array in both.items() if not name.endswith(".every")}
-        total = [np.maximum(run.series(name), 0.0).sum(axis=1) for name in (series, "hidden")]
+        total = [_variance(run, name) for name in (series, "hidden")]
         arrays[f"{method}.total"] = np.stack([run.times, *total]).astype(np.float32)
     return arrays
+
+
+def _variance(run: Run, name: str) -> NDArray:
+    """Sum of all positive eigenvalues over time, (T,), also of those not recorded."""
+    lam = run.series(name)
+    return Rest.of(lam, run.totals(name), run.dimensions(name)).totals(lam)[:, 0]
 
 
 def together(arrays: Arrays, method: str) -> dict[str, tuple[float, ...]]:

@@ -191,7 +191,7 @@ def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
         f"{prefix}.loss": np.interp(short, t, run.series("loss")),
         f"{prefix}.steps": np.stack([steps.times, steps.modes, steps.rise_times, steps.levels, steps.events]),
         f"{prefix}.grown": np.array(grown(spectra[-1])),
-        f"{prefix}.d": spectra.shape[1],
+        f"{prefix}.d": run.dimensions(series),
         f"{prefix}.every": np.column_stack([t, spectra[:, :FIRST]]).astype(np.float32),
     }
 
@@ -203,7 +203,8 @@ def unseen(prefix: str, run: Run) -> dict[str, Any]:
     for series in HELD:
         _, held = run.probes(f"held_{series}")
         if len(held):
-            rows.append([grown(run.series(series)[-1])[0], grown(held[-1])[0]])
+            here = run.series(series)[-1]
+            rows.append([grown(here)[0], grown(held[-1][: len(here)])[0]])
             spectra.append(held[-1][:MODES].astype(np.float32))
     return {f"{prefix}unseen": np.array(rows), f"{prefix}unseen.lam": np.array(spectra)} if rows else {}
 

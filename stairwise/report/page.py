@@ -33,7 +33,7 @@ class Line:
     """A curve in the colour of mode j of d if `mode` is (j, d), of run number `run`, or otherwise of the text.
 
     `kind` is "line", "stairs" (constant until the next point), "points" or "bars"; `steps` are the step numbers at `x`,
-    if x is a time.
+    if x is a time. `band` shades the area between the line and the one before it.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Line:
     kind: str = "line"
     steps: NDArray | None = None
     run: int | None = None
+    band: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,7 @@ def _line(line: Line) -> dict:
         "dash": "dash" if line.dashed else "solid",
         "legend": line.legend,
         "kind": line.kind,
+        "band": line.band,
         **colors,
     }
 

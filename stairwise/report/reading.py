@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ from stairwise.runs.record import Record
 from stairwise.staircase import words
 from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.clock import Clock
-from stairwise.staircase.forecast import Forecast, forecast_steps
+from stairwise.staircase.forecast import Forecast
 from stairwise.staircase.signs import Signs
-from stairwise.staircase.steps import FEWEST
 from stairwise.training.schedule import Schedule
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ class Reading:
         name: of the folder.
         spectrum: the one that is followed, "eigenvalues" (of C) or "covariance".
         records: those with a finite spectrum, in order of time; may be empty if the run has diverged.
-        t, step, spectra: of these records, (T,), (T,), (T, d).
+        t, step, spectra: of these records, (T,), (T,), (T, d), or (T, k) if they hold the leading eigenvalues only.
         clock: converts times into steps; None if there are fewer than two records.
         ahead: the forecast; None if there are too few records.
         looks: what the page said earlier, and what it says now.
@@ -74,7 +74,12 @@ class Reading:
     @property
     def learned(self) -> str:
         """Number of learned dimensions, as in every table."""
-        return f"{self.advice.learned} of {self.advice.dimensions}" if self.advice.dimensions else "–"
+        return self.advice.count if self.advice.dimensions else "–"
+
+    @property
+    def leading(self) -> str:
+        """Which eigenvalues are recorded, if not all: "the leading 128 of 8192"."""
+        return leading(self.records[-1], self.spectrum) if self.records else ""
 
 
 def read_run(folder: Path, spectrum: str = "") -> Reading:
@@ -97,7 +102,7 @@ def read_run(folder: Path, spectrum: str = "") -> Reading:
     lost = _lost(records, measured, spectrum)
     if not measured and not lost:
         raise InputError("run", f"must have records with a finite {spectrum}", folder, "check what was recorded")
-    facts = {"records": _count(records, measured, spectrum, bad)} | facts
+    facts = {"records": _count(records, measured, spectrum, bad)} | _recorded(measured, spectrum) | facts
     past = _Past.of(measured, spectrum, planned)
     ahead = past.forecast()
     looks = past.looks(ahead)
@@ -132,6 +137,8 @@ class _Past:
     signs: Signs
     level: float | None
     planned: Floats | None
+    dimensions: int
+    totals: Floats
 
     @classmethod
     def of(cls, records: Sequence[Record], spectrum: str, planned: Floats | None) -> "_Past":
@@ -139,25 +146,48 @@ class _Past:
         spectra = np.array([record.spectrum(spectrum) for record in records]) if records else np.zeros((0, 0))
         level = 1.0 if spectrum == "eigenvalues" else None  # the plateau of a covariance is unknown
         known = seconds if np.isfinite(seconds).all() else None
-        return cls(t, step, known, spectra, Signs.of(records), level, planned)
+        d, totals = records[0].size(spectrum) if records else 0, np.array([r.total(spectrum) for r in records])
+        return cls(t, step, known, spectra, Signs.of(records), level, planned, d, totals)
 
     def clock(self, n: int) -> Clock | None:
         seconds = None if self.seconds is None else self.seconds[:n]
         return Clock(self.t[:n], self.step[:n], seconds, self.planned) if n > 1 else None
 
+    @cached_property
+    def judge(self) -> Judge | None:
+        if not len(self.t):
+            return None
+        return Judge(self.t, self.spectra, self.level, self.signs, self.dimensions, self.totals)
+
     def forecast(self) -> Forecast | None:
-        return forecast_steps(self.t, self.spectra, level=self.level) if len(self.t) >= FEWEST else None
+        return self.judge.forecast(lost=True) if self.judge else None
 
     def looks(self, ahead: Forecast | None) -> list[Look]:
-        if not len(self.t):
+        if self.judge is None:
             return []
-        judge = Judge(self.t, self.spectra, self.level, self.signs)
-        return look_back(judge, self.step, judge.says(clock=self.clock(len(self.t)), ahead=ahead))
+        return look_back(self.judge, self.step, self.judge.says(clock=self.clock(len(self.t)), ahead=ahead))
+
+
+def leading(record: Record, spectrum: str) -> str:
+    """Which eigenvalues of a spectrum a record holds, if not all.
+
+    >>> leading(Record(step=0, t=0.0, hidden=np.ones(2), hidden_dimensions=8), "hidden")
+    'the leading 2 of 8'
+    """
+    values, d = record.spectrum(spectrum), record.size(spectrum)
+    return f"the leading {len(values)} of {d}" if values is not None and len(values) < d else ""
+
+
+def _recorded(measured: Sequence[Record], spectrum: str) -> dict[str, str]:
+    """A fact about records that hold the leading eigenvalues only."""
+    which = leading(measured[-1], spectrum) if measured else ""
+    return {"eigenvalues": f"{which} are shown, with the sum of all"} if which else {}
 
 
 def _with_noise(advice: Advice, record: Record, settings: Mapping[str, Any]) -> Advice:
     """The advice with a sentence on how much of the loss is sampling noise, if that is known and not little."""
     known = settings.get("loss") in NOISY and not settings.get("fixed_views")  # fixed views: every batch is the same
+    known = known and record.wanted is None
     if not known or record.correlations is None or advice.state in ("collapsing", "collapsed", "diverged"):
         return advice
     from stairwise.staircase.noise import noise_sentence  # loads scipy, which takes time
@@ -190,6 +220,8 @@ def _count(records: Sequence[Record], measured: Sequence[Record], spectrum: str,
     # records of probes have no spectrum, and that is no damage
     left_out = sum(_should_have(record, spectrum) for record in records) - len(measured)
     parts = [f"{len(measured)} record{'s' * (len(measured) != 1)}"]
+    few = sum(record.wanted is not None for record in measured)
+    parts += [f"{few} of them of too few pairs"] if few else []
     parts += [f"{left_out} without a valid {spectrum} left out"] if left_out else []
     return ", ".join([*parts, f"{bad} damaged lines left out"] if bad else parts)
 

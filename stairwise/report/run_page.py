@@ -7,13 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.report.page import Line, Page, Panel, Stretch
-from stairwise.report.reading import Reading, column, read_run
+from stairwise.report.ranks import interval, rank_bounds, scores_table
+from stairwise.report.reading import Reading, column, leading, read_run
 from stairwise.report.timeline import changes
 from stairwise.runs.reader import consistent
+from stairwise.runs.record import Record
 from stairwise.staircase.clock import Clock, duration
 from stairwise.staircase.forecast import Forecast
 from stairwise.table import Table
-from stairwise.theory.spectra import alpha_req, effective_rank, participation_ratio
+from stairwise.theory.spectra import alpha_req
 
 Floats = NDArray[np.float64]
 AXIS = "training time t"
@@ -30,7 +32,7 @@ def run_page(folder: Path, spectrum: str = "") -> Page:
         spectrum: "eigenvalues" (of C) or "covariance"; empty: the one in which the run's loss takes its steps.
     """
     run = read_run(folder, spectrum)
-    tables = _now(run)
+    tables = [*_now(run), scores_table(run.records)]
     if run.ahead and run.clock:
         tables.append(_taken(run.ahead, run.clock, note="" if run.expected else run.ahead.track_record))
     if run.expected and run.clock:
@@ -53,7 +55,7 @@ def _panels(run: Reading) -> list[Panel]:
     if deep:
         hidden = np.array([record.hidden[:SHOWN] for record in deep if record.hidden is not None])
         curves = _curves(column(deep, "t"), column(deep, "step"), hidden)
-        title = "Eigenvalues of the representations"
+        title = _title("the representations", leading(deep[-1], "hidden"))
         panels.append(Panel(title, AXIS, "λ", curves, marks, log=True, steps=run.steps))
     panels.append(Panel("Dimensions in use", AXIS, "dimensions", _ranks(run), marks, steps=run.steps))
     panels[0] = replace(panels[0], strip=stretches(run))
@@ -64,8 +66,20 @@ def spectrum_panel(run: Reading) -> Panel:
     """The eigenvalues over time, with the steps taken and the steps expected."""
     marks = list(run.ahead.done.times) if run.ahead else []
     of = "C" if run.spectrum == "eigenvalues" else "the covariance of z"
-    lines = _curves(run.t, run.step, run.spectra) + _expected(run)
-    return Panel(f"Eigenvalues of {of}", AXIS, "λ", lines, marks, True, _spans(run), run.steps)
+    lines = _curves(run.t, run.step, run.spectra) + _expected(run) + _few(run)
+    return Panel(_title(of, run.leading), AXIS, "λ", lines, marks, True, _spans(run), run.steps)
+
+
+def _title(of: str, which: str) -> str:
+    return f"Eigenvalues of {of}" + (f": {which}" if which else "")
+
+
+def _few(run: Reading) -> list[Line]:
+    """Marks on the largest eigenvalue at records of too few pairs."""
+    few = np.array([record.wanted is not None for record in run.records])
+    if not few.any():
+        return []
+    return [Line("too few pairs", run.t[few], run.spectra[few, 0], kind="points", steps=run.step[few])]
 
 
 def stretches(run: Reading) -> list[Stretch]:
@@ -155,11 +169,16 @@ def _expected(run: Reading) -> list[Line]:
 
 
 def _ranks(run: Reading) -> list[Line]:
-    return [
-        Line("effective rank (RankMe)", run.t, effective_rank(run.spectra), (0, 3), steps=run.step),
-        Line("participation ratio", run.t, participation_ratio(run.spectra), (1, 3), steps=run.step),
-        learned_line(run, "learned", mode=(2, 3)),
-    ]
+    """Ranks over time, as bands between their bounds if the records hold the leading eigenvalues only."""
+    lines = []
+    for j, (name, (low, high)) in enumerate(rank_bounds(run.records, run.spectrum).items()):
+        if run.leading:
+            lines.append(Line(f"{name}, at least", run.t, low, (j, 3), steps=run.step))
+            lines.append(Line(f"{name}, at most", run.t, high, (j, 3), steps=run.step, band=True))
+        else:
+            lines.append(Line(name, run.t, low, (j, 3), steps=run.step))
+    some = any(look.advice.at_least for look in run.looks)
+    return [*lines, learned_line(run, "learned, at least" if some else "learned", mode=(2, 3))]
 
 
 def learned_line(run: Reading, name: str, mode: tuple[int, int] | None = None, number: int | None = None) -> Line:
@@ -181,7 +200,8 @@ def _histogram(run: Reading) -> list[Panel]:
     logs = np.sort(np.log10(positive))[::-1]
     marks = [float(logs[learned - 1] + logs[learned]) / 2] if 0 < learned < len(logs) else []
     bars = Line("eigenvalues", (edges[1:] + edges[:-1]) / 2, count.astype(float), (1, 3), legend=False, kind="bars")
-    title = "Eigenvalues now" + (", learned to the right of the dotted line" if marks else "")
+    title = "Eigenvalues now" + f": {run.leading}" * bool(run.leading)
+    title += ", learned to the right of the dotted line" * bool(marks)
     return [Panel(title, "log₁₀ λ", "number", [bars], marks)]
 
 
@@ -189,16 +209,26 @@ def _now(run: Reading) -> list[Table]:
     if not run.records:
         return []
     record = run.records[-1]
-    spectra = {"z": record.spectrum(run.spectrum), "h": record.spectrum("hidden")}
-    columns = {name: values for name, values in spectra.items() if values is not None}
-    rows = [["dimensions learned", run.learned, *("–" for _ in list(columns)[1:])]]
-    for label, measure in (
-        ("effective rank (RankMe)", lambda v: f"{float(effective_rank(v)):.1f} of {len(v)}"),
-        ("participation ratio", lambda v: f"{float(participation_ratio(v)):.1f}"),
-        ("decay α of λ ∝ j^−α (α-ReQ)", lambda v: f"{alpha_req(v):.2f}"),
-    ):
-        rows.append([label, *(measure(v) if (v > 0).sum() >= 2 else "–" for v in columns.values())])
-    return [Table(f"At step {record.step:,}", ["measure", *columns], rows)]
+    names = {"z": run.spectrum, "h": "hidden"}
+    shown = {column: name for column, name in names.items() if record.spectrum(name) is not None}
+    rows = [["dimensions learned", run.learned, *("–" for _ in list(shown)[1:])]]
+    ranks = [rank_bounds([record], name) for name in shown.values()]
+    for label in ranks[0]:
+        of = [f" of {record.size(name)}" if label == "effective rank" else "" for name in shown.values()]
+        rows.append([label, *(interval(*rank[label]) + end for rank, end in zip(ranks, of, strict=True))])
+    rows.append(["decay α of λ ∝ j^−α (α-ReQ)", *(_decay(record, name) for name in shown.values())])
+    if record.wanted is not None:
+        pairs = f"{record.samples or 0:,} of the {record.wanted:,} that {record.size(run.spectrum)} dimensions need"
+        rows.append(["pairs", pairs, *("–" for _ in list(shown)[1:])])
+    return [Table(f"At step {record.step:,}", ["measure", *shown], rows)]
+
+
+def _decay(record: Record, name: str) -> str:
+    values = record.spectrum(name)
+    if values is None or (values > 0).sum() < 2:
+        return "–"
+    which = leading(record, name)
+    return f"{alpha_req(values):.2f}" + (f", {which}" if which else "")
 
 
 def _taken(ahead: Forecast, clock: Clock, note: str) -> Table:

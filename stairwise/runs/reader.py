@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stairwise.checks import InputError
 from stairwise.runs.folder import METRICS, RECIPE
 from stairwise.runs.log import read_log
-from stairwise.runs.record import Record, spectrum_of_loss
+from stairwise.runs.record import SIZES, Record, spectrum_of_loss
 
 Floats = NDArray[np.float64]
 
@@ -79,13 +79,34 @@ class Run:
         return self.series("t")
 
     def series(self, name: str) -> Floats:
-        """A quantity at all records that have a spectrum: (T,), or (T, d) for spectra."""
-        measured = [r for r in self.records if r.eigenvalues is not None or r.covariance is not None]
+        """A quantity at all records that have a spectrum: (T,), or (T, d) for spectra.
+
+        If records hold leading eigenvalues only, it is (T, k), with k as in the record that holds the fewest.
+        """
+        measured = self._measured
         values = [record.value(name) for record in measured]
         if not measured or values[0] is None:
             known = sorted(measured[0].as_json()) if measured else []
             raise InputError("series", "must have been measured", repr(name), f"measured: {', '.join(known)}")
+        if name in SIZES and len({record.size(name) for record in measured}) == 1:
+            fewest = min(len(value) for value in values)
+            values = [value[:fewest] for value in values]
         return np.array(values, dtype=np.float64)
+
+    def totals(self, name: str) -> Floats:
+        """Sum of all eigenvalues of a spectrum at the records of `series`, (T,), also of those not recorded."""
+        self.series(name)
+        return np.array([record.total(name) for record in self._measured])
+
+    def dimensions(self, name: str) -> int:
+        """Number of all eigenvalues of a spectrum, also of those not recorded."""
+        self.series(name)
+        return self._measured[-1].size(name)
+
+    @property
+    def _measured(self) -> list[Record]:
+        """Records that have a spectrum."""
+        return [r for r in self.records if r.eigenvalues is not None or r.covariance is not None]
 
     def probes(self, name: str) -> tuple[Floats, Floats]:
         """Times and accuracies of a probe, or times and spectra of `held_out` images."""
@@ -94,11 +115,21 @@ class Run:
 
 
 def consistent(records: Sequence[Record], spectrum: str) -> list[Record]:
-    """Records whose spectrum is finite and of the usual length, restricted to increasing times."""
+    """Records whose spectrum is finite and of the usual number of dimensions, restricted to increasing times.
+
+    All of them hold as many leading eigenvalues as the one that holds the fewest; what is cut off stays in their
+    totals. Records of too few pairs (`Record.wanted`) that hold even fewer are left out.
+    """
     finite = [record for record in records if record.spectrum(spectrum) is not None]
-    lengths = Counter(len(record.value(spectrum)) for record in finite)
-    usual = lengths.most_common(1)[0][0] if lengths else 0
-    return _increasing([record for record in finite if len(record.value(spectrum)) == usual])
+    sizes = Counter(record.size(spectrum) for record in finite)
+    usual = sizes.most_common(1)[0][0] if sizes else 0
+    kept = [record for record in finite if record.size(spectrum) == usual]
+    lengths = [len(record.value(spectrum)) for record in kept]
+    trusted = [length for length, record in zip(lengths, kept, strict=True) if record.wanted is None]
+    fewest = min(trusted or lengths, default=0)
+    if max(lengths, default=0) > fewest:
+        kept = [record.cut(spectrum, fewest) for record in kept if len(record.value(spectrum)) >= fewest]
+    return _increasing([record for record in kept if len(record.value(spectrum)) == fewest])
 
 
 def _increasing(records: list[Record]) -> list[Record]:

@@ -19,6 +19,8 @@ SPECTRA = (
     "held_hidden",
     "correlations",
 )
+SIZES = {"eigenvalues": "dimensions", "covariance": "dimensions", "hidden": "hidden_dimensions"}
+TOTALS = {"eigenvalues": "trace", "covariance": "variance", "hidden": "hidden_variance"}
 CLOCKS = ("seconds", "views_per_second")  # the only values that differ between identical runs on a CPU
 LARGEST = 1e300  # larger numbers indicate a damaged file
 OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")  # losses that are functions of C
@@ -114,6 +116,30 @@ class Record:
         if not isinstance(values, np.ndarray) or values.ndim != 1 or not values.size:
             return None
         return values if (np.abs(values) < LARGEST).all() else None
+
+    def size(self, name: str) -> int:
+        """Number of all eigenvalues of a spectrum, of which the leading ones may be all that was recorded; 0 if none.
+
+        >>> record = Record(step=0, t=0.0, covariance=np.array([3.0, 1.0]), dimensions=8, variance=4.5)
+        >>> record.size("covariance"), record.total("covariance"), record.size("eigenvalues")
+        (8, 4.5, 0)
+        """
+        values, known = self.spectrum(name), self.value(SIZES[name]) if name in SIZES else None
+        return 0 if values is None else max(len(values), known or 0)
+
+    def total(self, name: str) -> float:
+        """Sum of all eigenvalues of a spectrum, negative ones included, also of those not recorded; NaN if unknown."""
+        values, known = self.spectrum(name), self.value(TOTALS[name]) if name in TOTALS else None
+        if values is None:
+            return math.nan
+        return float(values.sum()) if known is None or len(values) == self.size(name) else float(known)
+
+    def cut(self, name: str, length: int) -> "Record":
+        """The record with the leading eigenvalues of one of `SIZES` only, and with their number and sum named."""
+        if len(self.value(name)) <= length:
+            return self
+        named: dict[str, Any] = {SIZES[name]: self.size(name), TOTALS[name]: self.total(name)}
+        return dataclasses.replace(self, **{name: self.value(name)[:length]}, **named)
 
     def as_json(self) -> dict[str, Any]:
         """The line of metrics.jsonl, rounded to seven digits (measurements are less accurate)."""

@@ -5,7 +5,8 @@ reason: every dimension is in use, or nothing below is on its way and either not
 earlier waits together, or the views agree so well that little is left to learn.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +16,7 @@ from stairwise.staircase import words
 from stairwise.staircase.clock import Clock
 from stairwise.staircase.collapse import collapse, one_point
 from stairwise.staircase.forecast import Forecast, forecast_steps
-from stairwise.staircase.growth import Growth, History
+from stairwise.staircase.growth import Growth, History, Rest
 from stairwise.staircase.signs import Signs
 from stairwise.staircase.steps import FEWEST
 
@@ -31,6 +32,7 @@ STATES = (
     "collapsed",
     "diverged",
 )
+SURE = ("finished", "collapsing", "collapsed")  # states that too few pairs are no reason for
 ENOUGH = 4  # records that are needed to tell anything
 HUGE_LOSS, HUGE = 1e10, 1e30  # losses and eigenvalues above these are as good as infinite
 STILL = 0.25  # a run has not started if no leading eigenvalue has changed by more than this, in log λ,
@@ -41,6 +43,7 @@ SEVERAL = 3  # a run with unused dimensions is finished only if it has learned a
 LONG = 0.5  # if none has grown for this share of the records,
 SHORT, AGREED = 0.1, 0.94  # or for this share, if the views agree so far that little is left to learn from them,
 FAR = 4.0  # and if at their pace the next ones would need this multiple of the time so far
+DIVERGED = words.REMEDIES["diverged"]
 LOOK = 0.1  # what has changed is told since this share of the run ago
 
 
@@ -54,6 +57,8 @@ class Advice:
         dimensions: d.
         evidence: sentences, the most important first.
         remedy: what to do; empty if nothing.
+        at_least: whether more may be learned than `learned`: all eigenvalues that were recorded are in use, and they
+            are the leading ones only.
     """
 
     state: str
@@ -61,6 +66,12 @@ class Advice:
     dimensions: int
     evidence: tuple[str, ...]
     remedy: str = ""
+    at_least: bool = False
+
+    @property
+    def count(self) -> str:
+        """The learned dimensions, as in every table and sentence: "3 of 64", "at least 128 of 8192"."""
+        return f"{'at least ' if self.at_least else ''}{self.learned} of {self.dimensions}"
 
     def __str__(self) -> str:
         return " ".join([f"{self.state.capitalize()}.", *self.evidence, self.remedy]).strip()
@@ -73,6 +84,8 @@ def advise(
     level: float | None = 1.0,
     signs: Signs | None = None,
     ahead: Forecast | None = None,
+    dimensions: int | None = None,
+    total: ArrayLike | None = None,
 ) -> Advice:
     """Say what a run is doing at its last record.
 
@@ -83,6 +96,8 @@ def advise(
         level: plateau of learned dimensions: 1 for C. None: unknown, as for covariances.
         signs: what else was measured; without it collapse is judged from the eigenvalues alone.
         ahead: the forecast, if already computed.
+        dimensions, total: d, and the sum of all eigenvalues at every record, (T,), if lam holds the leading ones only
+            (`Record.size`, `Run.totals`).
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
@@ -95,16 +110,26 @@ def advise(
         Dimension 2 comes next, expected at t = 1.7 (80 %: 1.65 to 1.79).
         All dimensions are expected by t = 1.87.
     """
-    judge = Judge(t, lam, level, signs)
-    if ahead is None and judge.forecasts:
-        ahead = forecast_steps(judge.t, judge.lam, level=level)
-    return judge.says(clock=clock, ahead=ahead)
+    judge = Judge(t, lam, level, signs, dimensions, total)
+    return judge.says(clock=clock, ahead=ahead if ahead is not None else judge.forecast())
 
 
 class Judge:
-    """Judges any record of a run by the records up to it."""
+    """Judges any record of a run by the records up to it.
 
-    def __init__(self, t: ArrayLike, lam: ArrayLike, level: float | None = 1.0, signs: Signs | None = None) -> None:
+    Records of too few pairs (`Signs.wanted`) are left aside once there are enough others; until then they count, but
+    are never a reason to call a run finished or collapsed.
+    """
+
+    def __init__(
+        self,
+        t: ArrayLike,
+        lam: ArrayLike,
+        level: float | None = 1.0,
+        signs: Signs | None = None,
+        dimensions: int | None = None,
+        total: ArrayLike | None = None,
+    ) -> None:
         every, times = _numbers(lam), vector(t, "t")
         if every.ndim != 2 or every.size == 0:
             raise InputError("lam", "must be a matrix, one row per record", f"shape {every.shape}")
@@ -114,43 +139,82 @@ class Judge:
             raise InputError("t", "must increase", None, "sort the records and drop repeated ones")
         if level is not None:
             level = number(level, "level", above=0.0)
-        signs = signs if signs is not None else Signs.unknown(every)
+        rest = Rest.of(every, total, dimensions)
+        signs = signs if signs is not None else Signs.unknown(every, rest)
         if len(signs.loss) != len(every):
             raise InputError("signs", f"must have {len(every)} values each, one per row of lam", len(signs.loss))
         size = np.abs(np.nan_to_num(every, nan=np.inf)).max(axis=1)
         self.whole: NDArray[np.bool_] = np.asarray((size < HUGE) & ~(signs.loss >= HUGE_LOSS))
         self.times, self.losses, self.level = times, signs.loss, level
+        self.d = every.shape[1] + rest.number
+        self.few, self.pairs = signs.few & self.whole, (signs.samples, signs.wanted)
+        enough = ~self.few
+        self.trusted = None  # a judge of the records that have enough pairs
+        if self.few.any() and enough.sum() >= ENOUGH:
+            sums = None if total is None else np.asarray(total, dtype=np.float64)[enough]
+            self.trusted = Judge(times[enough], every[enough], level, signs.where(enough), dimensions, sums)
         self.t, self.lam, self.signs = times[self.whole], every[self.whole], signs.where(self.whole)
-        self.history = History(self.lam, level)
+        self.rest = rest.where(self.whole)
+
+    @cached_property
+    def history(self) -> History:
+        """Growth at the finite records."""
+        return History(self.lam, self.level, self.rest)
 
     @property
     def forecasts(self) -> bool:
         """Whether there are enough finite records for a forecast."""
         return len(self.t) >= FEWEST and bool(self.whole[-1])
 
+    def forecast(self, lost: bool = False) -> Forecast | None:
+        """The forecast from the records that are finite and trusted; None if there are too few, or if the last one is
+        not finite, unless `lost`."""
+        judge = self.trusted if self.trusted is not None else self
+        if not (judge.forecasts or (lost and len(judge.t) >= FEWEST)):
+            return None
+        total = judge.lam.sum(axis=1) + judge.rest.sum
+        return forecast_steps(judge.t, judge.lam, level=judge.level, dimensions=judge.d, total=total)
+
     def says(self, record: int | None = None, clock: Clock | None = None, ahead: Forecast | None = None) -> Advice:
         """What is to be said at a record, by default the last."""
         at = len(self.whole) - 1 if record is None else record
         if not 0 <= at < len(self.whole):
             raise InputError("record", f"must be from 0 to {len(self.whole) - 1}", at)
-        i, d = int(self.whole[: at + 1].sum()) - 1, self.lam.shape[1]
+        trusted = int((~self.few[: at + 1]).sum())
+        if self.trusted is not None and trusted >= ENOUGH:
+            advice = self.trusted.says(trusted - 1, clock, ahead)
+        else:
+            advice = self._says(at, clock, ahead)
+        if not self.few[at]:
+            return advice
+        sentence = words.few_pairs(*self.pairs, at, self.d)
+        if trusted < ENOUGH and advice.state in SURE:
+            return replace(advice, state="cannot tell yet", evidence=(sentence,), remedy="")
+        return replace(advice, evidence=(*advice.evidence, sentence))
+
+    def _says(self, at: int, clock: Clock | None, ahead: Forecast | None) -> Advice:
+        i = int(self.whole[: at + 1].sum()) - 1
         if not self.whole[at]:
             loss = float(self.losses[at])
             evidence = words.lost(self.times, self.whole[: at + 1], loss if loss >= HUGE_LOSS else np.nan, clock)
-            learned = self.history.at(i).learned if i >= 0 else 0
-            return Advice("diverged", learned, d, (evidence,), words.REMEDIES["diverged"])
+            return self._advice("diverged", self.history.at(i).learned if i >= 0 else 0, (evidence,), DIVERGED)
         if i + 1 < ENOUGH:
-            return Advice("cannot tell yet", 0, d, (words.few(i + 1, ENOUGH),))
+            return self._advice("cannot tell yet", 0, (words.few(i + 1, ENOUGH),))
         now, signs, lam = self.history.at(i), self.signs.until(i + 1), self.lam[: i + 1]
+        seen = words.Seen(now, lam, signs, self.rest.where(slice(i + 1)), self.level)
         state, kind = self._state(i, now, signs)
         if kind in words.COLLAPSES:
-            evidence, remedy = words.collapsed(kind, lam, signs)
-            return Advice(state, now.learned, d, (evidence, *words.telling(signs, d)), remedy)
+            evidence, remedy = words.collapsed(kind, seen)
+            return self._advice(state, now.learned, (evidence, *words.telling(signs, self.d)), remedy)
         idle = state == "not started"
-        evidence, remedy = words.idle(now, lam, self.level) if idle else words.moving(kind or state, now, lam, signs)
-        more = [] if state == "finished" else words.outlook(now, state, clock, ahead)
+        evidence, remedy = words.idle(seen) if idle else words.moving(kind or state, seen)
+        more = [] if state == "finished" else words.outlook(seen, state, clock, ahead)
         learned = 0 if idle else now.learned
-        return Advice(state, learned, d, (evidence, *self._change(i, learned), *more, *words.telling(signs, d)), remedy)
+        more += [*words.mean_mode(seen), *words.telling(signs, self.d)]
+        return self._advice(state, learned, (evidence, *self._change(i, learned), *more), remedy)
+
+    def _advice(self, state: str, learned: int, evidence: tuple[str, ...], remedy: str = "") -> Advice:
+        return Advice(state, learned, self.d, evidence, remedy, self.lam.shape[1] <= learned < self.d)
 
     def _change(self, i: int, learned: int) -> list[str]:
         """How many dimensions were learned a tenth of the run ago, if it was another number."""
@@ -158,21 +222,21 @@ class Judge:
         before = self.history.at(ago).learned
         if not learned or before in (0, learned):
             return []
-        return [words.said("change", t=self.t[ago], before=before, were="was" if before == 1 else "were")]
+        return [words.change(self.t[ago], before, before >= self.lam.shape[1] and self.rest.number > 0)]
 
     def _state(self, i: int, now: Growth, signs: Signs) -> tuple[str, str]:
         """The state, and where the words depend on more than the state, their kind."""
-        d, records = self.lam.shape[1], i + 1
+        d, records = self.d, i + 1
         if one_point(signs):
             return "collapsed", "same"
         if self.level is None and now.moved < STILL and _steady(signs.variance):
             return "not started", ""
-        state, kind = collapse(self.lam[: i + 1], self.level, signs)
+        state, kind = collapse(self.lam[: i + 1], self.level, signs, self.rest.where(slice(i + 1)))
         if state:
             return state, kind
         if self.level is not None and now.learned == 0:
             return "not started", ""
-        if len(now.rising):
+        if len(now.rising) or now.unseen > 0:
             return "learning", ""
         if records < FEWEST or _grows(signs.variance):
             return ("learning", "too early") if now.learned >= d else ("waiting", "")

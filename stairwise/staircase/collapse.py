@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from stairwise.staircase.growth import Rest
 from stairwise.staircase.signs import Signs
 
 Floats = NDArray[np.float64]
@@ -36,22 +37,23 @@ COPIES, LESS = (0.6, 1.5), 0.9  # or to this one, where the variance is d up to 
 CHARGED = 0.5 * 0.0051  # not if the loss is above this times d(d − 1): Barlow Twins still sees the redundancy
 
 
-def collapse(lam: Floats, level: float | None, signs: Signs) -> tuple[str, str]:
+def collapse(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> tuple[str, str]:
     """The state ("collapsing", "collapsed" or "") and its kind: "zero", "point", "variance", "falling" or "one"."""
+    d = lam.shape[1] + rest.number
     v, ms = _tail(signs.variance), _tail(signs.mean_square)
     most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
     if v[-1] <= GONE * most and not ms[-1] > GONE * np.nanmax(signs.mean_square, initial=0.0):
         return "collapsed", "zero"
     apart = len(lam) >= SOONEST and not signs.agreement > DISAGREE  # the first records may overshoot
     sure = UNSEEN if np.isnan(signs.agreement) else 1.0
-    if not _mean_learned(level, signs) and (v[-2:].max() <= VANISHED * most or not _never_started(signs, lam.shape[1])):
+    if not _mean_learned(level, signs) and (v[-2:].max() <= VANISHED * most or not _never_started(signs, d)):
         if _alike(signs, most):
             return "collapsed", "point"
         if v[-2:].max() <= sure * LOST * most and ((apart and v[-1] <= 1.3 * v.min()) or _vanished(signs)):
             return "collapsed", "variance"
         if v[-2:].max() <= sure * LOSING * most and apart and v[-1] <= 0.5 * v[0]:
             return "collapsing", "falling"
-    return ("collapsed", "one") if _alone(lam, level, signs) else ("", "")
+    return ("collapsed", "one") if _alone(lam, level, signs, rest) else ("", "")
 
 
 def one_point(signs: Signs) -> bool:
@@ -108,9 +110,9 @@ def _never_started(signs: Signs, d: int) -> bool:
     return bool(((np.abs(loss[-1] / equal - 1) <= AT_VALUE) & (loss.min() >= (1 - 2 * AT_VALUE) * equal)).any())
 
 
-def _alone(lam: Floats, level: float | None, signs: Signs) -> bool:
+def _alone(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
     """Whether one dimension has held nearly all the variance for a while, although the loss has fallen."""
-    width, d = max(SOONEST, round(0.05 * len(lam))), lam.shape[1]
+    width, d = max(SOONEST, round(0.05 * len(lam))), lam.shape[1] + rest.number
     loss = signs.loss[np.isfinite(signs.loss)]
     if d < FEWEST or len(lam) < width or not len(loss):
         return False
@@ -121,5 +123,5 @@ def _alone(lam: Floats, level: float | None, signs: Signs) -> bool:
     recent = np.maximum(lam[-width:], 0)
     if level is not None and not (recent[:, 0] > 2 * level).all():
         return False
-    others = 1 - recent[:, 0] / np.maximum(recent.sum(axis=1), 1e-300)
+    others = 1 - recent[:, 0] / np.maximum(rest.totals(lam)[-width:, 0], 1e-300)
     return bool((others <= 1 - ALONE).all() and others[-2:].mean() <= 1.1 * others[:2].mean())

@@ -36,7 +36,7 @@ from stairwise.staircase.experts import (
     past_expert,
     past_rises,
 )
-from stairwise.staircase.growth import relative, typical
+from stairwise.staircase.growth import Rest, typical
 from stairwise.staircase.steps import FEWEST, Steps, detect_steps, records
 
 Floats = NDArray[np.float64]
@@ -79,7 +79,7 @@ class Forecast:
         since: time of the first record.
         done: steps that have been taken; of a covariance in `growth.relative`, with plateaus as at the last record.
         arriving: number of modes that are above half of the plateau but have not settled there.
-        dimensions: d.
+        dimensions: d, also if fewer eigenvalues were recorded; those that were not are taken as not yet learned.
         coverage: probability of the intervals.
     """
 
@@ -96,7 +96,7 @@ class Forecast:
     arriving: int
     dimensions: int
     coverage: float
-    _records: tuple[Floats, Floats, float | None] = field(repr=False)
+    _records: tuple[Floats, Floats, Rest, float | None] = field(repr=False)
 
     @property
     def nearness(self) -> list[str]:
@@ -119,13 +119,13 @@ class Forecast:
         from no others. The error is divided by the time that was left. Computed when asked for: it costs as much as
         five forecasts.
         """
-        t, followed, level = self._records
+        t, followed, rest, level = self._records
         rises = past_rises(t, followed, detect_steps(t, followed), self.modes[:0], self.level)
         asked, left = asked_again(t, rises, MOMENTS[-1])
         able = np.flatnonzero((left > 0) & (asked.ends >= FEWEST))[-CHECKED:]
         return np.array(
             [
-                _miss(forecast_steps(t[:end], followed[:end], level=level), mode, time)
+                _miss(_forecast(t[:end], followed[:end], rest.where(slice(end)), level), mode, time)
                 for end, mode, time in zip(asked.ends[able], rises.modes[able], rises.times[able], strict=True)
             ]
         )
@@ -167,7 +167,14 @@ class Forecast:
         return float(all_times[needed - 1]) if needed <= len(all_times) else np.inf
 
 
-def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: float | None = 1.0) -> Forecast:
+def forecast_steps(
+    t: ArrayLike,
+    lam: ArrayLike,
+    coverage: float = 0.8,
+    level: float | None = 1.0,
+    dimensions: int | None = None,
+    total: ArrayLike | None = None,
+) -> Forecast:
     """Predict the steps of modes that are growing at the last record.
 
     Arguments:
@@ -177,6 +184,7 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
         level: expected plateau before the first step: 1 for C in the linear theory. None: unknown, as for covariances;
             then every record is measured in units of its typical variance (`growth.relative`), so that the plateau is
             near 1 even if the scale of z drifts.
+        dimensions, total: d, and the sum of all eigenvalues at every record, (T,), if lam holds the leading ones only.
 
     Example:
         >>> t = np.linspace(0, 1.5, 100)
@@ -188,7 +196,13 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
     moments, spectra = records(t, lam)
     if not 0 < number(coverage, "coverage") < 1:
         raise InputError("coverage", "must lie strictly between 0 and 1", coverage)
-    followed, unit = (spectra, 1.0) if level is not None else (relative(spectra), float(typical(spectra)[-1, 0]))
+    return _forecast(moments, spectra, Rest.of(spectra, total, dimensions), level, coverage)
+
+
+def _forecast(moments: Floats, spectra: Floats, rest: Rest, level: float | None, coverage: float = 0.8) -> Forecast:
+    """The forecast from records that have been checked."""
+    units = np.ones((len(moments), 1)) if level is not None else typical(spectra, rest)
+    followed, unit = spectra / units, float(units[-1, 0])
     done = detect_steps(moments, followed)
     plateau = float(np.median(done.levels)) if len(done) else 1.0 if level is None else level
     left = np.setdiff1d(np.arange(spectra.shape[1]), done.modes)
@@ -216,9 +230,9 @@ def forecast_steps(t: ArrayLike, lam: ArrayLike, coverage: float = 0.8, level: f
         float(moments[0]),
         replace(done, levels=done.levels * unit),
         len(arriving),
-        spectra.shape[1],
+        spectra.shape[1] + rest.number,
         coverage,
-        (moments, followed, level),
+        (moments, followed, Rest(rest.sum / units[:, 0], rest.number), level),
     )
 
 

@@ -8,7 +8,9 @@ on earlier records only.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import InputError
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +26,53 @@ MODES = 512  # leading modes that are looked at
 NEXT = 4  # dimensions not in use that are looked at before the run is called finished
 
 
-def learned(spectrum: Floats, level: float | None = None) -> int:
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """The eigenvalues below those that were recorded: their sum at every record, (T,), and their number.
+
+    Where their squares are needed, they are taken as equal, which gives the least sum of squares.
+    """
+
+    sum: Floats
+    number: int = 0
+
+    @classmethod
+    def of(cls, lam: Floats, total: ArrayLike | None = None, dimensions: int | None = None) -> "Rest":
+        """The rest of spectra (T, k) of which the sum of all d eigenvalues is known, (T,).
+
+        >>> Rest.of(np.array([[2.0, 1.0]]), total=[3.5], dimensions=10)
+        Rest(sum=array([0.5]), number=8)
+        """
+        records, k = lam.shape
+        if dimensions is None or dimensions == k:
+            return cls(np.zeros(records))
+        if dimensions < k:
+            raise InputError("dimensions", f"must be at least {k}, the number of eigenvalues", dimensions)
+        if total is None:
+            remedy = "give Run.totals(…), or the sum of all eigenvalues at every record"
+            raise InputError("total", f"must be given if lam has {k} of {dimensions} eigenvalues", None, remedy)
+        sums = np.asarray(total, dtype=np.float64)
+        if sums.shape != (records,):
+            raise InputError("total", f"must have {records} numbers, one per row of lam", f"shape {sums.shape}")
+        with np.errstate(invalid="ignore", over="ignore"):  # records that are not finite
+            rest = np.nan_to_num(sums - lam.sum(axis=1), posinf=0.0, neginf=0.0)
+        return cls(np.maximum(rest, 0.0), dimensions - k)
+
+    def where(self, kept: NDArray[np.bool_] | slice) -> "Rest":
+        """The rest at some records."""
+        return Rest(self.sum[kept], self.number)
+
+    def totals(self, lam: Floats) -> Floats:
+        """Sum of all positive eigenvalues at every record, (T, 1)."""
+        return np.asarray(np.maximum(lam, 0.0).sum(axis=1, keepdims=True) + self.sum[:, None])
+
+    def squares(self, lam: Floats) -> Floats:
+        """Sum of their squares, (T, 1)."""
+        own = np.asarray((np.maximum(lam, 0.0) ** 2).sum(axis=1, keepdims=True))
+        return own + self.sum[:, None] ** 2 / self.number if self.number else own
+
+
+def learned(spectrum: Floats, level: float | None = None, rest: Rest | None = None) -> int:
     """Number of dimensions in use: λ above half of the plateau `level`, or above a fifth of the typical variance.
 
     The typical variance Σλ²/Σλ is the mean of λ over units of variance; for k equal eigenvalues it is their value.
@@ -33,19 +81,19 @@ def learned(spectrum: Floats, level: float | None = None) -> int:
     (4, 2)
     """
     lam = np.maximum(spectrum, 0.0)
-    bar = HALF * level if level is not None else IN_USE * float(typical(lam[None])[0, 0])
+    bar = HALF * level if level is not None else IN_USE * float(typical(lam[None], rest)[0, 0])
     return int((lam >= max(bar, 1e-300)).sum())
 
 
-def typical(spectra: Floats) -> Floats:
+def typical(spectra: Floats, rest: Rest | None = None) -> Floats:
     """The typical variance Σλ²/Σλ of every row, (T, 1); 1 where no eigenvalue is positive."""
-    lam = np.maximum(spectra, 0.0)
-    total = lam.sum(axis=1, keepdims=True)
-    ratio = (lam**2).sum(axis=1, keepdims=True) / np.maximum(total, 1e-300)
+    below = rest if rest is not None else Rest.of(spectra)
+    total = below.totals(spectra)
+    ratio = below.squares(spectra) / np.maximum(total, 1e-300)
     return np.asarray(np.where(total > 0, np.maximum(ratio, 1e-300), 1.0))
 
 
-def relative(spectra: Floats) -> Floats:
+def relative(spectra: Floats, rest: Rest | None = None) -> Floats:
     """Spectra (T, d) in units of the typical variance of each record.
 
     The plateau is then near 1, even if the scale of z drifts, as it does with losses that normalize z.
@@ -54,7 +102,7 @@ def relative(spectra: Floats) -> Floats:
     array([[1.  , 1.  , 0.01],
            [1.  , 1.  , 1.  ]])
     """
-    return spectra / typical(spectra)
+    return spectra / typical(spectra, rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +117,7 @@ class Growth:
         quiet: number of records since something visible grew.
         arrival: number of records until the next dimension would be in use, at its pace since things became quiet.
         moved: largest change of a leading dimension since the first records, in log λ.
+        unseen: growth of the sum of the eigenvalues that are not recorded, if some of them may be visible; 0 if none.
     """
 
     learned: int
@@ -78,23 +127,27 @@ class Growth:
     quiet: int
     arrival: float
     moved: float
+    unseen: float = 0.0
 
 
 class History:
-    """Growth at every record of spectra (T, d), which must be finite and descending."""
+    """Growth at every record of spectra (T, d), which must be finite and descending; `rest` is what lies below them."""
 
-    def __init__(self, lam: Floats, level: float | None) -> None:
-        positive = np.maximum(lam, 0.0)
-        totals = np.maximum(positive.sum(axis=1, keepdims=True), 1e-300)
+    def __init__(self, lam: Floats, level: float | None, rest: Rest | None = None) -> None:
+        self.level, self.lam, self.rest = level, lam, rest if rest is not None else Rest.of(lam)
+        totals = np.maximum(self.rest.totals(lam), 1e-300)
         curves = np.maximum(lam[:, :MODES], 1e-12 * totals)
-        self.level, self.lam = level, lam
-        self.heights = curves / (level if level is not None else typical(lam))
+        units = typical(lam, self.rest) if level is None else np.full((len(lam), 1), level)
+        self.heights = curves / units
         self.logs = np.log(curves if level is not None else curves / totals)
-        self.gains, self.rates = np.zeros_like(curves), np.zeros_like(curves)
-        noise = _noise(self.logs)
-        for end in range(SHORTEST, len(lam) + 1):
-            self.gains[end - 1], self.rates[end - 1] = _gains(self.logs[:end], noise[end - 1])
-        self.active = ((self.heights >= VISIBLE) & (self.gains > 0)).any(axis=1)
+        self.gains, self.rates = _growth(self.logs)
+        self.unseen = np.zeros(len(lam))
+        if self.rest.number:  # some of the rest may be visible if the smallest recorded eigenvalue is
+            sums = np.maximum(self.rest.sum[:, None], 1e-12 * totals)
+            gains, _ = _growth(np.log(sums if level is not None else sums / totals))
+            self.unseen = np.where(lam[:, -1] >= VISIBLE * units[:, 0], gains[:, 0], 0.0)
+        visible: NDArray[np.bool_] = np.asarray(((self.heights >= VISIBLE) & (self.gains > 0)).any(axis=1))
+        self.active = visible | (self.unseen > 0)
 
     def at(self, i: int) -> Growth:
         """Growth at record i."""
@@ -104,7 +157,7 @@ class History:
             left = np.where(rates > 0, np.log(2 * VISIBLE / heights) / rates, np.inf)
         busy = np.flatnonzero(self.active[: i + 1])
         quiet = i - int(busy[-1]) if len(busy) else i + 1
-        now = learned(self.lam[i], self.level)
+        now = learned(self.lam[i], self.level, self.rest.where(slice(i, i + 1)))
         first, last = (np.median(part, axis=0) for part in (self.logs[:3], self.logs[max(0, i - 2) : i + 1]))
         return Growth(
             now,
@@ -114,11 +167,12 @@ class History:
             quiet,
             self._arrival(i, now, max(quiet, SHORTEST)),
             float(np.abs(last - first)[:5].max()),
+            float(self.unseen[i]),
         )
 
     def _arrival(self, i: int, used: int, width: int) -> float:
         """Records until one of the next dimensions is in use, from straight lines through the last `width` records."""
-        if used >= MODES:  # the next ones are not looked at
+        if used >= MODES or (used + NEXT > self.lam.shape[1] and self.rest.number):  # the next ones are not looked at
             return 0.0
         logs = self.logs[max(0, i + 1 - width) : i + 1, used : used + NEXT]
         if not logs.size or len(logs) < 3:
@@ -129,6 +183,14 @@ class History:
         with np.errstate(over="ignore"):
             left = np.log(bar / self.heights[i, used : used + NEXT])
         return float(np.where(slope > 0, left / np.maximum(slope, 1e-300), np.inf).min())
+
+
+def _growth(logs: Floats) -> tuple[Floats, Floats]:
+    """Certain growth of each curve, (T, modes), up to every record, and its rate per record."""
+    gains, rates, noise = np.zeros_like(logs), np.zeros_like(logs), _noise(logs)
+    for end in range(SHORTEST, len(logs) + 1):
+        gains[end - 1], rates[end - 1] = _gains(logs[:end], noise[end - 1])
+    return gains, rates
 
 
 def _noise(logs: Floats) -> Floats:

@@ -18,7 +18,10 @@ VICREG = {"invariance": 25.0, "variance": 25.0, "covariance": 1.0}
 
 
 class Measured(Protocol):
-    """What is needed of a `Record` or a `Spectrum`; None if not measured."""
+    """What is needed of a `Record` or a `Spectrum`; None if not measured.
+
+    If spectra hold the leading eigenvalues only, `dimensions`, `trace` and `variance` are needed, too.
+    """
 
     @property
     def eigenvalues(self) -> Floats | None: ...
@@ -45,7 +48,7 @@ def noise_of(measured: Measured, loss: str, options: Mapping[str, Any] | None = 
 
     None if moments are missing, and for SimCLR, whose loss depends on the number of negatives by definition.
     """
-    m, d = measured, 0 if measured.covariance is None else len(measured.covariance)
+    m, d = measured, _dimensions(measured)
     if m.batch is None or m.batch < 2 or d == 0:
         return None
     if loss == "barlow_twins":
@@ -58,7 +61,7 @@ def noise_of(measured: Measured, loss: str, options: Mapping[str, Any] | None = 
             return None
         return float((m.scatter_diagonal + chosen["lambda_"] * others) / m.batch)
     if loss == "vicreg" and m.scatter_covariance is not None and m.covariance is not None:
-        chosen, mean = VICREG | dict(options or {}), float(m.covariance.mean())
+        chosen, mean = VICREG | dict(options or {}), _sum(m, m.covariance, "variance") / d
         hinge = expected_hinge(mean, m.batch - 1) - max(0.0, 1 - np.sqrt(mean + EPSILON))
         return float(2 * chosen["covariance"] * m.scatter_covariance / (d * m.batch) + chosen["variance"] * hinge)
     return None
@@ -67,8 +70,8 @@ def noise_of(measured: Measured, loss: str, options: Mapping[str, Any] | None = 
 def carried_by(
     measured: Measured, loss: str, options: Mapping[str, Any] | None = None, batch: int | None = None
 ) -> Carried | None:
-    """The modes that a run can carry with its own batch or another, from its correlations; None if not measured, or if
-    the loss lacks one of its terms.
+    """The modes that a run can carry with its own batch or another, from its correlations; None if not measured for
+    all modes, or if the loss lacks one of its terms.
 
     Barlow Twins without batch norm also learns the constant, a mode of correlation 1, if the mean of z shows it. Noise
     is taken in proportion to the measured one, which exceeds that of Gaussian modes if a few pairs are far out.
@@ -76,6 +79,8 @@ def carried_by(
     if loss not in SOLVERS or measured.correlations is None or measured.batch is None:
         return None
     rho, d = measured.correlations, len(measured.correlations)
+    if d < _dimensions(measured):
+        return None
     chosen = dict(options or {})
     weights = [chosen.get(name, 1.0) for name in ("invariance", "variance", "covariance", "lambda_")]
     if min(weights) <= 0:  # without one of its terms the loss collapses, and no batch carries anything
@@ -90,14 +95,15 @@ def excess_noise(measured: Measured, loss: str) -> float:
     m, mean = measured, measured.mean_square or 0.0
     if m.covariance is None or m.eigenvalues is None:
         return 1.0
-    s, lam = m.covariance, m.eigenvalues
+    s, lam, d = m.covariance, m.eigenvalues, _dimensions(m)
+    total, trace = _sum(m, s, "variance"), _sum(m, lam, "trace")
+    squares, lam_squares = (_squares(v, v_sum, d) for v, v_sum in ((s, total), (lam, trace)))
     if loss == "barlow_twins" and m.scatter_diagonal is not None and m.scatter_symmetric is not None:
-        gaussian = ((s.sum() + mean) ** 2 + lam.sum() ** 2 + (s**2).sum() + mean**2 + (lam**2).sum()) / 2
+        gaussian = ((total + mean) ** 2 + trace**2 + squares + mean**2 + lam_squares) / 2
         gaussian -= 2 * mean**2  # the constant does not vary
         return _ratio(m.scatter_diagonal + m.scatter_symmetric, float(gaussian))
     if loss == "vicreg" and m.scatter_covariance is not None:
-        total, d = s.sum(), len(s)
-        return _ratio(m.scatter_covariance, float(total**2 * (1 - 2 / d) + (s**2).sum()))
+        return _ratio(m.scatter_covariance, float(total**2 * (1 - 2 / d) + squares))
     return 1.0
 
 
@@ -137,7 +143,25 @@ def _shared(m: Measured) -> float:
     """Σ ρ_j s_j / Σ s_j: the share of the variance that both views have in common."""
     if m.covariance is None or m.eigenvalues is None or not m.covariance.sum() > 0:
         return 0.0
-    return float(np.clip((m.eigenvalues.sum() - (m.mean_square or 0.0)) / m.covariance.sum(), 0, 1))
+    trace, variance = _sum(m, m.eigenvalues, "trace"), _sum(m, m.covariance, "variance")
+    return float(np.clip((trace - (m.mean_square or 0.0)) / variance, 0, 1))
+
+
+def _dimensions(m: Measured) -> int:
+    """d; 0 if no covariance was measured."""
+    return 0 if m.covariance is None else max(len(m.covariance), getattr(m, "dimensions", None) or 0)
+
+
+def _sum(m: Measured, spectrum: Floats, total: str) -> float:
+    """Sum of all eigenvalues, from the total of that name if the spectrum holds the leading ones only."""
+    known = getattr(m, total, None) if len(spectrum) < _dimensions(m) else None
+    return float(spectrum.sum() if known is None else known)
+
+
+def _squares(spectrum: Floats, total: float, d: int) -> float:
+    """Sum of the squares of all eigenvalues; those that were not recorded are taken as equal."""
+    own, unseen = float((spectrum**2).sum()), d - len(spectrum)
+    return own + (total - float(spectrum.sum())) ** 2 / unseen if unseen > 0 else own
 
 
 def _ratio(measured: float, gaussian: float) -> float:

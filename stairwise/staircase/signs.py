@@ -1,12 +1,13 @@
 """Signs of health that the followed spectrum does not show: loss, cosines, total variance and mean."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.runs.record import Record
+from stairwise.staircase.growth import Rest
 
 Floats = NDArray[np.float64]
 
@@ -24,6 +25,7 @@ class Signs:
         positive: mean cosine of the two views of one sample.
         negative: mean cosine of views of different samples.
         batch: pairs per batch.
+        samples, wanted: number of pairs in the spectra, and how many they need, if there were fewer; empty if unknown.
     """
 
     loss: Floats
@@ -32,6 +34,8 @@ class Signs:
     positive: Floats
     negative: Floats
     batch: Floats
+    samples: Floats = field(default_factory=lambda: np.zeros(0))
+    wanted: Floats = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "Signs":
@@ -40,9 +44,8 @@ class Signs:
         def column(name: str) -> Floats:
             return np.array([record.value(name) for record in records], dtype=np.float64)  # None becomes NaN
 
-        spectra = [record.spectrum("covariance") for record in records]
-        variance = np.array([np.nan if values is None else values.sum() for values in spectra])
-        others = ("mean_square", "positive", "negative", "batch")
+        variance = np.array([record.total("covariance") for record in records])
+        others = ("mean_square", "positive", "negative", "batch", "samples", "wanted")
         return cls(column("loss"), variance, *(column(name) for name in others))
 
     @property
@@ -56,19 +59,25 @@ class Signs:
         """How far the views agree at the last record."""
         return float(self.agreements[-1])
 
+    @property
+    def few(self) -> NDArray[np.bool_]:
+        """Which records have fewer pairs than their spectra need, (T,)."""
+        return np.isfinite(self.wanted) if len(self.wanted) else np.zeros(len(self.loss), bool)
+
     @classmethod
-    def unknown(cls, lam: Floats) -> "Signs":
-        """The signs if nothing but the followed spectrum was measured, (T, d)."""
+    def unknown(cls, lam: Floats, rest: Rest | None = None) -> "Signs":
+        """The signs if nothing but the followed spectrum was measured, (T, d), and the rest below it."""
         none = np.full(len(lam), np.nan)
-        return cls(none, np.maximum(lam, 0.0).sum(axis=1), none, none, none, none)
+        variance = (rest if rest is not None else Rest.of(lam)).totals(lam)[:, 0]
+        return cls(none, variance, none, none, none, none)
 
     def until(self, end: int) -> "Signs":
         """The signs of the first `end` records."""
-        return Signs(*(values[:end] for values in vars(self).values()))
+        return self.where(slice(end))
 
-    def where(self, kept: NDArray[np.bool_]) -> "Signs":
+    def where(self, kept: NDArray[np.bool_] | slice) -> "Signs":
         """The signs of some records."""
-        return Signs(*(values[kept] for values in vars(self).values()))
+        return Signs(*(values[kept] if len(values) else values for values in vars(self).values()))
 
 
 def telling_value(signs: Signs, d: int) -> tuple[str, str] | None:

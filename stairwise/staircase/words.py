@@ -1,18 +1,23 @@
 """Every sentence that the advice can say, and the numbers that go into it."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.staircase.clock import Clock, duration
 from stairwise.staircase.forecast import Forecast
-from stairwise.staircase.growth import Growth
+from stairwise.staircase.growth import Growth, Rest
 from stairwise.staircase.signs import Signs, telling_value
 
 Floats = NDArray[np.float64]
 SHOWN = 4  # rising dimensions that are named
+MEAN = 0.5  # the largest eigenvalue of C is called the mean's if ‖mean of z‖² is at least this share of it
 
 SENTENCES = {
     "too few": "There {have} so far; {needed} are needed.",
+    "few pairs": "The record has {samples:,.0f} pairs of the {wanted:,.0f} that {d} dimensions need, so its spectrum "
+    "says little.",
     "not finite": "The embeddings have not been finite since {when}.",
     "huge loss": "The loss is {loss:.2g}, as good as infinite.",
     "zero": "The embeddings have become zero.",
@@ -42,6 +47,10 @@ SENTENCES = {
     "all by": "All dimensions are expected by t = {time:.3g}{when}.",
     "below": "Below them dimension {mode} is growing.",
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
+    "unseen": "Only the {k} leading eigenvalues are recorded, and all of them are in use; the others are seen in "
+    "their sum only.",
+    "mean mode": "The largest eigenvalue of C, {top:.2g}, comes mainly from the mean of z, since ‖mean of z‖² is "
+    "{mean:.2g}: C is not centred.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
 }
 FIRST_LOST = "The first batch that was not finite was number {number:,}."  # said by the page, which knows it
@@ -67,6 +76,33 @@ COLLAPSES = {
 }
 
 
+class Seen(NamedTuple):
+    """What the words about a record are made from: the records up to it, and what moves at it.
+
+    Attributes:
+        now: what moves.
+        lam: the followed spectrum, (T, k).
+        signs: what else was measured.
+        rest: the eigenvalues below `lam`.
+        level: the plateau; None if unknown.
+    """
+
+    now: Growth
+    lam: Floats
+    signs: Signs
+    rest: Rest
+    level: float | None
+
+    @property
+    def d(self) -> int:
+        return self.lam.shape[1] + self.rest.number
+
+    @property
+    def at_least(self) -> bool:
+        """Whether all recorded eigenvalues are in use, so that others may be, too."""
+        return self.now.learned >= self.lam.shape[1] and self.rest.number > 0
+
+
 def said(kind: str, /, **values: object) -> str:
     return SENTENCES[kind].format(**values)
 
@@ -84,40 +120,57 @@ def lost(t: Floats, whole: NDArray[np.bool_], loss: float, clock: Clock | None) 
     return said("not finite", when=when)
 
 
-def collapsed(kind: str, lam: Floats, signs: Signs) -> tuple[str, str]:
+def few_pairs(samples: Floats, wanted: Floats, record: int, d: int) -> str:
+    return said("few pairs", samples=samples[record] if len(samples) else 0, wanted=wanted[record], d=d)
+
+
+def change(t: float, before: int, at_least: bool) -> str:
+    """How many dimensions were in use at another time."""
+    return said("change", t=t, before=_amount(before, at_least), were="was" if before == 1 else "were")
+
+
+def _amount(learned: int, at_least: bool) -> str:
+    return f"At least {learned}" if at_least else str(learned)
+
+
+def collapsed(kind: str, seen: Seen) -> tuple[str, str]:
     """Evidence and remedy of a collapse."""
+    signs = seen.signs
     if kind == "point":
         words = said("point", negative=signs.negative[-1], positive=signs.positive[-1])
     elif kind == "one":
-        losses, top = signs.loss[np.isfinite(signs.loss)], np.maximum(lam[-1], 0.0)
-        words = said("one", d=len(top), share=100 * top[0] / max(top.sum(), 1e-300), loss=100 * losses[-1] / losses[0])
+        losses, total = signs.loss[np.isfinite(signs.loss)], float(seen.rest.totals(seen.lam)[-1, 0])
+        share = 100 * max(seen.lam[-1, 0], 0.0) / max(total, 1e-300)
+        words = said("one", d=seen.d, share=share, loss=100 * losses[-1] / losses[0])
     else:
         most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
         words = said(kind, share=signs.variance[-1] / max(most, 1e-300))
     return words, REMEDIES[COLLAPSES[kind]]
 
 
-def idle(now: Growth, lam: Floats, level: float | None) -> tuple[str, str]:
+def idle(seen: Seen) -> tuple[str, str]:
     """Evidence and remedy of a run that has not started."""
-    if level is None:
-        return said("still", moved=100 * np.expm1(now.moved)), REMEDIES["still"]
-    remedy = REMEDIES["still"] if now.moved < 0.05 else ""
-    return said("none yet", d=lam.shape[1], top=lam[-1, 0] + 0.0, level=level), remedy
+    moved = seen.now.moved
+    if seen.level is None:
+        return said("still", moved=100 * np.expm1(moved)), REMEDIES["still"]
+    remedy = REMEDIES["still"] if moved < 0.05 else ""
+    return said("none yet", d=seen.d, top=seen.lam[-1, 0] + 0.0, level=seen.level), remedy
 
 
-def moving(state: str, now: Growth, lam: Floats, signs: Signs) -> tuple[str, str]:
+def moving(state: str, seen: Seen) -> tuple[str, str]:
     """Evidence and remedy of a run that is learning, waiting or finished, or of one of the kinds in which it is so."""
-    records, d = lam.shape
-    numbers = {"learned": now.learned, "d": d, "quiet": now.quiet, "wait": counted(now.quiet)}
+    now, records, d = seen.now, len(seen.lam), seen.d
+    numbers = {"learned": _amount(now.learned, seen.at_least), "d": d, "quiet": now.quiet, "wait": counted(now.quiet)}
     numbers |= {"are": "is" if now.learned == 1 else "are"}
     if state == "learning":
-        if not len(now.rising):
+        if not len(now.rising) and not now.unseen:
             return said("joined", **numbers), ""
-        return said("rising", which=_rising(now), gain=_factor(now.gains[now.rising].max()), **numbers), ""
+        gain = _factor(now.gains[now.rising].max(initial=0.0) or now.unseen)
+        return said("rising", which=_rising(now), gain=gain, **numbers), ""
     if state == "too early":
         return said("too early", **numbers), ""
     if state == "agreed":
-        words = said("agreed", records=records, agreement=100 * signs.agreement, **numbers)
+        words = said("agreed", records=records, agreement=100 * seen.signs.agreement, **numbers)
         return words, REMEDIES["no more"].format(**numbers)
     if state == "finished":
         kind = "all in use" if now.learned >= d else "no more"
@@ -127,6 +180,8 @@ def moving(state: str, now: Growth, lam: Floats, signs: Signs) -> tuple[str, str
 
 def _rising(now: Growth) -> str:
     names = [str(j + 1) for j in now.rising]
+    if not names:
+        return "those that are not recorded are rising"
     if len(names) == 1:
         return f"dimension {names[0]} is rising"
     if len(names) > SHOWN:
@@ -150,8 +205,11 @@ def counted(records: int) -> str:
     return f"{records} record{'s' * (records != 1)}"
 
 
-def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None) -> list[str]:
-    """What comes next, and how far the forecasts of this run have been off."""
+def outlook(seen: Seen, state: str, clock: Clock | None, ahead: Forecast | None) -> list[str]:
+    """What comes next."""
+    now = seen.now
+    if seen.at_least:
+        return [said("unseen", k=seen.lam.shape[1])]
     if ahead is None or len(ahead.modes) == 0:
         if state != "waiting":
             return []
@@ -167,6 +225,14 @@ def outlook(now: Growth, state: str, clock: Clock | None, ahead: Forecast | None
     elif soon:
         out.append(said("soon", more=f"{soon} more {'is' if soon == 1 else 'are'}"))
     return out
+
+
+def mean_mode(seen: Seen) -> list[str]:
+    """A sentence on the mean of z, if at least half of the largest eigenvalue of C is due to it."""
+    mean, top = float(seen.signs.mean_square[-1]), float(seen.lam[-1, 0])
+    if seen.level is None or not (top > 0 and mean >= MEAN * top):
+        return []
+    return [said("mean mode", mean=mean, top=top)]
 
 
 def telling(signs: Signs, d: int) -> list[str]:

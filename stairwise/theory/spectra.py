@@ -33,6 +33,43 @@ def participation_ratio(eigenvalues: ArrayLike) -> Floats:
     return np.asarray(lam.sum(axis=-1) ** 2 / _nonzero((lam**2).sum(axis=-1)))
 
 
+def effective_rank_bounds(leading: ArrayLike, total: ArrayLike, dimensions: int) -> tuple[Floats, Floats]:
+    r"""Least and greatest effective rank of spectra of which k leading eigenvalues and the sum of all are known.
+
+    The rest R = total − Σ leading lies on d − k eigenvalues between 0 and the smallest leading one. To move some of it
+    from the smallest positive eigenvalue to another one lowers the entropy, because p then falls where it is smallest
+    and rises elsewhere. So the entropy is least if the rest is as large as the smallest leading one, on as few
+    eigenvalues as possible, and greatest if all of the rest is equal. Rounding may leave R slightly outside: it is
+    clipped.
+
+    Arguments:
+        leading: the k largest eigenvalues, (…, k).
+        total: sum of all eigenvalues, (…).
+        dimensions: d.
+
+    >>> low, high = effective_rank_bounds([4.0, 1.0], 6.0, 5)  # between (2, 1, 1, 0, 0) and three of 1/√3
+    >>> float(low.round(3)), float(high.round(3))
+    (2.828, 4.317)
+    """
+    lam, few, even = _rests(leading, total, dimensions)
+    return _entropy_rank(lam, *few), _entropy_rank(lam, *even)
+
+
+def participation_ratio_bounds(leading: ArrayLike, total: ArrayLike, dimensions: int) -> tuple[Floats, Floats]:
+    """Least and greatest participation ratio, likewise; Σλ is known, and Σλ² is least if the rest is equal.
+
+    >>> low, high = participation_ratio_bounds([4.0, 1.0], 6.0, 5)
+    >>> float(low.round(3)), float(high.round(3))
+    (2.0, 2.077)
+    """
+    lam, few, even = _rests(leading, total, dimensions)
+    bounds = []
+    for values, counts in (few, even):
+        sums = ((lam**power).sum(axis=-1) + (counts * values**power).sum(axis=-1) for power in (1, 2))
+        bounds.append(np.asarray(next(sums) ** 2 / _nonzero(next(sums))))
+    return bounds[0], bounds[1]
+
+
 def alpha_req(eigenvalues: ArrayLike) -> float:
     """α of λ_j ∝ j^{-α}, fitted in log-log by least squares to the positive eigenvalues (α-ReQ, Agrawal et al. 2022).
 
@@ -57,7 +94,8 @@ def grown(eigenvalues: ArrayLike) -> tuple[int, float]:
     Otsu's method splits log λ into two groups with the least variance within them; the threshold is the middle of the
     widest gap between the medians of the groups. Eigenvalues below 1e-4 of the largest are treated as equal, because
     they are noise. All eigenvalues count as grown if the split explains less than half of the variance or if the groups
-    are less than a factor of 10 apart. None count as grown if no eigenvalue is positive.
+    are less than a factor of 10 apart. None count as grown if no eigenvalue is positive. Of leading eigenvalues alone,
+    the small group is cut short, so that fewer or all may count as grown.
 
     >>> count, threshold = grown([1.0, 0.9, 0.8, 1e-4, 1e-5])
     >>> count, 1e-3 < threshold < 0.8
@@ -153,6 +191,33 @@ def _basis(x: ArrayLike, name: str) -> Floats:
     if not kept.any() or scale[0] == 0:
         raise InputError(name, "must not be all zero", None, "the embedding has collapsed")
     return np.asarray(U[:, kept])
+
+
+Rest = tuple[Floats, Floats]  # values, and how often each occurs, (…, n)
+
+
+def _rests(leading: ArrayLike, total: ArrayLike, dimensions: int) -> tuple[Floats, Rest, Rest]:
+    """The leading eigenvalues, and the rest on as few eigenvalues as possible, and on all of them equally."""
+    lam, every = _nonnegative(leading), np.asarray(total, dtype=np.float64)
+    unseen = dimensions - lam.shape[-1]
+    if unseen < 0:
+        raise InputError("dimensions", f"must be at least {lam.shape[-1]}, the number of eigenvalues", dimensions)
+    if every.shape != lam.shape[:-1] or not np.isfinite(every).all():
+        raise InputError("total", f"must be finite, of shape {lam.shape[:-1]}", f"shape {every.shape}")
+    most = lam.min(axis=-1)
+    rest = np.clip(every - lam.sum(axis=-1), 0.0, unseen * most)
+    full = np.minimum(np.floor(rest / _nonzero(most)), unseen)
+    left = np.maximum(rest - full * most, 0.0)
+    few = np.stack([most, left], axis=-1), np.stack([full, (left > 0) * 1.0], axis=-1)
+    return lam, few, (rest[..., None] / max(unseen, 1), np.full((*rest.shape, 1), float(unseen)))
+
+
+def _entropy_rank(lam: Floats, values: Floats, counts: Floats) -> Floats:
+    """The effective rank of eigenvalues, and of others that occur several times."""
+    sigma, times = np.sqrt(np.concatenate([lam, values], axis=-1)), np.concatenate([np.ones_like(lam), counts], axis=-1)
+    p = sigma / _nonzero((times * sigma).sum(axis=-1, keepdims=True))
+    entropy = -(times * p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
+    return np.asarray(np.where(sigma.any(axis=-1), np.exp(entropy), 0.0))
 
 
 def _nonnegative(eigenvalues: ArrayLike) -> Floats:

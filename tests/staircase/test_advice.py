@@ -42,6 +42,11 @@ def said(t, lam, level=1.0, clock=None, **known):
     return advise(t, lam, clock, level, signs(np.asarray(lam), **known) if known else None)
 
 
+def said_of_leading(k, t, lam, level=1.0):
+    """What is said if only the k leading eigenvalues and the sum of all are known."""
+    return advise(t, lam[:, :k], level=level, dimensions=lam.shape[1], total=lam.sum(axis=1))
+
+
 def grown_then_still(*after):
     """A covariance of four dimensions that are learned early; `after` are lower ones that stay."""
     t = np.arange(T) * 1.0
@@ -84,6 +89,7 @@ def below():
 
 CASES = {
     "too few": lambda: said(*steady(1.0, 0.5, records=3)),
+    "few pairs": lambda: said(*staircase(2.0, 1.0, 0.9), samples=300, wanted=np.r_[np.full(99, np.nan), 2048]),
     "not finite": lambda: said(*lost_at(40), clock=CLOCK),
     "huge loss": lambda: said(*steady(1.0, 0.5), loss=np.r_[np.ones(T - 1), 1e12]),
     "zero": lambda: said(*falling(1e-9), level=None),
@@ -107,6 +113,8 @@ CASES = {
     "all by": lambda: said(*staircase(2.0, 1.0, 0.9)),
     "below": lambda: said(*below()),
     "nothing below": lambda: said(*steady(1.0, 0.9, 1e-5)),
+    "unseen": lambda: said_of_leading(2, *steady(1.0, 0.9, 0.8, 0.7)),
+    "mean mode": lambda: said(*steady(1.0, 0.9, 1e-5), mean_square=0.8),
     "telling loss": lambda: said(*steady(1.0, 0.5), level=None, loss=np.log(2 * 64 - 1), batch=64),
 }
 STATE_OF = {  # where a sentence belongs to one state
@@ -129,6 +137,7 @@ STATE_OF = {  # where a sentence belongs to one state
     "no more": "finished",
     "agreed": "finished",
     "nothing below": "waiting",
+    "unseen": "waiting",
 }
 CURES = {
     "diverged": "not finite",
