@@ -52,8 +52,8 @@ class Spectrum:
             sampling noise (`theory.batch_noise`).
             Whatever differs between the views, as if their roles had been swapped, counts as scatter.
         scatter_covariance: the same for the off-diagonal entries of the covariance of one view.
-        rankme, hidden_rankme: RankMe as published: exp of the entropy of σ_j / Σ σ + 1e-5, with σ the singular values of
-            the embeddings, not centred; None if only the leading ones are known.
+        rankme, hidden_rankme: RankMe as published: exp of the entropy of σ_j / Σ σ + 1e-5, where σ are the singular
+            values of the embeddings, not centred; None if only the leading ones are known.
         lidar: LiDAR with two views per sample: exp of the entropy of the eigenvalues of the covariance between samples
             relative to that within samples; None likewise.
         std_of_l2_normalized: lightly's measure of collapse: standard deviation of z/‖z‖, mean over dimensions; 1/√d if
@@ -141,7 +141,7 @@ def _leading_of_z(sums: dict[str, Floats], n: float) -> dict[str, Any]:
     trace, second = (float((squares_u + sign * squares_v).sum()) / (4 * n) for sign in (-1, 1))
     C, covariance = (np.asarray(sums[name], dtype=np.float64) for name in ("z.C", "z.covariance"))
     return {
-        "eigenvalues": _descending(C)[:KEPT] if C.ndim == 2 else _nystroem_difference(*C)[:KEPT],
+        "eigenvalues": _descending(C)[:KEPT] if C.ndim == 2 else _padded(_nystroem_difference(*C)),
         "covariance": _leading(covariance) * unbiased,
         "mean_square": float(mean @ mean),
         "dimensions": len(mean),
@@ -299,7 +299,7 @@ def _leading(found: Floats) -> Floats:
         return _descending(found)[:KEPT]
     core, square = found
     factor = _inverse_root(core)
-    return _descending(factor.T @ square @ factor)[:KEPT]
+    return _padded(_descending(factor.T @ square @ factor))
 
 
 def _nystroem_difference(core_u: Floats, uu: Floats, core_v: Floats, vv: Floats, uv: Floats) -> Floats:
@@ -311,6 +311,11 @@ def _nystroem_difference(core_u: Floats, uu: Floats, core_v: Floats, vv: Floats,
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     signs = np.repeat([1.0, -1.0], [of_u.shape[1], of_v.shape[1]])
     return _descending(root.T @ (signs[:, None] * root))
+
+
+def _padded(values: Floats) -> Floats:
+    """The leading values; few rows have fewer, and the others are zero."""
+    return np.pad(values, (0, max(0, KEPT - len(values))))[:KEPT]
 
 
 def _inverse_root(core: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 all      S = Σ x xᵀ in float64, whose eigenvalues are computed later, all of them
 dense    S in float32, whose leading eigenvalues are computed on the device by subspace iteration
-tracked  only S Q, with a basis Q of a few hundred columns that follows the leading modes, so that a row costs d · COLUMNS
+tracked  only S Q, with a basis Q of COLUMNS columns that follows the leading modes, so that a row costs d · COLUMNS
 
 A stream is u = z_a + z_b, v = z_a − z_b, or h. Σ x and the number of rows are summed as well, by columns of ones.
 """
@@ -82,3 +82,20 @@ def facts(sums: Tensor, d: int) -> Tensor:
     if len(sums) == d:  # tracked
         return sums[:, COLUMNS:].T
     return torch.stack([sums.diagonal()[:d], sums[:d, -1], sums[-1, -1].expand(d)])
+
+
+def from_older(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the state of a version that summed [z_a z_b 1]ᵀ[z_a z_b 1]."""
+    out = {}
+    for name, value in state.items():
+        before, _, key = name.rpartition(".")
+        if key == "zz":
+            d = (len(value) - ONES) // 2
+            half = torch.eye(d, dtype=value.dtype, device=value.device)
+            ones = torch.eye(ONES, dtype=value.dtype, device=value.device)
+            for stream, sign in (("uu", 1), ("vv", -1)):
+                to = torch.block_diag(torch.cat([half, sign * half]), ones)
+                out[f"{before}.{stream}".lstrip(".")] = to.T @ value @ to
+        elif key != "u":  # sums of directions without their squares: the next record does without cosines
+            out[name] = value
+    return out

@@ -269,7 +269,9 @@ class SpectrumMonitor:
 
     def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
         """Continue from `state` on a device; None: the device of the next batch."""
-        placed = {name: value.to(device) if device else value.clone() for name, value in _today(state).items()}
+        placed = {
+            name: value.to(device) if device else value.clone() for name, value in moments.from_older(state).items()
+        }
         self.waiting, self.flaws = {"z": [], "h": []}, placed.pop("flaws", None)
         self.before, self.tracked, self.bases = (
             {name.removeprefix(part): placed.pop(name) for name in list(placed) if name.startswith(part)}
@@ -381,23 +383,6 @@ def _joint_flaws(flaws: Tensor) -> Tensor:
     first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
     dist.all_reduce(first, dist.ReduceOp.MIN)
     return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
-
-
-def _today(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the state of a version that summed [z_a z_b 1]ᵀ[z_a z_b 1]."""
-    out = {}
-    for name, value in state.items():
-        before, _, key = name.rpartition(".")
-        if key == "zz":
-            d = (len(value) - moments.ONES) // 2
-            half = torch.eye(d, dtype=value.dtype, device=value.device)
-            ones = torch.eye(moments.ONES, dtype=value.dtype, device=value.device)
-            for stream, sign in (("uu", 1), ("vv", -1)):
-                to = torch.block_diag(torch.cat([half, sign * half]), ones)
-                out[f"{before}.{stream}".lstrip(".")] = to.T @ value @ to
-        elif key != "u":  # sums of directions without their squares: the next record does without cosines
-            out[name] = value
-    return out
 
 
 def _of(stream: str, sums: dict[str, Tensor]) -> list[str]:

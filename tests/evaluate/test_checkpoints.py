@@ -168,8 +168,9 @@ def test_command_line_tells_the_normalization(place):
     assert done.returncode == 0, done.stderr
     assert "views normalized by mean 0.5, 0.5, 0.5 and std 0." in done.stdout
     assert "(measured on these images; --std take those of your training)" in done.stdout
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("note: 2 of 14 checkpoints skipped, the first because")
+    notes = [line for line in done.stderr.splitlines() if " % after " not in line]  # a busy machine shows progress
+    assert len(notes) == 1
+    assert notes[0].startswith("note: 2 of 14 checkpoints skipped, the first because")
 
 
 def test_command_line(place):

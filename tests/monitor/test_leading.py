@@ -1,4 +1,4 @@
-"""Leading eigenvalues of large embeddings, from dense sums and from a tracked basis, compared with dense computations."""
+"""Leading eigenvalues of large embeddings, from dense sums and from a tracked basis, against dense computations."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import torch
 import stairwise as sw
 from stairwise.checks import InputError
 from stairwise.monitor import bases, moments
+from tests.two_processes import run_two
 
 LAYOUTS = ("dense", "tracked")
 
@@ -38,6 +39,7 @@ def embeddings(n, d=300, seed=0, turn=0.0):
 
 
 def expected(a, b, count=24):
+    """The leading values by definition."""
     a, b = a.double().numpy(), b.double().numpy()
     C = (a.T @ b + b.T @ a) / (2 * len(a))
     covariance = np.cov(np.concatenate([a, b]).T)
@@ -193,3 +195,44 @@ def test_pairs_wanted():
     large = sw.SpectrumMonitor()
     large.update(torch.randn(3, 2000), torch.randn(3, 2000))
     assert large.pairs_wanted() == 4096
+
+
+TWO = """
+import sys
+import numpy as np
+import torch
+import torch.distributed as dist
+import stairwise as sw
+from stairwise.monitor import bases, decompose, digest, moments
+from tests.monitor.test_leading import batches, embeddings
+
+layout = sys.argv[2]
+moments.ALL, moments.DENSE = {"all": (1024, 8192), "dense": (64, 8192), "tracked": (64, 64)}[layout]
+for module in (moments, bases, digest):
+    module.COLUMNS = 96
+moments.KEPT = decompose.KEPT = 24
+dist.init_process_group("gloo")
+rank, monitor = dist.get_rank(), sw.SpectrumMonitor()
+for seed in range(3):
+    monitor.reset()
+    a, b = embeddings(400, seed=seed)
+    for pair in batches(a[rank::2], b[rank::2]):
+        monitor.update(*pair)
+    sums = monitor.snapshot(joint=True)
+if rank == 0:
+    found = decompose.decompose(sums)
+    np.savez(sys.argv[1], eigenvalues=found.eigenvalues, covariance=found.covariance, variance=found.variance)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("kind", "rel"), [("all", 1e-9), ("dense", 1e-4), ("tracked", 0.01)])
+def test_two_processes_are_one(tmp_path, kind, rel):
+    """Each sums half of the pairs; in their third window the spectra are those of all pairs of the window."""
+    assert run_two("-c", TWO, tmp_path / "found.npz", kind) == [0, 0]
+    a, b = embeddings(400, seed=2)
+    with np.load(tmp_path / "found.npz") as found:
+        for name in ("eigenvalues", "covariance"):
+            values = expected(a, b)[name]
+            assert found[name][:24] == pytest.approx(values, rel=rel), name
+        assert found["variance"] == pytest.approx(expected(a, b)["variance"], rel=1e-5)
