@@ -1,20 +1,21 @@
 """How much time does monitoring cost? Steps with and without a monitor alternate in one run.
 
-    python benchmarks/bench_monitor.py [--device cuda] [--steps 150] [--rounds 6] [--size 224] [--only hooks]
+    python benchmarks/bench_monitor.py [--device cuda] [--d 512 2048 8192] [--steps 150] [--rounds 6] [--size 224]
 
 On a GPU: ResNet-50, 96 px (or 224), batch 256, d = 512 and h = 2048, bf16 autocast. On a CPU: ResNet-18 of half
-the width, 32 px, batch 64, d = 128 and h = 256. The monitor is updated in each step and decomposes every 50 steps.
+the width (`--width`), 32 px, batch 64, d = 128 and h = 256. The monitor is updated in each step and makes a record
+every 50 steps.
 
   hooks    a user's training loop: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
   graph    stairwise's training loop: the step as one CUDA graph, measured in each step (GPU only)
 
-Both alternate every ten steps. The last line is JSON with the cost relative to the step time.
+Both alternate every ten steps. Then come the memory of the monitor's sums and bases, and the seconds from the last step
+to the last record. The last line is JSON with the cost relative to the step time.
 """
 
 import argparse
 import json
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 
@@ -57,11 +58,10 @@ def in_turns(plain, watched, steps, rounds, device):
 class Loop:
     """A user's training loop; `watched` attaches the monitor."""
 
-    def __init__(self, device, watched, folder, size):
+    def __init__(self, device, watched, folder, size, d, width, batch):
         torch.manual_seed(0)
         large = device.type == "cuda"
-        name, batch, d = ("resnet50", 256, 512) if large else ("resnet18", 64, 128)
-        encoder = build_encoder(name, {} if large else {"stem": "small", "width": 32})
+        encoder = build_encoder("resnet50") if large else build_encoder("resnet18", {"stem": "small", "width": width})
         network = build_network(encoder, torch.zeros(2, 3, size, size), [2048 if large else 512], d)
         self.network = network.to(device, memory_format=torch.channels_last).train()
         self.x = torch.rand(2, batch, 3, size, size, device=device)
@@ -81,18 +81,18 @@ class Loop:
         self.optimizer.step()
 
 
-def recorded(device, folder, measure, size):
+def recorded(device, folder, measure, size, d, batch):
     """The step of `Trainer` as a CUDA graph; with `measure`, updated in each step and decomposed every 50 steps."""
     pixels = Path(folder) / "images.npy"
     np.save(pixels, np.random.default_rng(0).integers(0, 255, (512, size, size, 3), dtype=np.uint8))
     recipe = Recipe(
-        data=f"array:{pixels}", views="barlow", encoder="resnet50", hidden=[2048], d=512, batch=256, lr=1e-4
+        data=f"array:{pixels}", views="barlow", encoder="resnet50", hidden=[2048], d=d, batch=batch, lr=1e-4
     )
     trainer = Trainer(recipe, Path(folder), device)
     trainer.resume()
     trainer.objective.train()
     trainer.optimizer.lr.fill_(1e-4)
-    x_a, x_b = trainer.material.pairs.fixed(torch.arange(256))
+    x_a, x_b = trainer.material.pairs.fixed(torch.arange(batch))
     take, done = Recorded(trainer.step), [0]
 
     def step():
@@ -104,33 +104,56 @@ def recorded(device, folder, measure, size):
     return step
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--size", type=int, help="pixels; default 96, on a CPU 32")
-    parser.add_argument("--only", choices=("hooks", "graph"))
-    options = parser.parse_args()
-    device = torch.device(options.device)
+def memory(monitor):
+    """Bytes of a monitor's sums and bases."""
+    parts = (monitor.sums, monitor.before, monitor.tracked, monitor.bases)
+    return sum(value.nbytes for part in parts for value in part.values())
+
+
+def measured(device, d, options):
+    """Print and return the costs at one d."""
     summary, size = {}, options.size or (96 if device.type == "cuda" else 32)
-    with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b, ExitStack() as done:
-        pairs = {}
+    batch = options.batch or (256 if device.type == "cuda" else 64)
+    with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
+        pairs, loops = {}, None
         if options.only != "graph":
-            loops = [Loop(device, watched, a, size) for watched in (False, True)]
-            done.callback(loops[1].watch.close)
+            loops = [Loop(device, watched, a, size, d, options.width, batch) for watched in (False, True)]
             pairs["hooks"] = [loop.step for loop in loops]
         if device.type == "cuda" and options.only != "hooks":
-            pairs["graph"] = [recorded(device, folder, measure, size) for folder, measure in ((a, False), (b, True))]
+            pairs["graph"] = [recorded(device, folder, m, size, d, batch) for folder, m in ((a, False), (b, True))]
         for name, (plain, watched) in pairs.items():
             alone, with_it, cost = in_turns(plain, watched, options.steps, options.rounds, device)
             print(
-                f"{name:<8} {1e3 * alone:8.2f} ms per step, watched {1e3 * with_it:8.2f} ms: {100 * cost:+.2f} %",
+                f"{name:<8} d = {d:<6} {1e3 * alone:8.2f} ms per step, watched {1e3 * with_it:8.2f} ms: "
+                f"{100 * cost:+.2f} %",
                 flush=True,
             )
             summary[f"{name}_cost"] = round(cost, 5)
-        summary["pixels"] = size
-        print(json.dumps(summary))
+        if loops is not None:
+            sync(device)
+            started, size_of = perf_counter(), memory(loops[1].watch.monitor)
+            loops[1].watch.close()
+            summary |= {"megabytes": round(size_of / 1e6), "seconds_to_last_record": round(perf_counter() - started, 2)}
+            print(
+                f"memory   {summary['megabytes']} MB; last record {summary['seconds_to_last_record']} s after the last step"
+            )
+    return summary
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--d", type=int, nargs="+")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--size", type=int, help="pixels; default 96, on a CPU 32")
+    parser.add_argument("--batch", type=int, help="default 256, on a CPU 64")
+    parser.add_argument("--width", type=int, default=32, help="of the ResNet-18 on a CPU; 64 is the usual one")
+    parser.add_argument("--only", choices=("hooks", "graph"))
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    sizes = options.d or [512 if device.type == "cuda" else 128]
+    print(json.dumps({str(d): measured(device, d, options) for d in sizes}))
 
 
 if __name__ == "__main__":

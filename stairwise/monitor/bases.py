@@ -1,6 +1,6 @@
 """Orthonormal bases Q that follow the leading modes of sums S = Σ x xᵀ which are too large to be decomposed.
 
-Every record turns a basis by Q ← orth(S Q), a step of subspace iteration, so that it follows the network's training.
+A record starts from the basis of the one before, so that bases follow the network's training.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor
 from stairwise.monitor.moments import COLUMNS, count
 
 BLOCK = 192  # columns of the basis in which the leading eigenvalues of a dense matrix are found
-PASSES, COLD = 4, 12  # products with the matrix per record, with the basis of the last record and without one
+STEPS, COLD = 4, 8  # steps per record, with the basis of the last record and without one
 ROWS = 1024  # number of rows in which a first tracked basis is found
 
 
@@ -21,20 +21,29 @@ def random_basis(d: int, columns: int, device: torch.device) -> Tensor:
     return torch.linalg.qr(draw).Q.to(device)
 
 
-def ritz(product: Callable[[Tensor], Tensor], bases: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Qᵀ A Q, whose eigenvalues approach the leading ones of A, after a few passes Q ← orth(A Q), which are kept.
+def leading_values(product: Callable[[Tensor], Tensor], bases: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """The leading eigenvalues of a symmetric matrix A, in ascending order, by a few steps of block Rayleigh–Ritz.
+
+    A step finds the best basis in the span of Q and its residual A Q − Q Λ. Unlike powers of A, it prefers large
+    eigenvalues to negative ones of the same size, which C has if there are few pairs.
 
     Arguments:
         product: Q → A Q.
         bases: bases[name] is where to start, and is replaced.
         like: a row of A, for its size and device.
     """
-    known = bases.get(name)
-    basis = random_basis(len(like), min(BLOCK, len(like)), like.device) if known is None else known
-    for _ in range(COLD if known is None else PASSES):
-        basis = _orthonormal(product(basis), basis)
+    known, d = bases.get(name), len(like)
+    columns = min(BLOCK, d // 2)
+    basis = random_basis(d, columns, like.device) if known is None else known
+    image, values = product(basis), like.new_zeros(columns)
+    for _ in range(COLD if known is None else STEPS):
+        both = torch.linalg.qr(torch.cat([basis, image - basis * values], dim=1)).Q
+        images = product(both)
+        values, mix = torch.linalg.eigh(_symmetric(both.T @ images))
+        values, mix = values[-columns:], mix[:, -columns:]
+        basis, image = both @ mix, images @ mix
     bases[name] = basis
-    return basis.T @ product(basis)
+    return values
 
 
 def first_basis(x: Tensor) -> Tensor:
@@ -56,7 +65,7 @@ def moved(sums: Tensor, basis: Tensor, to: Tensor) -> Tensor:
     the identity that keeps the trace."""
     product = sums[:, :COLUMNS].double()
     core = basis.double().T @ product
-    values, vectors = torch.linalg.eigh((core + core.T) / 2)
+    values, vectors = torch.linalg.eigh(_symmetric(core))
     scale = torch.where(values > 1e-10 * values[-1], values.clamp(min=1e-300).rsqrt(), 0.0)
     factor = product @ (vectors * scale)
     rest = (sums[:, COLUMNS].double().sum() - factor.square().sum()).clamp(min=0) / len(basis)
@@ -68,3 +77,7 @@ def _orthonormal(product: Tensor, basis: Tensor) -> Tensor:
     """An orthonormal basis of the columns, or the old one if they are not finite."""
     found = torch.linalg.qr(torch.nan_to_num(product, posinf=0.0, neginf=0.0)).Q
     return torch.where(torch.isfinite(product).all(), found, basis)
+
+
+def _symmetric(matrix: Tensor) -> Tensor:
+    return (matrix + matrix.T) / 2

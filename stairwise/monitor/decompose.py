@@ -141,7 +141,7 @@ def _leading_of_z(sums: dict[str, Floats], n: float) -> dict[str, Any]:
     trace, second = (float((squares_u + sign * squares_v).sum()) / (4 * n) for sign in (-1, 1))
     C, covariance = (np.asarray(sums[name], dtype=np.float64) for name in ("z.C", "z.covariance"))
     return {
-        "eigenvalues": _descending(C)[:KEPT] if C.ndim == 2 else _padded(_nystroem_difference(*C)),
+        "eigenvalues": C[::-1][:KEPT] if C.ndim == 1 else _padded(_nystroem_difference(*C)),
         "covariance": _leading(covariance) * unbiased,
         "mean_square": float(mean @ mean),
         "dimensions": len(mean),
@@ -294,9 +294,9 @@ def _standardized(sums: Floats, mean_u: Floats, mean_v: Floats, n: float) -> Flo
 
 
 def _leading(found: Floats) -> Floats:
-    """The leading eigenvalues from Qᵀ A Q, or from that and (A Q)ᵀ A Q, which gives Nyström's approximation of A."""
-    if found.ndim == 2:
-        return _descending(found)[:KEPT]
+    """The leading eigenvalues, or those of Nyström's approximation of A, from Qᵀ A Q and (A Q)ᵀ A Q."""
+    if found.ndim == 1:
+        return found[::-1][:KEPT]
     core, square = found
     factor = _inverse_root(core)
     return _padded(_descending(factor.T @ square @ factor))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwise.distributed import world
-from stairwise.monitor.bases import ritz
+from stairwise.monitor.bases import leading_values
 from stairwise.monitor.moments import COLUMNS, ONES, facts
 
 
@@ -60,17 +60,20 @@ def _dense_pairs(u: Tensor, v: Tensor, bases: dict[str, Tensor]) -> dict[str, Te
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
     U, V, mean = u[:d, :d], v[:d, :d], of_u[1] / (2 * n)
-    covariance = ritz(lambda q: (U @ q + V @ q) / (4 * n) - torch.outer(mean, mean @ q), bases, "covariance", mean)
-    C = ritz(lambda q: (U @ q - V @ q) / (4 * n), bases, "C", mean)
-    return {"z.facts": torch.stack([of_u, of_v]), "z.covariance": covariance, "z.C": C}
+    products = {
+        "covariance": lambda q: (U @ q + V @ q) / (4 * n) - torch.outer(mean, mean @ q),
+        "C": lambda q: (U @ q - V @ q) / (4 * n),
+    }
+    values = {f"z.{name}": leading_values(product, bases, name, mean) for name, product in products.items()}
+    return {"z.facts": torch.stack([of_u, of_v])} | values
 
 
 def _dense_hidden(h: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
     known = facts(h, len(h) - ONES)
     n = known[2, 0].clamp(min=1)
     H, mean = h[:-ONES, :-ONES], known[1] / n
-    covariance = ritz(lambda q: H @ q / n - torch.outer(mean, mean @ q), bases, "hidden", mean)
-    return {"h.facts": known, "h.covariance": covariance}
+    values = leading_values(lambda q: H @ q / n - torch.outer(mean, mean @ q), bases, "hidden", mean)
+    return {"h.facts": known, "h.covariance": values}
 
 
 def _tracked_pairs(u: Tensor, v: Tensor, basis: Tensor) -> dict[str, Tensor]:

@@ -339,8 +339,8 @@ class SpectrumMonitor:
             self.sums[name] = self.sums[name].to(x.device)
         if basis is not None and basis.device != x.device:
             basis = self.tracked[STREAMS[name]] = basis.to(x.device)
-        weights = (_ages(x, keep) * finite).repeat_interleave(x.shape[1])
-        moments.add(self.sums[name], x.flatten(0, 1), weights, keep ** len(x), basis)
+        weights = (_ages(x, keep) * finite)[:, None].expand(-1, x.shape[1])
+        moments.add(self.sums[name], x.flatten(0, 1), weights.flatten(), keep ** len(x), basis)
 
     def _add_normalized(self, a: Tensor, b: Tensor, keep: float) -> None:
         """Σ a bᵀ, and next to it Σ a² and Σ b² by dimension, (d, d + 2)."""
