@@ -282,3 +282,29 @@ def test_two_processes_on_one_gpu_share_the_tiles_of_a_tangent_kernel(tmp_path):
     for i in range(2):
         found = torch.load(tmp_path / f"{i}.pt", weights_only=True)
         assert float((found - expected).abs().max() / expected.max()) < 1e-4
+
+
+@pytest.mark.parametrize(("d", "rel"), [(512, 1e-6), (2048, 1e-3), (9000, 0.05)])
+def test_the_monitor_sums_in_a_recorded_step(d, rel):
+    """All three layouts, in half precision as under autocast, against sums in float64."""
+    import stairwise as sw
+    from stairwise.training.graph import Recorded
+
+    torch.manual_seed(0)
+    monitor = sw.SpectrumMonitor()
+    step = Recorded(monitor.update)
+    modes = torch.randn(300, d, device="cuda") * torch.arange(1, 301, device="cuda")[:, None] ** -1.0
+    for window in range(2):
+        views = [(torch.randn(256, 300, device="cuda") @ modes).bfloat16() for _ in range(8)]
+        noise = [(z + 0.1 * torch.randn_like(z)).bfloat16() for z in views]
+        for pair in zip(views, noise, strict=True):
+            step(*pair)
+        found = monitor.compute()
+        if window == 0:
+            monitor.reset()
+    a, b = (torch.cat(side).double() for side in (views, noise))
+    C = (a.T @ b + b.T @ a) / (2 * len(a))
+    values = torch.linalg.eigvalsh(C).flip(0)[:64].cpu().numpy()
+    assert found.samples == len(a)
+    assert found.eigenvalues[:64] == pytest.approx(values, rel=rel)
+    assert found.trace == pytest.approx(float(C.trace()), rel=1e-4)
