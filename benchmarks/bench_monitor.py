@@ -133,10 +133,9 @@ def measured(device, d, options):
             sync(device)
             started, size_of = perf_counter(), memory(loops[1].watch.monitor)
             loops[1].watch.close()
-            summary |= {"megabytes": round(size_of / 1e6), "seconds_to_last_record": round(perf_counter() - started, 2)}
-            print(
-                f"memory   {summary['megabytes']} MB; last record {summary['seconds_to_last_record']} s after the last step"
-            )
+            megabytes, seconds = round(size_of / 1e6), round(perf_counter() - started, 2)
+            print(f"memory   {megabytes} MB; the last record came {seconds} s after the last step")
+            summary |= {"megabytes": megabytes, "seconds_to_last_record": seconds}
     return summary
 
 
