@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stairwise.monitor.moments import COLUMNS, count
 
-BLOCK = 192  # columns of the basis in which the leading eigenvalues of a dense matrix are found
+BLOCK = 256  # columns of the basis in which the leading eigenvalues of a dense matrix are found
 STEPS, COLD = 4, 8  # steps per record, with the basis of the last record and without one
 ROWS = 1024  # number of rows in which a first tracked basis is found
 

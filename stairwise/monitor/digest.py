@@ -18,6 +18,13 @@ def direction_sums(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([(unit_a + unit_b).sum(dim=1), squares, cosines[:, None], rows[:, None]], dim=1)
 
 
+def cross_sums(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
+    """Σ a bᵀ, and next to it Σ a² and Σ b² by dimension, (d, d + 2), of batches with weights, (batches,)."""
+    weighted_a, weighted_b = (x * weights[:, None, None] for x in (a, b))
+    squares = [(x * y).sum(dim=(0, 1)) for x, y in ((weighted_a, a), (weighted_b, b))]
+    return torch.cat([weighted_a.flatten(0, 1).T @ b.flatten(0, 1), torch.stack(squares, dim=1)], dim=1)
+
+
 def pair_sums(z: Tensor, full: bool) -> Tensor:
     """Sums over the pairs of each batch (batches, rows, 2d), as `decompose.PAIRS` names them; the first two if not
     `full`."""

@@ -17,7 +17,7 @@ from stairwise.distributed import reduced, total, world
 from stairwise.monitor import moments
 from stairwise.monitor.bases import first_basis, moved, turned
 from stairwise.monitor.decompose import Spectrum, decompose
-from stairwise.monitor.digest import condensed, direction_sums, pair_sums
+from stairwise.monitor.digest import condensed, cross_sums, direction_sums, pair_sums
 
 if TYPE_CHECKING:
     from stairwise.monitor.hooks import Attachment
@@ -149,7 +149,7 @@ class SpectrumMonitor:
         self._add("uu", a + b, finite, keep)
         self._add("vv", a - b, finite, keep)
         if self.normalized:
-            self._add_normalized(a, b, keep)
+            self._accumulate("ab", cross_sums(a, b, _ages(a, keep)), keep ** len(a))
         self._add_sums("directions", direction_sums(a, b), finite, keep)
         self._add_sums("pairs", pair_sums(z, full=kind == "all"), finite, keep)
 
@@ -163,27 +163,34 @@ class SpectrumMonitor:
         log: Any = None,
         every: int = 50,
         joined: bool = False,
+        views: Any = None,
     ) -> "Attachment":
         """Record a training loop from now on, through hooks on its modules.
 
         Arguments:
-            loss: module that is called with (z_a, z_b, …). Give either this or the projector, or neither, and call
+            loss: module that is called with (z_a, z_b, …), or with a list or a stack of views. If the projector is
+                given as well, z comes from that, and the loss gives its value only. If neither is given, call
                 `update(z_a, z_b, loss=…)` of what is returned once per step.
             projector: module whose output is z, called once per view, or once with both views stacked (`joined`).
-            backbone: module whose output is h, called like the projector.
+            backbone: module whose output is h. Feature maps and tokens are averaged over positions.
             optimizer: a step is one of its updates, and the time t is the sum of the learning rates of its first
                 group. Without it a step is a call of the loss (or of `update`), and t counts them.
             log: folder for metrics.jsonl; an object with `.log(dict)`, such as a wandb run, or with
                 `.add_scalar(name, value, step)`, such as TensorBoard's writer; or a list of these. Names in loggers
                 begin with `stairwise/`: numbers of each record, and what is said about it (learned, state, says,
                 next_step).
-            every: steps between records; more if they contain fewer than 4 d pairs. A monitor without window or
-                half-life is reset after each record.
-            joined: both views pass through projector and backbone as one batch, first views first.
+            every: steps between records; more if they contain fewer than 4 d pairs, or 4096 if d is above 1024. A
+                monitor without window or half-life is reset after each record. `close` records the rest.
+            joined: both views pass through projector, backbone or a loss of one argument as one batch, first views
+                first.
+            views: None expects two and warns about more. A number says how many global crops come first; the first two
+                are recorded. A function gets (args, kwargs) of the loss, or the output of the projector, and returns
+                (z_a, z_b), or None to leave it out.
         """
+        from stairwise.monitor.attachable import Modules
         from stairwise.monitor.hooks import Attachment
 
-        return Attachment(self, loss, projector, backbone, optimizer, log, every, joined)
+        return Attachment(self, Modules.given(loss, projector, backbone), optimizer, log, every, joined, views)
 
     def merge(self, other: "SpectrumMonitor") -> None:
         """Add the sums of another monitor, which has seen other pairs."""
@@ -342,28 +349,18 @@ class SpectrumMonitor:
         weights = (_ages(x, keep) * finite)[:, None].expand(-1, x.shape[1])
         moments.add(self.sums[name], x.flatten(0, 1), weights.flatten(), keep ** len(x), basis)
 
-    def _add_normalized(self, a: Tensor, b: Tensor, keep: float) -> None:
-        """Σ a bᵀ, and next to it Σ a² and Σ b² by dimension, (d, d + 2)."""
-        weights = _ages(a, keep)[:, None, None]
-        found = torch.cat(
-            [
-                (a * weights).flatten(0, 1).T @ b.flatten(0, 1),
-                torch.stack([(x.square() * weights).sum(dim=(0, 1)) for x in (a, b)], dim=1),
-            ],
-            dim=1,
-        )
-        if "ab" not in self.sums:
-            self.sums["ab"] = torch.zeros_like(found)
-        self.sums["ab"] = self.sums["ab"].to(a.device).mul_(keep ** len(a)).add_(found)
-
     def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums found in each finite batch in turn, (batches, number of sums)."""
         found = torch.where(finite[:, None], found, 0.0).double()
+        self._accumulate(name, _ages(found, keep) @ found, keep ** len(found))
+
+    def _accumulate(self, name: str, found: Tensor, keep: float) -> None:
+        """sums[name] ← keep · sums[name] + found, in place."""
         if name not in self.sums:
-            self.sums[name] = found.new_zeros(found.shape[1])
+            self.sums[name] = torch.zeros_like(found)
         if self.sums[name].device != found.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(found.device)
-        self.sums[name].mul_(keep ** len(found)).add_(_ages(found, keep) @ found)
+        self.sums[name].mul_(keep).add_(found)
 
     def _count(self, finite: Tensor) -> None:
         """Count batches and skipped batches, without waiting for the device."""
