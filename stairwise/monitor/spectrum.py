@@ -76,11 +76,25 @@ class SpectrumMonitor:
         self.seen += len(z)
         over = self.window is not None and self.seen >= self.window
         size = (z.nbytes + (0 if h is None else h.nbytes)) * len(self.waiting)
-        first = not self.sums and not self.before  # sum the first batch at once, so that errors appear immediately
+        first = (
+            "zz" not in self.sums and not self.before
+        )  # sum the first batch at once, so that errors appear immediately
         if first or over or len(self.waiting) >= AT_ONCE or size >= WAITING_BYTES:
             self.flush()
         if over:
             self.before, self.sums, self.seen = self.sums, {}, 0
+
+    def collect_hidden(self, h: Tensor) -> None:
+        """Add rows of h, (rows, features), of one or both views."""
+        self._check("h", h, h)
+        keep = 1.0 if self.half_life is None else 0.5 ** (len(h) / 2 / self.half_life)
+        with torch.no_grad():
+            rows = _with_ones([h])
+            self._add("hh", rows, torch.isfinite(rows.sum(dim=(1, 2))), keep)
+
+    def pairs_wanted(self) -> int:
+        """Number of pairs that the spectra need."""
+        return 4 * (self.dimensions() or 0)
 
     def flush(self) -> None:
         """Sum the batches that have been collected."""
@@ -111,14 +125,16 @@ class SpectrumMonitor:
         log: Any = None,
         every: int = 50,
         joined: bool = False,
+        views: Any = None,
     ) -> "Attachment":
         """Record a training loop from now on, through hooks on its modules.
 
         Arguments:
-            loss: module that is called with (z_a, z_b, …). Give either this or the projector, or neither, and call
+            loss: module that is called with (z_a, z_b, …), or with a list or a stack of views. If the projector is
+                given as well, z comes from that, and the loss gives its value only. If neither is given, call
                 `update(z_a, z_b, loss=…)` of what is returned once per step.
             projector: module whose output is z, called once per view, or once with both views stacked (`joined`).
-            backbone: module whose output is h, called like the projector.
+            backbone: module whose output is h. Feature maps and tokens are averaged over positions.
             optimizer: a step is one of its updates, and the time t is the sum of the learning rates of its first
                 group. Without it a step is a call of the loss (or of `update`), and t counts them.
             log: folder for metrics.jsonl; an object with `.log(dict)`, such as a wandb run, or with
@@ -126,12 +142,17 @@ class SpectrumMonitor:
                 begin with `stairwise/`: numbers of each record, and what is said about it (learned, state, says,
                 next_step).
             every: steps between records; more if they contain fewer than 4 d pairs. A monitor without window or
-                half-life is reset after each record.
-            joined: both views pass through projector and backbone as one batch, first views first.
+                half-life is reset after each record. `close` records the rest, however few pairs there are.
+            joined: both views pass through projector, backbone or a loss of one argument as one batch, first views
+                first.
+            views: None expects two and warns about more. A number says how many global crops come first; the first two
+                are recorded. A function gets (args, kwargs) of the loss, or the output of the projector, and returns
+                (z_a, z_b), or None to leave it out.
         """
+        from stairwise.monitor.attachable import Modules
         from stairwise.monitor.hooks import Attachment
 
-        return Attachment(self, loss, projector, backbone, optimizer, log, every, joined)
+        return Attachment(self, Modules.given(loss, projector, backbone), optimizer, log, every, joined, views)
 
     def merge(self, other: "SpectrumMonitor") -> None:
         """Add the sums of another monitor, which has seen other pairs."""
@@ -187,7 +208,7 @@ class SpectrumMonitor:
         self.waiting, self.flaws = [], placed.pop("flaws", None)
         self.sums = {name: value for name, value in placed.items() if not name.startswith("before.")}
         self.before = {name.removeprefix("before."): v for name, v in placed.items() if name.startswith("before.")}
-        self.seen = int(self.sums["zz"][-1, -1]) if self.sums else 0
+        self.seen = int(self.sums["zz"][-1, -1]) if "zz" in self.sums else 0
 
     def _total(self) -> dict[str, Tensor]:
         """Sums over the whole window."""

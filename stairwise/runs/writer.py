@@ -26,7 +26,11 @@ class BackgroundWriter:
 
     def submit(self, make: Callable[[], Record]) -> None:
         """Queue a record; `make` may be slow, since it decomposes matrices."""
-        self._queue.append(self._thread.submit(self._write, make))
+        try:
+            self._queue.append(self._thread.submit(self._write, make))
+        except RuntimeError:  # the interpreter is ending, and starts no more threads
+            self._queue.append(Future())
+            self._queue[-1].set_result(self._write(make))
 
     def finished(self) -> Iterator[Written]:
         """Return the records that are complete. An exception in `make` is raised here."""
@@ -49,6 +53,8 @@ class BackgroundWriter:
         try:
             if self.folder is not None:
                 self.folder.write(record)
+        except Warning as warning:  # warnings are errors here; this one was about older files
+            return self._write(lambda: record)[0], warning
         except Exception as error:  # the caller decides whether it may go on
             return record, error
         return record, None

@@ -1,0 +1,204 @@
+"""Records of a watched run: counts updates, makes a record every few of them, and writes it in the background."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stairwise.checks import InputError
+from stairwise.distributed import rank, total, world
+from stairwise.monitor.commentary import Commentary
+from stairwise.monitor.decompose import decompose_on_one_core
+from stairwise.monitor.loggers import destinations, send
+from stairwise.monitor.rollcall import RollCall
+from stairwise.runs.folder import METRICS, RunFolder
+from stairwise.runs.record import Record
+from stairwise.runs.writer import BackgroundWriter
+
+if TYPE_CHECKING:
+    from stairwise.monitor.spectrum import SpectrumMonitor
+
+WAITING = 4  # number of records that may be queued; while the queue is full, no record is made
+
+
+class Recorder:
+    """Makes records from the sums of a monitor. `tell` receives warnings; `rollcall` knows the other processes."""
+
+    def __init__(
+        self, monitor: "SpectrumMonitor", log: Any, every: int, rollcall: RollCall, tell: Callable[[str], None]
+    ) -> None:
+        self.monitor, self.every, self.rollcall, self.tell = monitor, every, rollcall, tell
+        self.records: list[Record] = []
+        self.step, self.t, self.seconds = 0, 0.0, 0.0
+        self.began = time.perf_counter()
+        folder, self.loggers = destinations(log) if rank() == 0 else (None, [])
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.commentary = Commentary(self.loggers)
+        self.writer = BackgroundWriter(RunFolder(folder) if folder is not None else None)
+        self.first_process = rank() == 0
+        self.together: bool | None = None  # whether all processes record; None until the first record
+        self.skipped, self.fresh = 0, 0  # fresh: number of batches since the last record
+        self.loss: Tensor | None = None  # sum since the last record
+        self.losses = 0
+        self.log_size: int | None = None  # before the last record, so that a checkpoint goes on without that one
+
+    def add_loss(self, loss: Tensor | float | None, device: torch.device | None = None) -> None:
+        """Add the loss of a batch, without waiting; numbers are put on `device`."""
+        if loss is None:
+            return
+        if isinstance(loss, bool) or not isinstance(loss, Tensor | int | float):
+            raise InputError("loss", "must be a number or a tensor", type(loss).__name__, "write loss=loss.detach()")
+        value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss, dtype=torch.float64, device=device)
+        if value.numel() != 1:
+            shape = f"shape {tuple(value.shape)}"
+            raise InputError("loss", "must be a single number", shape, "take the mean over the batch")
+        if self.loss is None:
+            self.loss = value.new_zeros((), dtype=torch.float64)
+        self.loss = self.loss.to(value.device) + value.reshape(())
+        self.losses += 1
+
+    def count(self, lr: float) -> None:
+        """Count an update, and record if it is time."""
+        self.t += lr
+        self.step += 1
+        if self.step % self.every == 0 and self.fresh and self._enough():
+            self._record()
+        self.settle()
+
+    def _enough(self) -> bool:
+        """Whether to record now: enough pairs (fewer give mostly noise), and room in the queue."""
+        if world() > 1:  # all processes must decide alike, otherwise their collectives do not match
+            return True
+        if len(self.writer) >= WAITING:
+            return False
+        return not self._resets() or self.monitor.seen >= self.monitor.pairs_wanted()
+
+    def _resets(self) -> bool:
+        return self.monitor.window is None and self.monitor.half_life is None
+
+    def _joint(self) -> bool:
+        """Whether records are made of the sums of all processes."""
+        if world() > 1 and self.together is None:
+            self.together = self.rollcall.complete()
+            if not self.together:
+                self.tell(
+                    "not all processes have attached a monitor, so only the embeddings of this one are recorded: "
+                    "attach in every process; only the first one writes"
+                )
+        return self.together is not False
+
+    def _record(self, joint: bool | None = None) -> None:
+        joint = self._joint() if joint is None else joint
+        sums, wanted = self.monitor.snapshot(joint=joint), self.monitor.pairs_wanted()
+        record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=self._mean_loss(joint), wanted=wanted)
+        self.fresh = 0
+        if self._resets() and self.log_size is None:
+            self.monitor.reset()
+        if self.first_process and len(self.writer) < WAITING:
+            self.writer.submit(partial(self._made, record, sums))
+
+    def _mean_loss(self, joint: bool) -> float | None:
+        """Mean over all processes since the last record; None if no loss was seen or it is not finite."""
+        if self.loss is None:
+            return None
+        sums = torch.stack([self.loss, torch.full_like(self.loss, self.losses)])
+        value, number = (total(sums) if joint else sums).tolist()
+        if self.log_size is None:
+            self.loss, self.losses = None, 0
+        return value / number if math.isfinite(value) else None
+
+    def _made(self, record: Record, sums: dict[str, Any]) -> Record:
+        """Complete a record; runs in the background, and must not stop the training."""
+        record = self._measured(record, sums)
+        try:
+            self.commentary.hear(record)
+        except Exception as error:
+            record.extra["failed"] = f"nothing is said about it: {error}"
+        return record
+
+    def _measured(self, record: Record, sums: dict[str, Any]) -> Record:
+        try:
+            if float(sums["zz"][-1, -1]) < 2:
+                raise InputError("the embeddings", "must be finite in at least two pairs")
+            full = replace(record, **vars(decompose_on_one_core(sums, self.monitor.normalized)))
+            few = record.wanted is not None and full.samples is not None and full.samples < record.wanted
+            return full if few else replace(full, wanted=None)
+        except Exception as error:
+            skipped, first = int(sums["flaws"][1]), int(sums["flaws"][2])
+            extra = {"failed": str(error)}
+            return replace(record, wanted=None, skipped=skipped, first_skipped=first, extra=extra)
+
+    def elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self.began
+
+    def settle(self, wait: bool = False) -> None:
+        """Collect finished records, in order; errors of the background become warnings."""
+        for record, error in self.writer.wait() if wait else self.writer.finished():
+            self._append(replace(record, leading=None))
+            if isinstance(error, Warning):
+                self.tell(str(error))
+            elif error is not None:
+                self.tell(f"records are not written: {error}")
+
+    def _append(self, record: Record) -> None:
+        self.records.append(record)
+        try:
+            send(record, self.loggers, self.commentary.about(record))
+        except Warning as warning:  # warnings are errors here
+            self.tell(str(warning))
+        if record.skipped > self.skipped:
+            more, self.skipped = record.skipped - self.skipped, record.skipped
+            self.tell(
+                f"embeddings were not finite: {more} batches up to step {record.step} are left out; the first such "
+                f"batch of the run was number {record.first_skipped}; earlier records are kept"
+            )
+        elif "failed" in record.extra:
+            self.tell(f"no spectrum at step {record.step}: {record.extra['failed']}")
+
+    def close(self, joint: bool = True) -> None:
+        """Write what has been collected since the last record, and finish writing.
+
+        joint: processes may wait for each other, a few seconds at most.
+        """
+        self.settle(wait=True)
+        self.log_size = self._size()
+        if self.fresh and (world() > 1 or self.monitor.seen > 1):
+            self._record(joint and self._joint() and self.rollcall.complete(f"closed at {self.step}"))
+        self.settle(wait=True)
+        self.writer.close()
+
+    def _size(self) -> int:
+        return self.writer.folder.size if self.writer.folder is not None else 0
+
+    def state(self) -> dict[str, Any]:
+        """Numbers and tensors for a checkpoint. After `close` they are those before the last record."""
+        self.settle(wait=True)
+        numbers: dict[str, Any] = {
+            "step": self.step,
+            "t": self.t,
+            "seconds": self.elapsed(),
+            "skipped": self.skipped,
+            "log_size": self._size() if self.log_size is None else self.log_size,
+        }
+        if self.loss is not None:
+            numbers["loss"] = [self.loss.item(), self.losses]
+        return numbers | {f"monitor.{name}": value.clone() for name, value in self.monitor.state().items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from `state`; lines of metrics.jsonl written after it are removed."""
+        self.step, self.t, self.seconds = int(state["step"]), float(state["t"]), float(state["seconds"])
+        self.skipped, self.began = int(state["skipped"]), time.perf_counter()
+        tensors = {k.removeprefix("monitor."): v for k, v in state.items() if k.startswith("monitor.")}
+        self.monitor.load(tensors)
+        self.fresh = int(self.monitor.seen > 0)
+        value, self.losses = state.get("loss", (None, 0))
+        self.loss = None if value is None else torch.tensor(value, dtype=torch.float64)
+        if self.writer.folder is not None:
+            self.writer.folder = RunFolder(self.writer.folder.folder, int(state["log_size"]))
+            self.commentary.recall(self.writer.folder.folder / METRICS)

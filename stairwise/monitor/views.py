@@ -1,0 +1,151 @@
+"""Which tensors of a call are two views of the same samples: arguments of a loss, or outputs of a projector."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from stairwise.checks import InputError
+
+Pair = tuple[Tensor, Tensor]
+Views = int | Callable[..., Any] | None
+
+LABELLED = (
+    nn.CrossEntropyLoss,
+    nn.NLLLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.KLDivLoss,
+    nn.MultiLabelSoftMarginLoss,
+    nn.MultiLabelMarginLoss,
+    nn.MultiMarginLoss,
+)  # they compare predictions with labels
+
+# what a call of a loss shows
+PAIR = "two views, both trained"
+KEY = "two tensors, one of them without gradient: a query and a momentum key, or a prediction and its target"
+SEVERAL = "views in a list, in one tensor, or as tokens"
+NOTHING = "no two views"
+
+
+class Seen(NamedTuple):
+    """What a call of the loss shows: the pair, which of the cases above, and what is unusual about it."""
+
+    pair: Pair | None
+    case: str
+    unusual: str = ""
+
+
+def pooled(x: Any) -> Tensor:
+    """Average over positions: (N, channels, height, width) or (N, tokens, features) → (N, features)."""
+    if not isinstance(x, Tensor):
+        raise InputError("h", "must be a torch tensor", type(x).__name__, "use torch.as_tensor")
+    return x.flatten(2).mean(dim=2) if x.ndim > 3 else x.mean(dim=1) if x.ndim == 3 else x
+
+
+def views_of_loss(loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], views: Views, joined: bool) -> Seen:
+    """Find the two views among the arguments of a loss.
+
+    >>> import torch
+    >>> z = torch.ones(4, 2, requires_grad=True)
+    >>> views_of_loss(nn.MSELoss(), (z, z), {}, None, False).case
+    'two views, both trained'
+    >>> views_of_loss(nn.CrossEntropyLoss(), (z, torch.zeros(4).long()), {}, None, False).unusual
+    'CrossEntropyLoss compares predictions with labels'
+    """
+    if callable(views):
+        return chosen(views(args, kwargs))
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) or _several(x)]
+    name = type(loss).__name__
+    if isinstance(loss, LABELLED):
+        return Seen(None, NOTHING, f"{name} compares predictions with labels")
+    if not given:
+        return Seen(None, NOTHING, f"{name} is called without tensors")
+    if not isinstance(given[0], Tensor):
+        return _of_lists(name, [x for x in given if not isinstance(x, Tensor)], views)
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    if len(tensors) > 1 and tensors[0].shape == tensors[1].shape and tensors[1].is_floating_point():
+        return _of_two(loss, tensors[0], tensors[1])
+    return _of_one(name, tensors, views, joined)
+
+
+def chosen(pair: Any) -> Seen:
+    """What a function of the user has chosen: (z_a, z_b), or None."""
+    if pair is None:
+        return Seen(None, NOTHING)
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(z, Tensor) for z in pair):
+        raise InputError("views", "must return (z_a, z_b) or None", type(pair).__name__)
+    return Seen((pair[0], pair[1]), SEVERAL)
+
+
+def views_of_output(output: Any, views: Views, joined: bool) -> list[Tensor]:
+    """The views in one output of a projector: one, or all of them if they are joined or `views` finds them."""
+    if callable(views):
+        pair = chosen(views(output)).pair
+        return [] if pair is None else list(pair)
+    if not isinstance(output, Tensor):
+        remedy = "hook another module, or give views= a function of the output that returns (z_a, z_b)"
+        raise InputError("projector", "must return a tensor", type(output).__name__, remedy)
+    return split(pooled(output), views) if joined else [pooled(output)]
+
+
+def split(z: Tensor, views: int | None) -> list[Tensor]:
+    """Views that were joined, (views · N, d), first views first."""
+    number = views or 2
+    if len(z) % number:
+        remedy = "leave joined out, or set views= to the number of views"
+        raise InputError("joined", f"needs a number of rows that {number} divides", len(z), remedy)
+    return list(z.chunk(number))
+
+
+def _several(x: Any) -> bool:
+    return isinstance(x, list | tuple) and len(x) > 0 and all(isinstance(z, Tensor) for z in x)
+
+
+def _of_lists(name: str, lists: list[Any], views: int | None) -> Seen:
+    """Lists of views; where there are two, as in DINO, the one that is trained."""
+    trained = next((x for x in lists if any(z.requires_grad for z in x)), lists[0])
+    if len(trained) < 2:
+        return Seen(None, NOTHING, f"{name} gets a list of one tensor")
+    a, b = pooled(trained[0]), pooled(trained[1])
+    if a.shape != b.shape or a.ndim != 2:
+        return Seen(None, NOTHING, f"{name} gets a list of tensors of different shapes")
+    more = f"{name} gets a list of {len(trained)} views, and the first two are recorded"
+    return Seen((a, b), SEVERAL, more if len(trained) > 2 and views is None else "")
+
+
+def _of_two(loss: nn.Module, a: Tensor, b: Tensor) -> Seen:
+    name, trained_alike = type(loss).__name__, a.requires_grad == b.requires_grad
+    if a.ndim < 2:
+        return Seen(None, NOTHING, f"{name} gets vectors")
+    if trained_alike:
+        unusual = f"{name} gets tensors of shape {tuple(a.shape)}, which are averaged over positions"
+        return Seen((a, b), PAIR) if a.ndim == 2 else Seen((pooled(a), pooled(b)), SEVERAL, unusual)
+    if a.ndim > 2 or type(loss).__module__.startswith("torch.nn"):
+        return Seen(None, NOTHING, f"{name} compares predictions with targets, which have no gradient")
+    return Seen((a, b), KEY)
+
+
+def _of_one(name: str, tensors: list[Tensor], views: int | None, joined: bool) -> Seen:
+    z, number = tensors[0], views or 2
+    if joined and z.ndim == 2:
+        parts = split(z, views)
+        return Seen((parts[0], parts[1]), SEVERAL)
+    if z.ndim == 3 and z.shape[0] == number:
+        return Seen((z[0], z[1]), SEVERAL)
+    if z.ndim == 3 and z.shape[1] == number:
+        return Seen((z[:, 0], z[:, 1]), SEVERAL)
+    if z.ndim == 3:
+        return Seen(
+            None, NOTHING, f"{name} gets one tensor of shape {tuple(z.shape)}: set views= to the number of views"
+        )
+    if len(tensors) == 1:
+        return Seen(None, NOTHING, f"{name} gets one tensor: if both views are joined in it, set joined=True")
+    shapes = " and ".join(str(tuple(x.shape)) for x in tensors[:2])
+    return Seen(None, NOTHING, f"{name} gets tensors of shapes {shapes}, which are not two views")
+
+
+def looks_like_labels(x: Tensor) -> bool:
+    """Whether rows are probabilities (waits for the device)."""
+    x = x.detach().float()
+    return bool((x >= 0).all() and ((x.sum(dim=1) - 1).abs() < 1e-3).all())
