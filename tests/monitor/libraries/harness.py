@@ -31,6 +31,7 @@ class Case:
             is no pair of views.
         h: module whose calls on these views give the representation, if the monitor can see it.
         joined: both views pass through the modules as one batch.
+        parts: calls per view, if a batch is divided.
         source: repository, file and commit that the module is written after.
         instead: the line that a warning has to name, if the documented one records nothing.
     """
@@ -42,6 +43,7 @@ class Case:
     z: str | tuple[str, str] | None = "projection_head"
     h: str | None = "backbone"
     joined: bool = False
+    parts: int = 1
     instead: dict[str, Any] | None = None
 
 
@@ -49,7 +51,7 @@ class Spy:
     """Keeps what passes through modules; it replaces their `forward`, so it shares nothing with hooks."""
 
     def __init__(self, model: nn.Module, *names: str):
-        self.steps: list[dict[str, list[Tensor]]] = []
+        self.steps: list[dict[str, list[tuple[Tensor, bool]]]] = []  # by module: outputs, and if gradients were on
         for name in names:
             self.follow(attrgetter(name)(model), name)
 
@@ -59,7 +61,7 @@ class Spy:
         def noted(*args, **kwargs):
             output = forward(*args, **kwargs)
             if self.steps:
-                self.steps[-1][name].append(output.detach().double().clone())
+                self.steps[-1][name].append((_rows(output.detach().double()), torch.is_grad_enabled()))
             return output
 
         module.forward = noted
@@ -67,30 +69,35 @@ class Spy:
     def begin(self) -> None:
         self.steps.append(defaultdict(list))
 
-    def views(self, names: str | tuple[str, str], joined: bool) -> list[np.ndarray]:
-        """Each view, all steps, (samples, dimensions); only one if a module is called once per step."""
-        names = (names,) if isinstance(names, str) else names
-        parts = []
+    def pair(self, case: "Case") -> list[np.ndarray]:
+        """Both views of z, all steps, (samples, dimensions) each."""
+        steps = []
         for step in self.steps:
-            calls = [call for name in names for call in step[name][: 3 - len(names)]]
-            if joined:
-                calls = list(calls[0].chunk(2))
-            parts.append([_rows(call) for call in calls])
-        return [torch.cat(view).numpy() for view in zip(*parts, strict=True)]
+            if isinstance(case.z, tuple):
+                steps.append([step[name][0][0] for name in case.z])
+            else:
+                calls = [output for output, _ in step[case.z]][: 1 if case.joined else 2 * case.parts]
+                steps.append(torch.cat(calls).chunk(2))
+        return [torch.cat(view).numpy() for view in zip(*steps, strict=True)]
+
+    def hidden(self, case: "Case") -> np.ndarray:
+        """Representations of these views, all steps, as far as they are trained."""
+        trained = [[output for output, grad in step[case.h] if grad] for step in self.steps]
+        return torch.cat([output for calls in trained for output in calls[: 2 * case.parts]]).numpy()
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Feature maps are averaged over positions."""
-    return x.flatten(2).mean(dim=2) if x.ndim == 4 else x
+    """A copy; feature maps are averaged over positions."""
+    return x.flatten(2).mean(dim=2) if x.ndim == 4 else x.clone()
 
 
 def spectra(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues of C and of the covariance of both views."""
-    return np.linalg.eigvalsh((a.T @ b + b.T @ a) / (2 * len(a)))[::-1], covariance([a, b])
+    return np.linalg.eigvalsh((a.T @ b + b.T @ a) / (2 * len(a)))[::-1], covariance(np.concatenate([a, b]))
 
 
-def covariance(views: list[np.ndarray]) -> np.ndarray:
-    return np.linalg.eigvalsh(np.cov(np.concatenate(views).T))[::-1]
+def covariance(z: np.ndarray) -> np.ndarray:
+    return np.linalg.eigvalsh(np.cov(z.T))[::-1]
 
 
 def differs(measured: Any, true: np.ndarray) -> bool:
@@ -120,13 +127,13 @@ def verdict(case: Case, run: Run) -> str:
         return "told" if names_a_line(run.said) else "wrong"
     if case.z is None:
         return "wrong"
-    record, views = run.records[-1], run.spy.views(case.z, case.joined)
-    if len(run.records) > 1 or len(views) < 2:
+    if len(run.records) > 1:
         return "wrong"
-    C, variances = spectra(*views)
+    record = run.records[0]
+    C, variances = spectra(*run.spy.pair(case))
     if differs(record.eigenvalues, C) or differs(record.covariance, variances):
         return "wrong"
-    if case.h is not None and differs(record.hidden, covariance(run.spy.views(case.h, case.joined))):
+    if case.h is not None and differs(record.hidden, covariance(run.spy.hidden(case))):
         return "wrong"
     return "right"
 

@@ -155,7 +155,7 @@ class StableBYOL(Stable):
 
 
 class Plain(nn.Module):
-    watch = None  # set if embeddings are handed over by hand
+    watch = None  # set where embeddings are handed over by hand
 
     def step(self, batch):
         loss = self(*batch)

@@ -1,11 +1,13 @@
-"""Runs of a case: in Lightning's Trainer, in a plain loop."""
+"""Runs of a case: in Lightning's Trainer, in a plain loop, in Hugging Face's Trainer."""
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
+import stairwise as sw
 from stairwise.monitor.lightning import SpectrumCallback
 from stairwise.runs.log import read_log
 from tests.monitor.libraries.harness import STEPS, Case, Run, Spy, observed
@@ -28,11 +30,21 @@ def watched_modules(case: Case) -> list[str]:
     return [*z, *([case.h] if case.h is not None else [])]
 
 
-def in_lightning(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
-    """Train with the callback, or without it if the line is None."""
+def built(case: Case) -> tuple[torch.nn.Module, Spy]:
     torch.manual_seed(0)
     model = case.build()
-    spy = Spy(model, *watched_modules(case))
+    return model, Spy(model, *watched_modules(case))
+
+
+def ended(model: torch.nn.Module, spy: Spy, folder: Path, error: Exception | None, said: list[str]) -> Run:
+    log = folder / "metrics.jsonl"
+    records = read_log(log)[0] if log.exists() else []
+    return Run([p.detach().clone() for p in model.state_dict().values()], records, said, spy, error)
+
+
+def in_lightning(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
+    """Train with the callback, or without it if the line is None."""
+    model, spy = built(case)
     callbacks: list[Any] = [Begin(spy)]
     if line is not None:
         callbacks.append(SpectrumCallback(**line, every=STEPS, folder=folder))
@@ -45,7 +57,28 @@ def in_lightning(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
         torch.manual_seed(1)
         trainer.fit(model, batches)
 
-    error, said = observed(train)
-    log = folder / "metrics.jsonl"
-    records = read_log(log)[0] if log.exists() else []
-    return Run([p.detach().clone() for p in model.state_dict().values()], records, said, spy, error)
+    return ended(model, spy, folder, *observed(train))
+
+
+def in_plain_loop(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
+    """Train an own loop; the line names modules of the model. A line without modules hands embeddings over by hand."""
+    model, spy = built(case)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    batches = [case.batch(step) for step in range(STEPS)]
+
+    def train():
+        watch = None
+        if line is not None:
+            given = {role: attrgetter(name)(model) if isinstance(name, str) else name for role, name in line.items()}
+            watch = sw.SpectrumMonitor().attach(**given, optimizer=optimizer, log=folder, every=STEPS)
+            model.watch = watch if not line else None
+        torch.manual_seed(1)
+        for batch in batches:
+            spy.begin()
+            optimizer.zero_grad()
+            model.step(batch)
+            optimizer.step()
+        if watch is not None:
+            watch.close()
+
+    return ended(model, spy, folder, *observed(train))
