@@ -59,6 +59,14 @@ def _check_module(name: str, given: Any) -> None:
     raise InputError(name, "must be a torch module", value, "give the nn.Module, or leave it out")
 
 
+def check_names(names: dict[str, Any]) -> None:
+    """Refuse names of submodules that are no text."""
+    for role, name in names.items():
+        if name is not None and not isinstance(name, str):
+            rule, remedy = "must be the name of a submodule", f'write {role}="{role}", as in self.{role}'
+            raise InputError(role, rule, f"a {type(name).__name__}", remedy)
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Refuse anything whose learning rate cannot be read."""
     if optimizer is None:

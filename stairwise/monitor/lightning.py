@@ -1,19 +1,18 @@
 """The monitor as a Lightning callback; it takes one line in a training script.
 
-    trainer = L.Trainer(callbacks=[SpectrumCallback(loss="criterion", backbone="backbone")])
+    trainer = L.Trainer(callbacks=[SpectrumCallback()])
 
 It works with the Trainers of `lightning` and `pytorch_lightning`, whichever is installed.
 """
 
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from stairwise.checks import InputError, flag, positive_int
+from stairwise.monitor.attachable import Teller, check_names, checked_views
 from stairwise.monitor.hooks import Attachment
 from stairwise.monitor.loggers import STEP, Values, only_numbers
+from stairwise.monitor.names import named
 from stairwise.monitor.spectrum import SpectrumMonitor
 
 try:
@@ -30,10 +29,14 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
 
     Arguments:
         loss, projector, backbone: names of submodules, such as "criterion" or "model.backbone". Without loss and
-            projector, call `callback.watch.update(z_a, z_b, loss=…)` in your training_step.
+            projector they are searched for: z comes from the arguments of a loss (`criterion`, `loss`, `loss_fn`,
+            `*_loss`) if the first update shows that it is called once with two views, otherwise from a projector
+            (`projection_head`, `projector`, `student_head`, `head`, …) that is called for two views. If you call
+            `callback.watch.update(z_a, z_b, loss=…)` in your training_step, z comes from that.
         every: steps between records.
         folder: where metrics.jsonl is written; default: the logger's folder, or the trainer's.
         joined: both views pass through projector and backbone as one batch.
+        views: number of global crops, or a function that returns (z_a, z_b).
         monitor: your own monitor, for example with a window.
 
     Numbers, but no text, are also sent to the trainer's loggers, under stairwise/; `print(callback.watch.advice)` shows
@@ -49,34 +52,41 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         every: int = 50,
         folder: str | Path | None = None,
         joined: bool = False,
+        views: Any = None,
         monitor: SpectrumMonitor | None = None,
     ) -> None:
         if Callback is None:
             raise InputError("lightning", "must be installed", None, "pip install lightning")
         self.names = {"loss": loss, "projector": projector, "backbone": backbone}
-        for role, name in self.names.items():
-            if name is not None and not isinstance(name, str):
-                rule, remedy = "must be the name of a submodule", f'write {role}="{role}", as in self.{role}'
-                raise InputError(role, rule, f"a {type(name).__name__}", remedy)
+        check_names(self.names)
         if monitor is not None and not isinstance(monitor, SpectrumMonitor):
             raise InputError("monitor", "must be a SpectrumMonitor", repr(monitor), "write sw.SpectrumMonitor(…)")
-        self.options = {
+        self.options: dict[str, Any] = {
             "every": positive_int(every, "every", remedy="write every=50"),
             "joined": flag(joined, "joined"),
+            "views": checked_views(views),
         }
+        self.tell = Teller()
         self.folder, self.monitor = folder, monitor or SpectrumMonitor()
         self.watch: Attachment | None = None
         self.stored: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach, now that the optimizers exist and a checkpoint has been read."""
-        parts = {role: _part(pl_module, name, role) for role, name in self.names.items() if name is not None}
+        try:
+            self._attach(trainer, pl_module)
+        except Exception as error:  # the training goes on without a monitor
+            self.watch = None
+            self.tell(f"nothing is recorded: {error}")
+
+    def _attach(self, trainer: Any, pl_module: Any) -> None:
+        modules = named(pl_module, self.names, "SpectrumCallback")
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
         log = [folder, *(_Relay(logger, trainer) for logger in trainer.loggers)]
         if self.watch is not None and self.stored is None:
             self.stored = self.watch.state()  # `fit` was called again: continue
-        self.watch = self.monitor.attach(**parts, optimizer=optimizer, log=log, **self.options)  # type: ignore[arg-type]
+        self.watch = Attachment(self.monitor, modules, optimizer, log, **self.options)
         if self.stored is not None:
             self.watch.load(self.stored)
             self.stored = None
@@ -91,7 +101,11 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """State for Lightning's checkpoints."""
-        return self.watch.state() if self.watch is not None else {}
+        try:
+            return self.watch.state() if self.watch is not None else {}
+        except Exception as error:  # the checkpoint is worth more than the records
+            self.tell(f"the checkpoint does not hold the monitor: {error}")
+            return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Read the state from Lightning's checkpoints."""
@@ -112,14 +126,3 @@ class _Relay:
         numbers = only_numbers(values)  # Lightning's loggers take no text
         shown = {name: value for name, value in numbers.items() if name != STEP}  # the step is the axis
         self.logger.log_metrics(shown, step=int(numbers[STEP]))
-
-
-def _part(module: nn.Module, name: str, role: str) -> nn.Module:
-    try:
-        part = attrgetter(name)(module)
-    except AttributeError:
-        known = [n for n, _ in module.named_children()]
-        raise InputError(role, f"must name a submodule of {type(module).__name__}", name, f"it has {known}") from None
-    if not isinstance(part, nn.Module):
-        raise InputError(role, "must name a module", f"{name}, a {type(part).__name__}", "hook the projector instead")
-    return part

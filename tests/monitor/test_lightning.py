@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import warnings
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import stairwise as sw
-from stairwise.checks import InputError
+from stairwise.checks import InputError, RunWarning
 from stairwise.monitor import lightning
 from stairwise.runs.log import read_log
 
@@ -53,6 +54,7 @@ def fit(package, folder, steps, callbacks=(), checkpoint=None, model=None, **opt
     quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning advises about workers and unused GPUs
+        warnings.simplefilter("error", RunWarning)  # ours must not stop the training: they go to stderr
         model = model or module(package)
         trainer = package.Trainer(
             max_steps=steps, accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks), **(quiet | options)
@@ -73,6 +75,123 @@ def test_records_of_both_packages(package, tmp_path):
     assert all(r.samples == 80 for r in records)
     assert np.shape(records[0].hidden) == (12,)
     assert np.shape(json.loads((tmp_path / "embeddings.json").read_text())["views"]) == (2, 16, 2)
+
+
+class Byol(nn.Module):
+    """BYOL's parts: predictions are compared with projections that have no gradient."""
+
+    def __init__(self, head="projection_head"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = nn.Sequential(nn.Linear(10, 12), nn.ReLU())
+        setattr(self, head, nn.Linear(12, 4))
+        self.head = head
+        self.prediction_head = nn.Linear(4, 4)
+        self.criterion = Cosine()
+        self.seen = []
+
+    def step(self, batch):
+        z = [getattr(self, self.head)(self.backbone(x)) for x in batch]
+        p = [self.prediction_head(x) for x in z]
+        self.seen.append([x.detach() for x in z])
+        return (self.criterion(p[0], z[1].detach()) + self.criterion(p[1], z[0].detach())) / 2
+
+
+class Cosine(nn.Module):
+    def forward(self, p, z):
+        return -nn.functional.cosine_similarity(p, z).mean()
+
+
+class Dino(Byol):
+    """Lists of views: two global crops and two local ones, of student and teacher."""
+
+    def __init__(self):
+        super().__init__("student_head")
+        self.criterion = Lists()
+
+    def step(self, batch):
+        z = [self.student_head(self.backbone(x)) for x in (*batch, batch[0] / 2, batch[1] / 2)]
+        self.seen.append([x.detach() for x in z[:2]])
+        return self.criterion([x.detach() for x in z[:2]], z, epoch=1)
+
+
+class Lists(nn.Module):
+    def forward(self, teacher, student, epoch):
+        return sum((a - b).square().mean() for a in teacher for b in student[::-1])
+
+
+class Moco(Byol):
+    """A query and the key of a momentum encoder."""
+
+    def step(self, batch):
+        query = self.projection_head(self.backbone(batch[0]))
+        with torch.no_grad():
+            key = self.projection_head(self.backbone(batch[1]))
+        self.seen.append([query.detach(), key])
+        return self.criterion(query, key)
+
+
+class Masked(Byol):
+    """Patches are predicted; there are no views."""
+
+    def step(self, batch):
+        tokens = torch.stack([self.projection_head(self.backbone(x)) for x in batch[:1]] * 3, dim=1)
+        return self.criterion(tokens, torch.zeros_like(tokens))
+
+
+def in_lightning(package, model):
+    class Module(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            for name, part in model.named_children():
+                setattr(self, name, part)
+
+        def training_step(self, batch, _):
+            return model.step(batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    return Module()
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (Byol, "z is recorded from projection_head"),
+        (Dino, "z is recorded from student_head, the first two of 4 calls per update"),
+        (Moco, "z is recorded from the arguments of the loss, query and key"),
+    ],
+)
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_found_by_itself(package, tmp_path, capsys, method, says, accumulated):
+    """Without names, the first update shows where z is; weights are those of a training without the monitor."""
+    ends = []
+    for callbacks in ([], [lightning.SpectrumCallback(every=4)]):
+        model = method()
+        fit(package, tmp_path, 4, callbacks, model=in_lightning(package, model), accumulate_grad_batches=accumulated)
+        ends.append(model)
+    assert all(torch.equal(a, b) for a, b in zip(*(end.parameters() for end in ends), strict=True))
+    assert says in capsys.readouterr().err
+    (record,) = callbacks[0].watch.records
+    a, b = (torch.cat(z).double() for z in zip(*model.seen, strict=True))
+    C = (a.T @ b + b.T @ a) / (2 * len(a))
+    assert record.samples == len(a) == 4 * 16 * accumulated
+    assert record.eigenvalues == pytest.approx(torch.linalg.eigvalsh(C).flip(0).numpy(), abs=1e-6)
+    assert len(record.hidden) == 12
+    assert record.loss is not None
+
+
+@pytest.mark.parametrize("method", [Byol, Masked])
+def test_a_loss_that_does_not_show_z_is_explained(package, tmp_path, capsys, method):
+    """What the user named is hooked, nothing wrong is recorded, and the line to use has the real name."""
+    callback = lightning.SpectrumCallback(loss="criterion", every=2)
+    trainer, _ = fit(package, tmp_path, 4, [callback], model=in_lightning(package, method()))
+    assert trainer.global_step == 4
+    assert callback.watch.records == []
+    err = capsys.readouterr().err
+    assert err.count("z is not recorded") == 1
+    assert 'use SpectrumCallback(projector="projection_head", …)' in err
 
 
 def test_numbers_go_to_lightnings_loggers(package, tmp_path):
@@ -104,11 +223,20 @@ def test_going_on_from_lightnings_checkpoint(package, tmp_path):
     assert whole == parts
 
 
-def test_names_that_are_not_there(package, tmp_path):
-    with pytest.raises(InputError, match="criterion"):
-        fit(package, tmp_path, 2, [lightning.SpectrumCallback(loss="loss")])
-    with pytest.raises(InputError, match="must name a module"):
-        fit(package, tmp_path, 2, [lightning.SpectrumCallback(projector="tau")])
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ({"loss": "loss"}, r"it has \['backbone', 'projector', 'criterion'\]"),
+        ({"projector": "tau"}, r"projector must name a module \(got tau, a float\)"),
+    ],
+)
+def test_names_that_are_not_there(package, tmp_path, capsys, names, says):
+    """One message, and the training goes on; where warnings are errors, it goes to stderr."""
+    callback = lightning.SpectrumCallback(**names)
+    trainer, _ = fit(package, tmp_path, 2, [callback])
+    assert trainer.global_step == 2
+    assert callback.watch is None
+    assert re.search(f"stairwise: nothing is recorded: .*{says}", capsys.readouterr().err)
 
 
 def test_embeddings_handed_over_in_the_training_step(package, tmp_path):

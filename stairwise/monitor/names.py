@@ -1,0 +1,89 @@
+"""Modules to hook, found by their names in a model: a loss, projectors, a backbone."""
+
+import re
+from fnmatch import fnmatch
+from operator import attrgetter
+
+from torch import nn
+
+from stairwise.checks import InputError
+from stairwise.monitor.attachable import Modules
+
+Names = tuple[str, ...]
+LOSSES: Names = ("criterion", "loss", "loss_fn", "*_loss", "*criterion")
+PROJECTORS: Names = ("projection_head", "projector", "student_head", "head", "*projection_head*", "*projector*")
+PROJECTORS += ("*_head", "student", "*encoder_q")
+BACKBONES: Names = ("backbone", "encoder", "student_backbone", "*backbone*", "*encoder*")
+# words in the names of modules that give no z: copies that follow the trained one, predictors, classifiers
+OTHERS = {"momentum", "teacher", "target", "ema", "predictor", "prediction", "probe", "classifier", "local", "decoder"}
+OTHERS |= {"key", "k", "knn"}
+DEEPEST = 3  # levels that are searched
+
+
+def named(module: nn.Module, names: dict[str, str | None], call: str) -> Modules:
+    """Modules by the names that a user gave by role; what was not named is searched for.
+
+    call: how the user names things, for warnings, such as `SpectrumCallback`.
+    """
+    parts = {role: _part(module, name, role) for role, name in names.items() if name is not None}
+    loss, projector, backbone = (parts.get(role) for role in ("loss", "projector", "backbone"))
+    found = found_projectors(module)
+    line = f'{call}(projector="{next(iter(found), "NAME")}", …)'
+    if not found:
+        line += f", with the module whose output is z, one of {[name for name, _ in module.named_children()]}"
+    if loss is not None or projector is not None:
+        projectors = {} if projector is None else {str(names["projector"]): projector}
+        return Modules(loss, projectors, backbone, line=line)
+    if not parts:
+        backbone = _first(module, BACKBONES)
+    return Modules(_first(module, LOSSES), found, backbone, automatic=True, line=line)
+
+
+def found_projectors(module: nn.Module) -> dict[str, nn.Module]:
+    """Modules that may be projectors, by name, the likeliest first."""
+    inside = [name for name, _ in _candidates(module) if _fits(name, BACKBONES[:3])]
+    return {
+        name: part
+        for name, part in _matches(module, PROJECTORS)
+        if not any(name == outer or name.startswith(f"{outer}.") for outer in inside)
+    }
+
+
+def _first(module: nn.Module, patterns: Names) -> nn.Module | None:
+    return next((part for _, part in _matches(module, patterns)), None)
+
+
+def _matches(module: nn.Module, patterns: Names) -> list[tuple[str, nn.Module]]:
+    """Modules whose name fits, in the order of the patterns; of a wrapper of student and teacher, the student."""
+    matches: dict[str, nn.Module] = {}
+    for pattern in patterns:
+        for name, part in _candidates(module):
+            if _fits(name, (pattern,)):
+                student = getattr(part, "student", None)
+                if isinstance(student, nn.Module):
+                    matches.setdefault(f"{name}.student", student)
+                else:
+                    matches.setdefault(name, part)
+    return list(matches.items())
+
+
+def _candidates(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Submodules by name, those on top first, without those that give no z."""
+    names = [(name, part) for name, part in module.named_modules() if name and name.count(".") < DEEPEST]
+    names = [(name, part) for name, part in names if not OTHERS & set(re.split("[._]", name.lower()))]
+    return sorted(names, key=lambda one: one[0].count("."))
+
+
+def _fits(name: str, patterns: Names) -> bool:
+    return any(fnmatch(name.rpartition(".")[2], pattern) for pattern in patterns)
+
+
+def _part(module: nn.Module, name: str, role: str) -> nn.Module:
+    try:
+        part = attrgetter(name)(module)
+    except AttributeError:
+        known = [n for n, _ in module.named_children()]
+        raise InputError(role, f"must name a submodule of {type(module).__name__}", name, f"it has {known}") from None
+    if not isinstance(part, nn.Module):
+        raise InputError(role, "must name a module", f"{name}, a {type(part).__name__}", "hook the projector instead")
+    return part
