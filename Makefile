@@ -47,8 +47,10 @@ $(VENV)/.dev: $(VENV)/.installed
 # torchvision cannot be imported next to a torch without CUDA, and then Lightning cannot be imported either.
 $(VENV)/.libraries: $(VENV)/.dev
 	$(BIN)/python -m venv --without-pip $(LIBRARIES)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$($(LIBRARIES)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth
-	$(BIN)/pip --python $(LIBRARIES)/bin/python install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt 'stairwise[libraries]'
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> $$($(LIBRARIES)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth
+	$(BIN)/pip --python $(LIBRARIES)/bin/python install --quiet --disable-pip-version-check --no-compile \
+		--constraint constraints.txt 'stairwise[libraries]'
 	touch $@
 
 clean:

@@ -33,7 +33,8 @@ class Case:
         joined: both views pass through the modules as one batch.
         parts: calls per view, if a batch is divided.
         source: repository, file and commit that the module is written after.
-        instead: the line that a warning has to name, if the documented one records nothing.
+        instead: the line that a warning has to name, if the documented one records nothing; {} names `update`.
+        by_hand: the module calls `update`.
     """
 
     build: Callable[[], nn.Module]
@@ -45,6 +46,7 @@ class Case:
     joined: bool = False
     parts: int = 1
     instead: dict[str, Any] | None = None
+    by_hand: bool = False
 
 
 class Spy:

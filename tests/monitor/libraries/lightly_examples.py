@@ -1,4 +1,4 @@
-"""The Lightning examples of lightly 1.6.0, all 30: what they call, and which line is documented for each."""
+"""The Lightning examples of lightly 1.6.0: all 30 that run with it."""
 
 from tests.monitor.libraries import lightly_pairs as pairs
 from tests.monitor.libraries import lightly_tokens as tokens
@@ -16,7 +16,19 @@ MULTI = views(SIZE, SIZE, SMALL, SMALL)
 TEACHER = {"z": "student_head", "h": "student_backbone"}
 KEY = {"z": ("projection_head", "projection_head_momentum")}
 SINGLE = {"z": None, "h": None}
-ANCHOR = {"z": ("anchor_projection_head", "projection_head"), "h": "backbone"}
+
+
+def anchors(args, _):
+    """The first view among the joined anchors, and the target."""
+    anchors, targets = args[:2]
+    return anchors[: len(targets)], targets
+
+
+ANCHOR = {
+    "z": ("anchor_projection_head", "projection_head"),
+    "h": None,
+    "instead": {"loss": "criterion", "views": anchors},
+}
 
 # name: module, batches, first digits of the commit that was read, what differs from the defaults
 _EXAMPLES = {
@@ -25,7 +37,7 @@ _EXAMPLES = {
     "byol": (pairs.BYOL, TWO, "1360295", {}),
     "capi": (tokens.CAPI, ONE, "fbb3797", SINGLE),
     "dcl": (pairs.dcl, TWO, "03464db", {}),
-    "densecl": (pairs.DenseCL, TWO, "06f3da3", {"z": "projection_head_global"}),
+    "densecl": (pairs.DenseCL, TWO, "06f3da3", {"z": "projection_head_global", "instead": {"loss": "criterion_global", "backbone": "backbone"}}),
     "detcon": (pairs.DetCon, TWO, "dbf9608", {}),
     "dino": (pairs.DINO, MULTI, "03464db", TEACHER),
     "dinov2": (tokens.DINOv2, MULTI, "0978245", {"z": "student_head.dino_head", "h": None, "joined": True}),
@@ -44,7 +56,7 @@ _EXAMPLES = {
     "simclr": (pairs.simclr, TWO, "1d55c26", {}),
     "simmim": (tokens.SimMIM, ONE, "07fdae4", SINGLE),
     "simsiam": (pairs.SimSiam, TWO, "1cf7db3", {}),
-    "smog": (pairs.SMoG, TWO, "1a67d05", KEY),
+    "smog": (pairs.SMoG, TWO, "1a67d05", KEY | {"instead": {}, "h": None}),
     "swav": (pairs.SwaV, MULTI, "0cc079b", {}),
     "swav_queue": (pairs.SwaVQueue, MULTI, "1186ddd", {}),
     "tico": (pairs.tico, TWO, "03464db", KEY),

@@ -160,6 +160,8 @@ class NNCLR(SimSiam):
 class SMoG(Example):
     """CrossEntropyLoss(logits, groups); views take turns in the online network."""
 
+    callback = None  # set where embeddings are handed over by hand
+
     def __init__(self):
         super().__init__(heads.SMoGProjectionHead(FEATURES, 16, D), nn.CrossEntropyLoss())
         resnet = models.ResNetGenerator("resnet-9", width=0.125)
@@ -175,7 +177,10 @@ class SMoG(Example):
         x0, x1 = batch[0][::-1] if index % 2 else batch[0]
         z0 = self(x0)
         p0 = self.prediction_head(z0)
-        groups = self.smog.assign_groups(self.forward_momentum(x1))
+        z1 = self.forward_momentum(x1)
+        if self.callback is not None:
+            self.callback.watch.update(z0, z1)
+        groups = self.smog.assign_groups(z1)
         features = self.smog.get_updated_group_features(z0)
         logits = self.smog(p0, features, temperature=0.1)
         self.smog.set_group_features(features)

@@ -160,9 +160,9 @@ class CAPI(Example):
         with torch.no_grad():
             features = self.teacher_backbone.encode(images=images)
         teacher = self.teacher_head(features)[:, self.prefix :]
-        clusters = self.criterion(teacher_logits=teacher, student_logits=teacher)
         index = masked - self.prefix
-        return clusters + self.criterion(teacher_logits=teacher, student_logits=student, teacher_index=index)
+        loss = self.criterion(teacher_logits=teacher, student_logits=student, teacher_index=index)
+        return loss + self.criterion(teacher_logits=teacher, student_logits=teacher)
 
 
 class LeJEPA(Example):

@@ -71,23 +71,26 @@ class SoloBYOL(Solo):
         return towards(self.predictor(z[0]), targets[1]) + towards(self.predictor(z[1]), targets[0])
 
 
-class SoloDINO(pl.LightningModule):
-    """`head` instead of `projector`; each crop is a call."""
+class TowardsProbabilities(nn.Module):
+    def forward(self, student, teacher):
+        return -(teacher.softmax(dim=1) * student.log_softmax(dim=1)).sum(dim=1).mean()
+
+
+class SoloDINO(Solo):
+    """`head` instead of `projector`; the loss is a module and gets both crops joined, of student and of teacher."""
 
     def __init__(self):
         super().__init__()
-        self.backbone, self.head = encoder(), mlp()
+        del self.projector
+        self.head = mlp()
         self.momentum_backbone, self.momentum_head = frozen(self.backbone), frozen(self.head)
-        self.dino_loss_func = nn.KLDivLoss(reduction="batchmean")
+        self.dino_loss_func = TowardsProbabilities()
 
     def training_step(self, batch, _):
         z = [self.head(self.backbone(x)) for x in batch[1]]
         with torch.no_grad():
-            targets = [self.momentum_head(self.momentum_backbone(x)) for x in batch[1][:2]]
-        return sum(self.dino_loss_func(z[i].log_softmax(1), targets[1 - i].softmax(1)) for i in range(2))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05)
+            targets = [self.momentum_head(self.momentum_backbone(x)) for x in batch[1]]
+        return self.dino_loss_func(torch.cat(z), torch.cat(targets[::-1]))
 
 
 # stable-pretraining
@@ -194,13 +197,14 @@ class MoCo(Plain):
         super().__init__()
         self.encoder_q = nn.Sequential(encoder(), mlp())
         self.encoder_k = frozen(self.encoder_q)
+        self.query, self.key = nn.Identity(), nn.Identity()  # only so that tests can see them
         self.register_buffer("queue", F.normalize(torch.randn(D, 32), dim=0))
         self.criterion = nn.CrossEntropyLoss()
 
     def forward(self, im_q, im_k):
-        q = F.normalize(self.encoder_q(im_q), dim=1)
+        q = self.query(F.normalize(self.encoder_q(im_q), dim=1))
         with torch.no_grad():
-            k = F.normalize(self.encoder_k(im_k), dim=1)
+            k = self.key(F.normalize(self.encoder_k(im_k), dim=1))
         logits = torch.cat([(q * k).sum(dim=1, keepdim=True), q @ self.queue], dim=1) / 0.07
         loss = self.criterion(logits, torch.zeros(len(q), dtype=torch.long))
         if self.watch is not None:

@@ -31,7 +31,7 @@ def watched_modules(case: Case) -> list[str]:
 
 
 def built(case: Case) -> tuple[torch.nn.Module, Spy]:
-    torch.manual_seed(0)
+    pl.seed_everything(0, verbose=False)
     model = case.build()
     return model, Spy(model, *watched_modules(case))
 
@@ -48,20 +48,22 @@ def in_lightning(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
     callbacks: list[Any] = [Begin(spy)]
     if line is not None:
         callbacks.append(SpectrumCallback(**line, every=STEPS, folder=folder))
+        if case.by_hand:
+            model.callback = callbacks[-1]
     batches = torch.utils.data.DataLoader([case.batch(step) for step in range(STEPS)], batch_size=None)
 
     def train():
         trainer = pl.Trainer(
             max_epochs=1, accelerator="cpu", default_root_dir=folder, callbacks=callbacks, **QUIET
         )
-        torch.manual_seed(1)
+        pl.seed_everything(1, verbose=False)
         trainer.fit(model, batches)
 
     return ended(model, spy, folder, *observed(train))
 
 
 def in_plain_loop(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
-    """Train an own loop; the line names modules of the model. A line without modules hands embeddings over by hand."""
+    """Train an own loop; the line names modules of the model."""
     model, spy = built(case)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     batches = [case.batch(step) for step in range(STEPS)]
@@ -71,8 +73,9 @@ def in_plain_loop(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
         if line is not None:
             given = {role: attrgetter(name)(model) if isinstance(name, str) else name for role, name in line.items()}
             watch = sw.SpectrumMonitor().attach(**given, optimizer=optimizer, log=folder, every=STEPS)
-            model.watch = watch if not line else None
-        torch.manual_seed(1)
+            if case.by_hand:
+                model.watch = watch
+        pl.seed_everything(1, verbose=False)
         for batch in batches:
             spy.begin()
             optimizer.zero_grad()
@@ -80,5 +83,40 @@ def in_plain_loop(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
             optimizer.step()
         if watch is not None:
             watch.close()
+
+    return ended(model, spy, folder, *observed(train))
+
+
+def in_hugging_face(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
+    """Train in transformers' Trainer."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from stairwise.monitor.huggingface import SpectrumTrainerCallback
+
+    class Begins(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            spy.begin()
+
+    model, spy = built(case)
+    callbacks: list[Any] = [Begins()]
+    if line is not None:
+        callbacks.append(SpectrumTrainerCallback(**line, every=STEPS, folder=folder))
+    samples = [dict(zip(("view_a", "view_b"), pair, strict=True)) for s in range(STEPS) for pair in zip(*case.batch(s), strict=True)]
+    n = len(samples) // STEPS
+
+    def train():
+        arguments = TrainingArguments(
+            output_dir=str(folder / "trainer"),
+            per_device_train_batch_size=n,
+            num_train_epochs=1,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            dataloader_pin_memory=False,
+        )
+        Trainer(model, arguments, train_dataset=samples, callbacks=callbacks).train()
 
     return ended(model, spy, folder, *observed(train))
