@@ -101,12 +101,12 @@ class Teller:
     """Warns once per message, and never raises: where warnings are errors, the message goes to stderr."""
 
     def __init__(self) -> None:
-        self.said: set[str] = set()
+        self.said: list[str] = []
 
     def __call__(self, message: str) -> None:
         if message in self.said or len(self.said) >= MOST:
             return
-        self.said.add(message)
+        self.said.append(message)
         try:
             warnings.warn(message, RunWarning, stacklevel=4)
         except Warning:

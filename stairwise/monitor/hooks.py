@@ -284,7 +284,8 @@ class _Hook:
     def __init__(self, watch: "Attachment | None", name: str) -> None:
         self.watch, self.name = weakref.ref(watch) if watch is not None else None, name
 
-    @torch.compiler.disable  # otherwise counters of the monitor are guarded, and each call is compiled again
+    # otherwise the counters of the monitor are guarded, and each call is compiled again
+    @torch.compiler.disable(reason="stairwise: with fullgraph=True, hook a module outside of what is compiled")
     def __call__(self, *args: Any) -> None:
         watch = self.watch() if self.watch is not None else None
         if watch is not None and not watch._forked():

@@ -94,6 +94,8 @@ class PairFinder:
             elif self.held is not None and self.held.pair is not None:
                 self._about_keys()
                 self.take(*self.held.pair)
+            elif self.source == PROJECTOR and self.views is None and max(self.output_calls.values(), default=0) > 2:
+                self._about_more(max(self.output_calls.values()))
             elif self.source == PROJECTOR and self._alone():
                 self.tell(
                     "the projector was called once before the backward pass, so there is no pair of views: "
@@ -142,7 +144,6 @@ class PairFinder:
         outputs = self.outputs.setdefault(key, [])
         self.output_calls[key] = self.output_calls.get(key, 0) + 1
         if len(outputs) >= 2:
-            self._about_more(key)
             return False
         outputs += [z.detach() for z in views_of(output, self.views, self.joined)]
         if self.source == EITHER or len(outputs) < 2:
@@ -188,13 +189,13 @@ class PairFinder:
             f"MoCo; if the other argument is a prediction, as in BYOL, use {self.line}"
         )
 
-    def _about_more(self, key: int) -> None:
-        if self.source == PROJECTOR and self.views is None and not self.joined:
-            self.tell(
-                f"the projector is called {self.output_calls[key]} times or more per update: its first two outputs are "
-                "recorded as the views; write views=2 if the first two are the global crops (more if there are more), "
-                "or views= a function of the output that returns (z_a, z_b) or None"
-            )
+    def _about_more(self, calls: int) -> None:
+        self.views = 2  # from now on it is known
+        self.tell(
+            f"the projector is called {calls} times per update: its first two outputs are recorded as the views; "
+            "write views=2 if the first two are the global crops (more if there are more), or views= a function of "
+            "the output that returns (z_a, z_b) or None"
+        )
 
     def _alone(self) -> bool:
         return any(len(outputs) == 1 for outputs in self.outputs.values())
@@ -216,7 +217,7 @@ class PairFinder:
         elif pairs:
             key, pair = next(iter(pairs.items()))
             self.source, self.projectors = PROJECTOR, {key: self.projectors[key]}
-            self.views = 2 if self.views is None else self.views  # it is said once which views are recorded
+            self.views = 2 if self.views is None else self.views  # from now on it is known
             calls = self.output_calls[key]
             more = f", the first two of {calls} calls per update" if calls > 2 else ""
             self.decided(f"{self.projectors[key]}{more}")

@@ -364,7 +364,9 @@ def test_compiled_modules_are_pointed_out():
     module = nn.Linear(2, 2)
     module._compiled_call_impl = module.forward  # as module.compile() does
     with pytest.warns(RunWarning, match=r"before torch\.compile"):
-        sw.SpectrumMonitor().attach(projector=module)
+        watch = sw.SpectrumMonitor().attach(projector=module)
+    watch.taken = 1  # nothing was shown, and that is not the point here
+    watch.close()
 
 
 def test_hooks_that_come_after_compiling_say_that_they_see_nothing():
@@ -470,7 +472,7 @@ def test_a_view_without_a_partner_does_not_meet_the_next_step():
             ordinary_loop(model, criterion, optimizer, steps=1, spy=spy)
         watch.close()
 
-    with pytest.warns(RunWarning, match="called 3 times or more per update"):
+    with pytest.warns(RunWarning, match="called 3 times per update"):
         loop()
     # the stray call spoils the pair of its own step only
     assert watch.records[0].samples == 4 * 32
