@@ -33,6 +33,7 @@ class Case:
         joined: both views pass through the modules as one batch.
         parts: calls per view, if a batch is divided.
         source: repository, file and commit that the module is written after.
+        views: what the two views are, if they are not of one network.
         instead: the line that a warning has to name, if the documented one records nothing; {} names `update`.
         by_hand: the module calls `update`.
     """
@@ -45,6 +46,7 @@ class Case:
     h: str | None = "backbone"
     joined: bool = False
     parts: int = 1
+    views: str = ""
     instead: dict[str, Any] | None = None
     by_hand: bool = False
 

@@ -20,6 +20,6 @@ def crops(*sizes: int, seed: int = 0, n: int = N) -> list[Tensor]:
 
 
 def backbone(pooled: bool = True) -> nn.Sequential:
-    """Stands for torchvision's ResNet without its last layer (or last two): (N, features, 1, 1) or (N, features, 8, 8)."""
+    """Stands for a ResNet without its last layer, (N, features, 1, 1), or its last two, (N, features, 8, 8)."""
     layers = [nn.Conv2d(3, FEATURES, 3, stride=4, padding=1), nn.BatchNorm2d(FEATURES), nn.ReLU()]
     return nn.Sequential(*layers, *([nn.AdaptiveAvgPool2d(1)] if pooled else []))

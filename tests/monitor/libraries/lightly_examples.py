@@ -14,7 +14,7 @@ def views(*sizes):
 TWO, FOUR, ONE = views(SIZE, SIZE), views(SIZE, SIZE, SIZE, SIZE), views(SIZE)
 MULTI = views(SIZE, SIZE, SMALL, SMALL)
 TEACHER = {"z": "student_head", "h": "student_backbone"}
-KEY = {"z": ("projection_head", "projection_head_momentum")}
+KEY = {"z": ("projection_head", "projection_head_momentum"), "views": "query and key"}
 SINGLE = {"z": None, "h": None}
 
 
@@ -26,6 +26,7 @@ def anchors(args, _):
 
 ANCHOR = {
     "z": ("anchor_projection_head", "projection_head"),
+    "views": "anchor and target",
     "h": None,
     "instead": {"loss": "criterion", "views": anchors},
 }
@@ -37,7 +38,16 @@ _EXAMPLES = {
     "byol": (pairs.BYOL, TWO, "1360295", {}),
     "capi": (tokens.CAPI, ONE, "fbb3797", SINGLE),
     "dcl": (pairs.dcl, TWO, "03464db", {}),
-    "densecl": (pairs.DenseCL, TWO, "06f3da3", {"z": "projection_head_global", "instead": {"loss": "criterion_global", "backbone": "backbone"}}),
+    "densecl": (
+        pairs.DenseCL,
+        TWO,
+        "06f3da3",
+        {
+            "z": "projection_head_global",
+            "views": "query and key",
+            "instead": {"loss": "criterion_global", "backbone": "backbone"},
+        },
+    ),
     "detcon": (pairs.DetCon, TWO, "dbf9608", {}),
     "dino": (pairs.DINO, MULTI, "03464db", TEACHER),
     "dinov2": (tokens.DINOv2, MULTI, "0978245", {"z": "student_head.dino_head", "h": None, "joined": True}),

@@ -1,7 +1,8 @@
 """Modules after lightly's Lightning examples with convolutional networks.
 
-They have the names and make the calls of `examples/pytorch_lightning/NAME.py` in lightly-ai/lightly; networks, widths and
-images are small. Losses and heads are lightly's own. `lightly_examples.EXAMPLES` names the commits.
+They have the names and make the calls of `examples/pytorch_lightning/NAME.py` in lightly-ai/lightly, which the package
+does not contain. Networks, widths and images are small; losses and heads are lightly's own. `lightly_examples.EXAMPLES`
+names the commits.
 """
 
 from copy import deepcopy
@@ -16,7 +17,7 @@ from lightly.models.modules.nn_memory_bank import NNMemoryBankModule
 from torch import nn
 from torch.nn import functional as F
 
-from tests.monitor.libraries.images import D, FEATURES, backbone
+from tests.monitor.libraries.images import FEATURES, D, backbone
 
 
 class Example(pl.LightningModule):

@@ -47,7 +47,9 @@ class AIM(Example):
             no_embed_class=True,
             global_pool="avg",  # timm 1.0 asks for it when there is no class token
         )
-        utils.initialize_2d_sine_cosine_positional_embedding(pos_embedding=self.backbone.pos_embed, has_class_token=False)
+        utils.initialize_2d_sine_cosine_positional_embedding(
+            pos_embedding=self.backbone.pos_embed, has_class_token=False
+        )
         self.projection_head = modules.AIMPredictionHead(WIDTH, 3 * PATCH**2, hidden_dim=16, num_blocks=1)
         self.criterion = nn.MSELoss()
 
@@ -61,7 +63,7 @@ class AIM(Example):
 
 
 class MAE(Example):
-    """MSELoss(predicted patches, patches) where they were masked: a single view, `backbone.encode` instead of a call."""
+    """MSELoss(predicted patches, patches) where they were masked: a single view; `encode` of the backbone is called."""
 
     def __init__(self, prefix=0):
         super().__init__()

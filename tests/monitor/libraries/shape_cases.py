@@ -7,7 +7,7 @@ import torch
 from stairwise.losses import SimCLR, VICReg
 from tests.monitor.libraries import shapes
 from tests.monitor.libraries.harness import Case
-from tests.monitor.libraries.images import N, SIZE, SMALL, crops
+from tests.monitor.libraries.images import SIZE, SMALL, N, crops
 
 
 def solo(*sizes):
@@ -27,7 +27,8 @@ SOLO = "vturrisi/solo-learn solo/methods/"
 STABLE = "galilai-group/stable-pretraining stable_pretraining/forward.py 5ce73d6"
 STUDENT = {"z": "projector.student", "h": "backbone.student"}
 PROJECTOR = {"z": "projector"}
-HOOKED = {"projector": "projector", "backbone": "backbone"}
+INSIDE = {"projector": "module.projector", "backbone": "module.backbone"}
+MODULE = {"z": "module.projector", "h": "module.backbone"}
 LOSS = {"loss": "criterion", "backbone": "backbone"}
 
 IN_LIGHTNING = {
@@ -42,12 +43,18 @@ IN_LIGHTNING = {
     ("stable-pretraining", "SimCLR"): Case(partial(shapes.Stable, "simclr_loss", SimCLR()), dicts, STABLE, **PROJECTOR),
     ("stable-pretraining", "BYOL"): Case(shapes.StableBYOL, dicts, STABLE, **STUDENT),
 }
-IN_PLAIN_LOOPS = {
+UNDER_DDP = {
     ("Meta's barlowtwins", "main.py"): Case(
-        shapes.MetaBarlowTwins, two, "facebookresearch/barlowtwins main.py 046eec3", HOOKED, **PROJECTOR
+        shapes.MetaBarlowTwins, two, "facebookresearch/barlowtwins main.py 046eec3", INSIDE, **MODULE
     ),
     ("Meta's vicreg", "main_vicreg.py"): Case(
-        shapes.MetaVICReg, two, "facebookresearch/vicreg main_vicreg.py 08c8c0c", HOOKED, **PROJECTOR
+        shapes.MetaVICReg, two, "facebookresearch/vicreg main_vicreg.py 08c8c0c", INSIDE, **MODULE
+    ),
+}
+IN_PLAIN_LOOPS = {
+    ("plain torch", "the loss is a module"): Case(shapes.OwnLoop, two, "examples/plain_torch.py", LOSS, **PROJECTOR),
+    ("plain torch", "the loss is a function"): Case(
+        shapes.OwnFunction, two, "examples/plain_torch.py", z="projector", h=None, by_hand=True
     ),
     ("Meta's moco", "builder.py"): Case(
         shapes.MoCo,
@@ -56,6 +63,7 @@ IN_PLAIN_LOOPS = {
         {"loss": "criterion"},
         z=("query", "key"),
         h=None,
+        views="query and key",
         instead={},
     ),
     ("GradCache", "grad_cache.py"): Case(
@@ -67,7 +75,5 @@ IN_PLAIN_LOOPS = {
     ),
 }
 IN_HUGGING_FACE = {
-    ("Hugging Face Trainer", "two views in, the loss out"): Case(
-        shapes.HuggingFace, two, "transformers 5.22", **PROJECTOR
-    ),
+    ("Hugging Face", "Trainer"): Case(shapes.HuggingFace, two, "transformers 5.22.2", **PROJECTOR),
 }

@@ -35,7 +35,7 @@ def towards(p, z):
 
 
 class Solo(pl.LightningModule):
-    """Losses are functions. A classifier on detached features is trained along; batches are (indices, crops, labels)."""
+    """Losses are functions. A classifier learns from detached features; batches are (indices, crops, labels)."""
 
     def __init__(self):
         super().__init__()
@@ -166,6 +166,24 @@ class Plain(nn.Module):
         return loss
 
 
+class OwnLoop(Plain):
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.projector, self.criterion = encoder(), mlp(), VICReg()
+
+    def forward(self, x_a, x_b):
+        return self.criterion(*(self.projector(self.backbone(x)) for x in (x_a, x_b)))
+
+
+class OwnFunction(OwnLoop):
+    def forward(self, x_a, x_b):
+        z_a, z_b = (self.projector(self.backbone(x)) for x in (x_a, x_b))
+        loss = vicreg(z_a, z_b)
+        if self.watch is not None:
+            self.watch.update(z_a, z_b, loss=loss)
+        return loss
+
+
 class MetaBarlowTwins(Plain):
     """The loss is computed inside `forward`, after a batch norm without parameters."""
 
@@ -213,7 +231,7 @@ class MoCo(Plain):
 
 
 class GradCache(Plain):
-    """Embeddings of parts of the batch without gradients, the loss on all of them, then each part again with gradients."""
+    """Embeddings of parts of the batch without gradients, the loss on all, then each part again with gradients."""
 
     def __init__(self):
         super().__init__()

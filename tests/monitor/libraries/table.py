@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from benchmarks.corpus.page import markdown
 from tests.monitor.libraries.harness import Case, Run, same, verdict
 from tests.monitor.libraries.lightly_examples import EXAMPLES
-from tests.monitor.libraries.shape_cases import IN_HUGGING_FACE, IN_LIGHTNING, IN_PLAIN_LOOPS
-from tests.monitor.libraries.trainers import in_hugging_face, in_lightning, in_plain_loop
+from tests.monitor.libraries.shape_cases import IN_HUGGING_FACE, IN_LIGHTNING, IN_PLAIN_LOOPS, UNDER_DDP
+from tests.monitor.libraries.trainers import in_hugging_face, in_lightning, in_plain_loop, under_ddp
 
 PAGE = Path(__file__).parents[3] / "docs" / "staircase.md"
 BETWEEN = re.compile(r"(<!-- libraries -->\n).*?(\n<!-- end -->)", re.S)
@@ -21,9 +21,11 @@ HEAD = ["library", "method", "line", "recorded"]
 LIGHTLY = "lightly 1.6"
 
 CASES = {(LIGHTLY, name): (in_lightning, case) for name, case in EXAMPLES.items()}
-for trainer, cases in ((in_lightning, IN_LIGHTNING), (in_plain_loop, IN_PLAIN_LOOPS), (in_hugging_face, IN_HUGGING_FACE)):
-    CASES |= {key: (trainer, case) for key, case in cases.items()}
-NAMES = {in_lightning: "SpectrumCallback", in_plain_loop: "attach", in_hugging_face: "SpectrumTrainerCallback"}
+CASES |= {key: (in_lightning, case) for key, case in IN_LIGHTNING.items()}
+CASES |= {key: (in_hugging_face, case) for key, case in IN_HUGGING_FACE.items()}
+CASES |= {key: (under_ddp, case) for key, case in UNDER_DDP.items()}
+CASES |= {key: (in_plain_loop, case) for key, case in IN_PLAIN_LOOPS.items()}
+NAMES = {in_lightning: "SpectrumCallback", in_hugging_face: "SpectrumTrainerCallback"}
 
 
 class Outcome(NamedTuple):
@@ -69,24 +71,25 @@ def names(said: list[str], case: Case) -> bool:
 
 def written(trainer: Any, line: dict[str, Any]) -> str:
     """A line as it is written in a script."""
-    quote = "model.{}" if trainer is in_plain_loop else '"{}"'
+    quote = '"{}"' if trainer in NAMES else "model.{}"
     parts = [f"{k}={quote.format(v) if isinstance(v, str) else '…'}" for k, v in line.items()]
-    parts += ["…"] if trainer is in_plain_loop else []
-    return f"`{NAMES[trainer]}({', '.join(parts)})`"
+    parts += [] if trainer in NAMES else ["…"]
+    return f"`{NAMES.get(trainer, 'attach')}({', '.join(parts)})`"
 
 
 def cells(trainer: Any, case: Case, result: Outcome) -> tuple[str, str]:
     """Line and what it records."""
-    z = "z of query and key" if isinstance(case.z, tuple) else "z"
-    recorded = z if case.h is None else f"{z}, h"
+    line, by_hand = written(trainer, case.line), "`watch.update(z_a, z_b, loss=loss)`"
+    recorded = "z" + (f" of {case.views}" if case.views else "") + (", h" if case.h is not None else "")
+    if any("backbone was not called" in message for message in result.said) and result.first == "right":
+        recorded += "; it says that h is not seen"
     if result.first == "right":
-        return written(trainer, case.line), recorded
+        return (f"{line}, {by_hand}" if case.by_hand else line), recorded
     if result.first == "told" and result.named and case.z is None:
-        return written(trainer, case.line), "nothing; it says that there is no pair of views"
+        return line, "nothing; it says that there is no pair of views"
     if (result.first, result.second) == ("told", "right") and result.named:
-        line = "`watch.update(z_a, z_b)`" if not case.instead else written(trainer, case.instead)
-        return line, f"{recorded}; {written(trainer, case.line)} names this line"
-    return written(trainer, case.line), f"first {result.first}, then {result.second}, named: {result.named}"
+        return (written(trainer, case.instead) if case.instead else by_hand), f"{recorded}; {line} names this line"
+    return line, f"first {result.first}, then {result.second}, named: {result.named}"
 
 
 def table(rows: dict[tuple[str, str], tuple[str, str]]) -> str:

@@ -1,8 +1,8 @@
 """Import torchvision next to a torch without CUDA; `python -m … SCRIPT` runs a script after that.
 
-PyPI's torchvision is built for CUDA. Without CUDA its operators cannot be loaded, and then its import fails, as does that
-of every library that imports it: Lightning, lightly, timm, transformers. Nothing here detects objects, so it is enough
-to declare the two operators that are asked for.
+PyPI's torchvision is built for CUDA. Next to a torch without CUDA its operators cannot be loaded, and its import fails,
+as does that of every library that imports it: Lightning, lightly, timm, transformers. Nothing here detects objects, so
+it is enough to declare the two operators that are asked for.
 """
 
 import runpy
@@ -16,7 +16,7 @@ _operators = []  # they exist as long as this does
 def import_torchvision() -> None:
     """Import it; if its operators are missing, declare them first."""
     try:
-        import torchvision  # noqa: F401
+        import torchvision
     except RuntimeError:
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]

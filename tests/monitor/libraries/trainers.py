@@ -1,11 +1,14 @@
 """Runs of a case: in Lightning's Trainer, in a plain loop, in Hugging Face's Trainer."""
 
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
+from torch import nn
 
 import stairwise as sw
 from stairwise.monitor.lightning import SpectrumCallback
@@ -30,13 +33,13 @@ def watched_modules(case: Case) -> list[str]:
     return [*z, *([case.h] if case.h is not None else [])]
 
 
-def built(case: Case) -> tuple[torch.nn.Module, Spy]:
+def built(case: Case) -> tuple[nn.Module, Spy]:
     pl.seed_everything(0, verbose=False)
     model = case.build()
     return model, Spy(model, *watched_modules(case))
 
 
-def ended(model: torch.nn.Module, spy: Spy, folder: Path, error: Exception | None, said: list[str]) -> Run:
+def ended(model: nn.Module, spy: Spy, folder: Path, error: Exception | None, said: list[str]) -> Run:
     log = folder / "metrics.jsonl"
     records = read_log(log)[0] if log.exists() else []
     return Run([p.detach().clone() for p in model.state_dict().values()], records, said, spy, error)
@@ -53,9 +56,7 @@ def in_lightning(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
     batches = torch.utils.data.DataLoader([case.batch(step) for step in range(STEPS)], batch_size=None)
 
     def train():
-        trainer = pl.Trainer(
-            max_epochs=1, accelerator="cpu", default_root_dir=folder, callbacks=callbacks, **QUIET
-        )
+        trainer = pl.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=folder, callbacks=callbacks, **QUIET)
         pl.seed_everything(1, verbose=False)
         trainer.fit(model, batches)
 
@@ -79,12 +80,22 @@ def in_plain_loop(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
         for batch in batches:
             spy.begin()
             optimizer.zero_grad()
-            model.step(batch)
+            model.step(batch) if hasattr(model, "step") else model(*batch).backward()
             optimizer.step()
         if watch is not None:
             watch.close()
 
     return ended(model, spy, folder, *observed(train))
+
+
+def under_ddp(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
+    """A plain loop with DistributedDataParallel, one process; modules are those of `model.module`."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = replace(case, build=lambda: nn.parallel.DistributedDataParallel(case.build()))
+        return in_plain_loop(wrapped, folder, line)
+    finally:
+        dist.destroy_process_group()
 
 
 def in_hugging_face(case: Case, folder: Path, line: dict[str, Any] | None) -> Run:
@@ -101,13 +112,13 @@ def in_hugging_face(case: Case, folder: Path, line: dict[str, Any] | None) -> Ru
     callbacks: list[Any] = [Begins()]
     if line is not None:
         callbacks.append(SpectrumTrainerCallback(**line, every=STEPS, folder=folder))
-    samples = [dict(zip(("view_a", "view_b"), pair, strict=True)) for s in range(STEPS) for pair in zip(*case.batch(s), strict=True)]
-    n = len(samples) // STEPS
+    views = [torch.cat(view) for view in zip(*map(case.batch, range(STEPS)), strict=True)]
+    samples = [{"view_a": a, "view_b": b} for a, b in zip(*views, strict=True)]
 
     def train():
         arguments = TrainingArguments(
             output_dir=str(folder / "trainer"),
-            per_device_train_batch_size=n,
+            per_device_train_batch_size=len(samples) // STEPS,
             num_train_epochs=1,
             use_cpu=True,
             report_to=[],
