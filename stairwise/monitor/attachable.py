@@ -31,7 +31,9 @@ class Modules:
     projectors: dict[str, nn.Module] = field(default_factory=dict)
     backbone: nn.Module | None = None
     automatic: bool = False
-    line: str = "attach(projector=model.projection_head, …), with the module whose output is z"
+    line: str = (
+        "attach(projector=model.projection_head, …), with the module whose output is z, or watch.update(z_a, z_b)"
+    )
 
     @classmethod
     def given(cls, loss: Any, projector: Any, backbone: Any) -> "Modules":

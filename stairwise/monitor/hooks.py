@@ -184,9 +184,8 @@ class Attachment:
     # hooks
 
     def _after_backbone(self, _: nn.Module, __: Any, output: Any) -> None:
-        if not self.finder.hidden():
+        if not self.finder.hidden(output):
             return
-        self.finder.watch_backward(output)
         if isinstance(output, Tensor) and output.ndim > 1:
             self.monitor.collect_hidden(pooled(output.detach()))
         else:
@@ -206,10 +205,7 @@ class Attachment:
             self._count_call()
 
     def _after_projector(self, projector: nn.Module, _: Any, output: Any) -> None:
-        if not self.finder.counts():
-            return
-        self.finder.watch_backward(output)
-        if self.finder.projected(projector, output):
+        if self.finder.counts() and self.finder.projected(projector, output):
             self._count_call()
 
     def _before_update(self, *_: Any) -> None:
@@ -227,7 +223,7 @@ class Attachment:
     def _take(self, z_a: Tensor, z_b: Tensor) -> None:
         self.monitor.collect(z_a, z_b)
         self.taken += 1
-        self.recorder.fresh += 1
+        self.recorder.took()
         window = self.monitor.window
         if self.taken == 1 and window is not None and window < self.monitor.pairs_wanted():
             self.tell(f"a window of {window} pairs is short for {z_a.shape[1]} dimensions: use at least 4 d")

@@ -106,11 +106,13 @@ class PairFinder:
 
     # calls
 
-    def hidden(self) -> bool:
-        """Whether this call of the backbone is recorded: the first two of a pass, one if views are joined."""
+    def hidden(self, output: Any) -> bool:
+        """Whether this output of the backbone is recorded: the first two of a pass, one if views are joined."""
         if not self.counts():
             return False
         self.hidden_calls += 1
+        if self.hidden_calls == 1:
+            self.watch_backward(output)
         return self.hidden_calls <= (1 if self.joined else 2)
 
     def loss_called(self, loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], by_call: bool) -> None:
@@ -145,6 +147,7 @@ class PairFinder:
         self.output_calls[key] = self.output_calls.get(key, 0) + 1
         if len(outputs) >= 2:
             return False
+        self.watch_backward(output)
         outputs += [z.detach() for z in views_of(output, self.views, self.joined)]
         if self.source == EITHER or len(outputs) < 2:
             return False

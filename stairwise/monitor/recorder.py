@@ -43,7 +43,8 @@ class Recorder:
         self.writer = BackgroundWriter(RunFolder(folder) if folder is not None else None)
         self.first_process = rank() == 0
         self.together: bool | None = None  # whether all processes record; None until the first record
-        self.skipped, self.fresh = 0, 0  # fresh: number of batches since the last record
+        self.skipped = 0
+        self.fresh, self.began_recording = False, False  # whether there were pairs since the last record, and ever
         self.loss: Tensor | None = None  # sum since the last record
         self.losses = 0
         self.log_size: int | None = None  # before the last record, so that a checkpoint goes on without that one
@@ -67,15 +68,19 @@ class Recorder:
         """Count an update, and record if it is time."""
         self.t += lr
         self.step += 1
-        if self.step % self.every == 0 and self.fresh and self._enough():
+        if self.step % self.every == 0 and self._enough():
             self._record()
         self.settle()
+
+    def took(self) -> None:
+        """A batch of pairs was added to the monitor."""
+        self.fresh, self.began_recording = True, True
 
     def _enough(self) -> bool:
         """Whether to record now: enough pairs (fewer give mostly noise), and room in the queue."""
         if world() > 1:  # all processes must decide alike, otherwise their collectives do not match
-            return True
-        if len(self.writer) >= WAITING:
+            return self.began_recording
+        if not self.fresh or len(self.writer) >= WAITING:
             return False
         return not self._resets() or self.monitor.seen >= self.monitor.pairs_wanted()
 
@@ -97,7 +102,7 @@ class Recorder:
         joint = self._joint() if joint is None else joint
         sums, wanted = self.monitor.snapshot(joint=joint), self.monitor.pairs_wanted()
         record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=self._mean_loss(joint), wanted=wanted)
-        self.fresh = 0
+        self.fresh = False
         if self._resets() and self.log_size is None:
             self.monitor.reset()
         if self.first_process and len(self.writer) < WAITING:
@@ -110,8 +115,8 @@ class Recorder:
         sums = torch.stack([self.loss, torch.full_like(self.loss, self.losses)])
         value, number = (total(sums) if joint else sums).tolist()
         if self.log_size is None:
-            self.loss, self.losses = None, 0
-        return value / number if math.isfinite(value) else None
+            self.loss, self.losses = torch.zeros_like(self.loss), 0  # not None: all processes must sum alike
+        return value / number if number and math.isfinite(value) else None
 
     def _made(self, record: Record, sums: dict[str, Any]) -> Record:
         """Complete a record; runs in the background, and must not stop the training."""
@@ -196,7 +201,7 @@ class Recorder:
         self.skipped, self.began = int(state["skipped"]), time.perf_counter()
         tensors = {k.removeprefix("monitor."): v for k, v in state.items() if k.startswith("monitor.")}
         self.monitor.load(tensors)
-        self.fresh = int(self.monitor.seen > 0)
+        self.fresh = self.monitor.seen > 0
         value, self.losses = state.get("loss", (None, 0))
         self.loss = None if value is None else torch.tensor(value, dtype=torch.float64)
         if self.writer.folder is not None:
