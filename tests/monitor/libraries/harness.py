@@ -143,7 +143,7 @@ def verdict(case: Case, run: Run) -> str:
 
 
 def names_a_line(said: list[str]) -> bool:
-    return any(re.search(r"\b(loss|projector|views)=|update\(", message) for message in said)
+    return any(re.search(r"\b(loss|projector|views)=|update\(|must name a submodule", message) for message in said)
 
 
 def observed(train: Callable[[], Any]) -> tuple[Exception | None, list[str]]:

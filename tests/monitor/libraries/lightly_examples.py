@@ -38,16 +38,7 @@ _EXAMPLES = {
     "byol": (pairs.BYOL, TWO, "1360295", {}),
     "capi": (tokens.CAPI, ONE, "fbb3797", SINGLE),
     "dcl": (pairs.dcl, TWO, "03464db", {}),
-    "densecl": (
-        pairs.DenseCL,
-        TWO,
-        "06f3da3",
-        {
-            "z": "projection_head_global",
-            "views": "query and key",
-            "instead": {"loss": "criterion_global", "backbone": "backbone"},
-        },
-    ),
+    "densecl": (pairs.DenseCL, TWO, "06f3da3", {"z": "projection_head_global", "views": "query and key"}),
     "detcon": (pairs.DetCon, TWO, "dbf9608", {}),
     "dino": (pairs.DINO, MULTI, "03464db", TEACHER),
     "dinov2": (tokens.DINOv2, MULTI, "0978245", {"z": "student_head.dino_head", "h": None, "joined": True}),
