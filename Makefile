@@ -25,7 +25,7 @@ unit: $(VENV)/.dev
 	$(BIN)/pytest -n auto -m "not libraries"
 
 libraries: $(VENV)/.libraries
-	$(LIBRARIES)/bin/python -m pytest -n auto -m libraries tests/monitor/libraries tests/test_examples.py
+	$(LIBRARIES)/bin/python -m pytest -n auto -m libraries tests/monitor tests/test_examples.py
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site

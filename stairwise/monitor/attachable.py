@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from stairwise.checks import InputError, RunWarning, positive_int
+from stairwise.distributed import rank
 from stairwise.monitor.views import Lines, Views
 
 MOST = 20  # number of different warnings of one monitor
@@ -67,15 +68,18 @@ def check_names(names: dict[str, Any]) -> None:
             raise InputError(role, rule, f"a {type(name).__name__}", remedy)
 
 
-def check_optimizer(optimizer: Any) -> None:
-    """Refuse anything whose learning rate cannot be read."""
+def checked_optimizer(optimizer: Any) -> Any:
+    """Refuse anything whose learning rate cannot be read; of a wrapper, such as accelerate's, the optimizer inside."""
     if optimizer is None:
-        return
+        return None
+    while not isinstance(optimizer, nn.Module) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
     groups = getattr(optimizer, "param_groups", None)
     if not isinstance(groups, list | tuple) or not groups or "lr" not in groups[0]:
         rule = 'must have param_groups with an "lr", like torch\'s optimizers'
         remedy = "give the optimizer itself, or leave it out to count calls"
         raise InputError("optimizer", rule, f"a {type(optimizer).__name__}", remedy)
+    return optimizer
 
 
 def checked_views(views: Any) -> Views:
@@ -98,15 +102,20 @@ def warn_if_compiled(modules: list[nn.Module], tell: "Teller") -> None:
 
 
 class Teller:
-    """Warns once per message, and never raises: where warnings are errors, the message goes to stderr."""
+    """Warns once per message, and never raises: where warnings are errors, the message goes to stderr.
+
+    Of several processes the first one speaks, unless something is to be said in `every_process`.
+    """
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def __call__(self, message: str) -> None:
+    def __call__(self, message: str, every_process: bool = False) -> None:
         if message in self.said or len(self.said) >= MOST:
             return
         self.said.append(message)
+        if rank() > 0 and not every_process:
+            return
         try:
             warnings.warn(message, RunWarning, stacklevel=4)
         except Warning:

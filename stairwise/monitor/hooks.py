@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, flag, positive_int
 from stairwise.distributed import rank, world
-from stairwise.monitor.attachable import Modules, Teller, check_optimizer, checked_views, warn_if_compiled
+from stairwise.monitor.attachable import Modules, Teller, checked_optimizer, checked_views, warn_if_compiled
 from stairwise.monitor.passes import BY_HAND, EITHER, LOSS, PROJECTOR, PairFinder
 from stairwise.monitor.recorder import Recorder
 from stairwise.monitor.rollcall import RollCall
-from stairwise.monitor.views import pooled
+from stairwise.monitor.views import pooled, representation
 from stairwise.runs.record import Record
 from stairwise.runs.writer import BackgroundWriter
 from stairwise.staircase.advice import Advice
@@ -60,7 +60,7 @@ class Attachment:
         joined: bool,
         views: Any = None,
     ) -> None:
-        check_optimizer(optimizer)
+        optimizer = checked_optimizer(optimizer)
         self.monitor, self.modules = monitor, modules
         self.tell, self.process = Teller(), os.getpid()
         every = positive_int(every, "every", remedy="write every=50")
@@ -186,8 +186,9 @@ class Attachment:
     def _after_backbone(self, _: nn.Module, __: Any, output: Any) -> None:
         if not self.finder.hidden(output):
             return
-        if isinstance(output, Tensor) and output.ndim > 1:
-            self.monitor.collect_hidden(pooled(output.detach()))
+        h = representation(output)
+        if h is not None:
+            self.monitor.collect_hidden(h.detach())
         else:
             self.tell(f"h is not recorded, because the backbone returns a {type(output).__name__} and not a tensor")
 

@@ -71,8 +71,7 @@ class SpectrumTrainerCallback(TrainerCallback or object):  # type: ignore[misc]
             modules = named(parts["model"], self.names, "SpectrumTrainerCallback")
             others = self.log if isinstance(self.log, list | tuple) else [] if self.log is None else [self.log]
             log = [Path(self.folder or args.output_dir), *others]
-            optimizer = _own(parts.get("optimizer"))
-            self.watch = Attachment(self.monitor, modules, optimizer, log, **self.options)
+            self.watch = Attachment(self.monitor, modules, parts.get("optimizer"), log, **self.options)
         except Exception as error:  # the training goes on without a monitor
             self.watch = None
             self.tell(f"nothing is recorded: {error}")
@@ -81,10 +80,3 @@ class SpectrumTrainerCallback(TrainerCallback or object):  # type: ignore[misc]
         """Finish writing."""
         if self.watch is not None:
             self.watch.close()
-
-
-def _own(optimizer: Any) -> Any:
-    """The optimizer of torch inside the wrapper of accelerate, which may skip updates."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer

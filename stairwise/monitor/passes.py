@@ -239,4 +239,5 @@ class PairFinder:
 
 def _in_backward() -> bool:
     """Whether a backward pass is running, in which checkpointed modules are called again."""
-    return torch._C._current_graph_task_id() != -1
+    task: int = getattr(torch._C, "_current_graph_task_id", lambda: -1)()
+    return task != -1

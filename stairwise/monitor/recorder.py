@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from stairwise.checks import InputError
 from stairwise.distributed import rank, total, world
+from stairwise.monitor.attachable import Teller
 from stairwise.monitor.commentary import Commentary
 from stairwise.monitor.decompose import decompose_on_one_core
 from stairwise.monitor.loggers import destinations, send
@@ -29,9 +29,7 @@ WAITING = 4  # number of records that may be queued; while the queue is full, no
 class Recorder:
     """Makes records from the sums of a monitor. `tell` receives warnings; `rollcall` knows the other processes."""
 
-    def __init__(
-        self, monitor: "SpectrumMonitor", log: Any, every: int, rollcall: RollCall, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, monitor: "SpectrumMonitor", log: Any, every: int, rollcall: RollCall, tell: Teller) -> None:
         self.monitor, self.every, self.rollcall, self.tell = monitor, every, rollcall, tell
         self.records: list[Record] = []
         self.step, self.t, self.seconds = 0, 0.0, 0.0
@@ -94,7 +92,8 @@ class Recorder:
             if not self.together:
                 self.tell(
                     "not all processes have attached a monitor, so only the embeddings of this one are recorded: "
-                    "attach in every process; only the first one writes"
+                    "attach in every process; only the first one writes",
+                    every_process=True,
                 )
         return self.together is not False
 
@@ -173,7 +172,7 @@ class Recorder:
         """
         self.settle(wait=True)
         self.log_size = self._size()
-        if self.fresh and (world() > 1 or self.monitor.seen > 1):
+        if self.fresh and (world() > 1 or self.monitor.seen > 1 or not self._resets()):
             self._record(joint and self._joint() and self.rollcall.complete(f"closed at {self.step}"))
         self.settle(wait=True)
         self.writer.close()

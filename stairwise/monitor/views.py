@@ -60,6 +60,14 @@ def pooled(x: Any) -> Tensor:
     return x.flatten(2).mean(dim=2) if x.ndim > 3 else x.mean(dim=1) if x.ndim == 3 else x
 
 
+def representation(output: Any) -> Tensor | None:
+    """h in the output of a backbone, (N, features): a tensor, the first of several, or what transformers return."""
+    output = getattr(output, "last_hidden_state", output)
+    if isinstance(output, list | tuple) and output:
+        output = output[0]
+    return pooled(output) if isinstance(output, Tensor) and output.ndim > 1 else None
+
+
 def views_of_loss(loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], views: Views, joined: bool) -> Seen:
     """Find the two views among the arguments of a loss.
 

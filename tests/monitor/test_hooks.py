@@ -193,7 +193,10 @@ def test_time_counts_updates():
     assert [(r.step, r.t, r.samples) for r in watch.records] == [(1, 0.5, 48), (2, 1.0, 48), (3, 1.5, 48)]
 
 
-def test_going_on_from_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("closed", [False, True])
+def test_going_on_from_a_checkpoint(tmp_path, closed):
+    """State may be taken before or after closing: the record that closing makes is dropped again."""
+
     def run(folder, pieces):
         model, criterion = Model(), sw.losses.VICReg()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -208,14 +211,18 @@ def test_going_on_from_a_checkpoint(tmp_path):
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+            if closed:
+                watch.close()
+                state = watch.state()
+                continue
             state = watch.state()
             watch.writer.folder.write(Record(step=99, t=0.0))  # lost with the crash that follows
             watch.close()
-        return [
-            {k: v for k, v in r.as_json().items() if k != "seconds"} for r in read_log(folder / "metrics.jsonl")[0]
-        ][:-1]
+        return [{k: v for k, v in r.as_json().items() if k != "seconds"} for r in read_log(folder / "metrics.jsonl")[0]]
 
-    assert run(tmp_path / "whole", [14]) == run(tmp_path / "parts", [6, 8])
+    whole, parts = run(tmp_path / "whole", [14]), run(tmp_path / "parts", [6, 8])
+    assert whole == parts
+    assert [r["step"] for r in whole if r["step"] != 99] == [4, 8, 12, 14]
 
 
 def test_bad_attachments():

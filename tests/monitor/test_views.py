@@ -7,7 +7,17 @@ import torch
 from torch import nn
 
 from stairwise.checks import InputError
-from stairwise.monitor.views import KEY, NOTHING, PAIR, SEVERAL, chosen, pooled, views_of_loss, views_of_output
+from stairwise.monitor.views import (
+    KEY,
+    NOTHING,
+    PAIR,
+    SEVERAL,
+    chosen,
+    pooled,
+    representation,
+    views_of_loss,
+    views_of_output,
+)
 
 Z = torch.randn(2, 8, 3, requires_grad=True)
 A, B = Z
@@ -98,6 +108,16 @@ def test_functions_that_find_views():
     for wrong in (A, (A,), (A, 3)):
         with pytest.raises(InputError, match=r"views must return \(z_a, z_b\) or None"):
             chosen(wrong)
+
+
+def test_outputs_of_backbones():
+    class Output(dict):
+        last_hidden_state = TOKENS
+
+    for output in (TOKENS, (TOKENS, A), [TOKENS], Output()):
+        assert torch.equal(representation(output), TOKENS.mean(dim=1))
+    for output in ({"x": A}, (), A[0, 0], None):
+        assert representation(output) is None
 
 
 def test_outputs_of_projectors():
