@@ -25,7 +25,7 @@ LABELLED = (
 PAIR = "two views, both trained"
 KEY = "two tensors, one of them without gradient: a query and a momentum key, or a prediction and its target"
 SEVERAL = "views in a list, in one tensor, or as tokens"
-UNPAIRED = "tensors of different shapes"
+UNPAIRED = "embeddings of different numbers of samples"
 NOTHING = "no two views"
 
 
@@ -173,7 +173,8 @@ def _of_one(name: str, tensors: list[Tensor], views: int | None, joined: bool) -
     if len(tensors) == 1:
         return Seen(None, NOTHING, f"{name} gets one tensor: if both views are joined in it, set joined=True")
     shapes = " and ".join(str(tuple(x.shape)) for x in tensors[:2])
-    return Seen(None, UNPAIRED, f"{name} gets tensors of shapes {shapes}, which are not two views")
+    case = UNPAIRED if all(x.ndim == 2 and x.shape[1] == z.shape[1] for x in tensors[:2]) else NOTHING
+    return Seen(None, case, f"{name} gets tensors of shapes {shapes}, which are not two views")
 
 
 def looks_like_labels(x: Tensor) -> bool:
