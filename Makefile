@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+LIBRARIES := $(VENV)/libraries
 
-.PHONY: demo test lint types layers unit bench docs clean
+.PHONY: demo test lint types layers unit libraries bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/stairwise demo
 
-test: lint types layers unit
+test: lint types layers unit libraries
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -21,7 +22,10 @@ layers: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto -m "not libraries"
+
+libraries: $(VENV)/.libraries
+	$(LIBRARIES)/bin/python -m pytest -n auto -m libraries tests/monitor tests/test_examples.py
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
@@ -37,6 +41,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Libraries of others go into an environment on top of .venv. It holds what .venv lacks, and .venv stays as it is: PyPI's
+# torchvision cannot be imported next to a torch without CUDA, and then Lightning cannot be imported either.
+$(VENV)/.libraries: $(VENV)/.dev
+	$(BIN)/python -m venv --without-pip $(LIBRARIES)
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> $$($(LIBRARIES)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth
+	$(BIN)/pip --python $(LIBRARIES)/bin/python install --quiet --disable-pip-version-check --no-compile \
+		--constraint constraints.txt 'stairwise[libraries]'
 	touch $@
 
 clean:

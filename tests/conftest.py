@@ -7,10 +7,16 @@ worker; every other test goes to whichever is free.
 import os
 import re
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # also for the processes that tests start
+
+if find_spec("torchvision"):  # before anything that would import it
+    from tests.monitor.libraries.torchvision_on_cpu import import_torchvision
+
+    import_torchvision()
 
 
 @cache

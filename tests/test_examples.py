@@ -1,7 +1,9 @@
 """Examples run as their users would run them."""
 
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,43 @@ def test_lightning(tmp_path):
     assert records[0].eigenvalues[0] < 0.05
     assert records[-1].eigenvalues[0] > 0.8
     assert len(records[0].hidden) == 256
+
+
+def run_with(library, name, folder, *command):
+    """Run an example of a library for 60 steps; its records."""
+    if not find_spec(library):
+        pytest.skip(f"needs {library}: make libraries")
+    options = [EXAMPLES / f"{name}.py", "--steps", "60", "--out", folder]
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    subprocess.run([sys.executable, *command, *options], check=True, capture_output=True, timeout=300, env=environment)
+    records, bad = read_log(folder / "metrics.jsonl")
+    assert bad == 0
+    assert_every_fifth_step(records, 60)
+    assert records[-1].covariance[0] > records[0].covariance[0]
+    return records
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize(("library", "name"), [("lightly", "with_lightly"), ("transformers", "with_hugging_face")])
+def test_callbacks_of_libraries(library, name, tmp_path):
+    records = run_with(library, name, tmp_path, "-m", "tests.monitor.libraries.torchvision_on_cpu")
+    assert len(records[0].hidden) == 256
+
+
+@pytest.mark.libraries
+def test_wandb(tmp_path):
+    run_with("wandb", "with_wandb", tmp_path)
+    stored = next(tmp_path.glob("wandb/offline-run-*/*.wandb")).read_bytes()
+    assert all(name in stored for name in (b"stairwise/covariance/1", b"stairwise/says", b"loss"))
+
+
+@pytest.mark.libraries
+def test_tensorboard(tmp_path):
+    records = run_with("tensorboard", "with_tensorboard", tmp_path)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path)).Reload()
+    shown = {e.step: e.value for e in events.Scalars("stairwise/covariance/1")}
+    assert shown == pytest.approx({r.step: r.covariance[0] for r in records}, rel=1e-6)
+    assert len(events.Scalars("loss")) == 60
+    assert "stairwise/says/text_summary" in events.Tags()["tensors"]

@@ -12,7 +12,7 @@ from torch import nn
 
 from stairwise.checks import InputError, RunWarning, positive_int
 from stairwise.distributed import rank
-from stairwise.monitor.views import Views
+from stairwise.monitor.views import Lines, Views
 
 MOST = 20  # number of different warnings of one monitor
 
@@ -25,16 +25,14 @@ class Modules:
         projectors: by name, in order of preference.
         automatic: they were found by their names, and whether z comes from the loss or from a projector is decided when
             they are called.
-        line: what to write if the loss does not show z.
+        lines: what warnings tell the user to write.
     """
 
     loss: nn.Module | None = None
     projectors: dict[str, nn.Module] = field(default_factory=dict)
     backbone: nn.Module | None = None
     automatic: bool = False
-    line: str = (
-        "attach(projector=model.projection_head, …), with the module whose output is z, or watch.update(z_a, z_b)"
-    )
+    lines: Lines = field(default_factory=Lines)
 
     @classmethod
     def given(cls, loss: Any, projector: Any, backbone: Any) -> "Modules":

@@ -69,7 +69,7 @@ class Attachment:
         self.recorder = Recorder(monitor, log, every, RollCall(f"{every}-{kinds}"), self.tell)
         names = {id(module): name for name, module in modules.projectors.items()}
         source = EITHER if modules.automatic else PROJECTOR if names else LOSS if modules.loss is not None else BY_HAND
-        self.finder = PairFinder(source, names, views, joined, modules.line, self._take, self.tell, self._decided)
+        self.finder = PairFinder(source, names, views, joined, modules.lines, self._take, self.tell, self._decided)
         self.taken, self.updates = 0, 0
         self.counts_updates = hasattr(optimizer, "register_step_post_hook")
         self.optimizer = None if self.counts_updates else optimizer  # kept only if needed, because it holds the model

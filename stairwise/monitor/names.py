@@ -8,9 +8,10 @@ from torch import nn
 
 from stairwise.checks import InputError
 from stairwise.monitor.attachable import Modules
+from stairwise.monitor.views import Lines
 
 Names = tuple[str, ...]
-LOSSES: Names = ("criterion", "loss", "loss_fn", "*_loss", "*criterion")
+LOSSES: Names = ("criterion", "loss", "loss_fn", "*_loss", "*criterion", "criterion_*")
 PROJECTORS: Names = ("projection_head", "projector", "student_head", "head", "*projection_head*", "*projector*")
 PROJECTORS += ("*_head", "student", "*encoder_q")
 BACKBONES: Names = ("backbone", "encoder", "student_backbone", "*backbone*", "*encoder*")
@@ -27,16 +28,22 @@ def named(module: nn.Module, names: dict[str, str | None], call: str) -> Modules
     """
     parts = {role: _part(module, name, role) for role, name in names.items() if name is not None}
     loss, projector, backbone = (parts.get(role) for role in ("loss", "projector", "backbone"))
-    found = found_projectors(module)
-    line = f'{call}(projector="{next(iter(found), "NAME")}", …)'
-    if not found:
-        line += f", with the module whose output is z, one of {[name for name, _ in module.named_children()]}"
+    found, losses = found_projectors(module), _matches(module, LOSSES)
+    lines = _lines(module, call, next(iter(found), None), losses[0][0] if losses else "NAME")
     if loss is not None or projector is not None:
         projectors = {} if projector is None else {str(names["projector"]): projector}
-        return Modules(loss, projectors, backbone, line=line)
+        return Modules(loss, projectors, backbone, lines=lines)
     if not parts:
         backbone = _first(module, BACKBONES)
-    return Modules(_first(module, LOSSES), found, backbone, automatic=True, line=line)
+    return Modules(losses[0][1] if losses else None, found, backbone, automatic=True, lines=lines)
+
+
+def _lines(module: nn.Module, call: str, projector: str | None, loss: str) -> Lines:
+    by_hand = "callback.watch.update(z_a, z_b)"
+    line = f'{call}(projector="{projector or "NAME"}", …)'
+    if projector is None:
+        line += f", with the module whose output is z, one of {[name for name, _ in module.named_children()]}"
+    return Lines(f"{line}, or {by_hand}", f'{call}(loss="{loss}", views=…)', by_hand)
 
 
 def found_projectors(module: nn.Module) -> dict[str, nn.Module]:

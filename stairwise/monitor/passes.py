@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stairwise.monitor.views import KEY, NOTHING, PAIR, Seen, Views, looks_like_labels, views_of_loss
+from stairwise.monitor.views import KEY, NOTHING, PAIR, UNPAIRED, Lines, Seen, Views, looks_like_labels, views_of_loss
 from stairwise.monitor.views import views_of_output as views_of
 
 LOSS, PROJECTOR, EITHER, BY_HAND = "loss", "projector", "either", "by hand"
@@ -24,7 +24,7 @@ class PairFinder:
     Arguments:
         source: where z comes from; EITHER is decided after the first pass.
         projectors: names of the projectors that are hooked, by id, in order of preference.
-        line: what to write instead, for warnings.
+        lines: what warnings tell the user to write.
         take: receives each pair. tell: receives each warning. decided: called when EITHER has been decided.
     """
 
@@ -34,12 +34,12 @@ class PairFinder:
         projectors: dict[int, str],
         views: Views,
         joined: bool,
-        line: str,
+        lines: Lines,
         take: Callable[[Tensor, Tensor], None],
         tell: Callable[[str], None],
         decided: Callable[[str], None],
     ) -> None:
-        self.source, self.projectors, self.views, self.joined, self.line = source, projectors, views, joined, line
+        self.source, self.projectors, self.views, self.joined, self.lines = source, projectors, views, joined, lines
         self.take, self.tell, self.decided = take, tell, decided
         self.over = False  # a backward pass or an update came since the last call
         self.backwards = False  # any backward pass was seen
@@ -133,10 +133,10 @@ class PairFinder:
             self.held = seen
         elif seen.pair is not None:
             if seen.unusual:
-                self.tell(f"{seen.unusual}: if these are not z, use {self.line}")
+                self.tell(f"{seen.unusual}: if these are not z, use {self.lines.projector}")
             self._take(*seen.pair)
         elif seen.unusual:
-            self.tell(f"z is not recorded, because {seen.unusual}: use {self.line}")
+            self.tell(f"z is not recorded, because {seen.unusual}: use {self.lines.projector}")
 
     def projected(self, projector: nn.Module, output: Any) -> bool:
         """A call of a projector; whether it completed a pair."""
@@ -178,18 +178,18 @@ class PairFinder:
             self.held = None
             self.tell(
                 f"z is not recorded: {name} is called more than once per update with a tensor that has no gradient, "
-                f"so it compares predictions with targets, as in BYOL and SimSiam: use {self.line}"
+                f"so it compares predictions with targets, as in BYOL and SimSiam: use {self.lines.projector}"
             )
         elif self.taken and self.views is None:
             self.tell(
                 f"{name} is called more than once per update: the first two views are recorded; "
-                f"if these are not z, use {self.line}"
+                f"if these are not z, use {self.lines.projector}"
             )
 
     def _about_keys(self) -> None:
         self.tell(
             "one argument of the loss has no gradient: recorded are a query and the key of a momentum encoder, as in "
-            f"MoCo; if the other argument is a prediction, as in BYOL, use {self.line}"
+            f"MoCo; if the other argument is a prediction, as in BYOL, use {self.lines.projector}"
         )
 
     def _about_more(self, calls: int) -> None:
@@ -227,7 +227,10 @@ class PairFinder:
             self._take(*pair)
         elif seen.unusual or self._alone():
             why = seen.unusual or "the projector is called once per update"
-            self.tell(f"z is not recorded, because {why}: use {self.line}")
+            use = f"{self.lines.by_hand} once per update"
+            if seen.case == UNPAIRED:
+                use = f"{self.lines.function}, with a function that returns (z_a, z_b), or {use}"
+            self.tell(f"z is not recorded, because {why}, and no projector is called for a pair of views: use {use}")
 
     def _take(self, a: Tensor, b: Tensor) -> None:
         self.taken = True

@@ -25,7 +25,24 @@ LABELLED = (
 PAIR = "two views, both trained"
 KEY = "two tensors, one of them without gradient: a query and a momentum key, or a prediction and its target"
 SEVERAL = "views in a list, in one tensor, or as tokens"
+UNPAIRED = "embeddings of different numbers of samples"
 NOTHING = "no two views"
+
+
+class Lines(NamedTuple):
+    """What a warning tells the user to write.
+
+    Attributes:
+        projector: if the loss does not show z.
+        function: if z is part of what the loss gets.
+        by_hand: if no module shows two views.
+    """
+
+    projector: str = (
+        "attach(projector=model.projection_head, …), with the module whose output is z, or watch.update(z_a, z_b)"
+    )
+    function: str = "attach(loss=criterion, views=…)"
+    by_hand: str = "watch.update(z_a, z_b)"
 
 
 class Seen(NamedTuple):
@@ -63,7 +80,8 @@ def views_of_loss(loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     if callable(views):
         return chosen(views(args, kwargs))
-    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) or _several(x)]
+    given = [x if isinstance(x, Tensor) else _listed(x) for x in (*args, *kwargs.values())]
+    given = [x for x in given if isinstance(x, Tensor) or x]
     name = type(loss).__name__
     if isinstance(loss, LABELLED):
         return Seen(None, NOTHING, f"{name} compares predictions with labels")
@@ -106,20 +124,25 @@ def split(z: Tensor, views: int | None) -> list[Tensor]:
     return list(z.chunk(number))
 
 
-def _several(x: Any) -> bool:
-    return isinstance(x, list | tuple) and len(x) > 0 and all(isinstance(z, Tensor) for z in x)
+def _listed(x: Any) -> list[Tensor]:
+    """Views in a list; of tuples the first tensors, as in VICRegL, where (z, z of positions) is a view."""
+    if not isinstance(x, list | tuple):
+        return []
+    first = [z[0] if isinstance(z, list | tuple) and z else z for z in x]
+    return first if all(isinstance(z, Tensor) for z in first) else []
 
 
 def _of_lists(name: str, lists: list[Any], views: int | None) -> Seen:
     """Lists of views; where there are two, as in DINO, the one that is trained."""
-    trained = next((x for x in lists if any(z.requires_grad for z in x)), lists[0])
-    if len(trained) < 2:
+    trained = [x for x in lists if any(z.requires_grad for z in x)] or lists
+    if len(trained[0]) < 2:
         return Seen(None, NOTHING, f"{name} gets a list of one tensor")
-    a, b = pooled(trained[0]), pooled(trained[1])
+    a, b = pooled(trained[0][0]), pooled(trained[0][1])
     if a.shape != b.shape or a.ndim != 2:
         return Seen(None, NOTHING, f"{name} gets a list of tensors of different shapes")
-    more = f"{name} gets a list of {len(trained)} views, and the first two are recorded"
-    return Seen((a, b), SEVERAL, more if len(trained) > 2 and views is None else "")
+    several, number = len(trained) > 1, len(trained[0])
+    more = f"{name} gets {'several lists' if several else f'a list of {number} views'}, and the first two are recorded"
+    return Seen((a, b), SEVERAL, more if (several or number > 2) and views is None else "")
 
 
 def _of_two(loss: nn.Module, a: Tensor, b: Tensor) -> Seen:
@@ -150,7 +173,8 @@ def _of_one(name: str, tensors: list[Tensor], views: int | None, joined: bool) -
     if len(tensors) == 1:
         return Seen(None, NOTHING, f"{name} gets one tensor: if both views are joined in it, set joined=True")
     shapes = " and ".join(str(tuple(x.shape)) for x in tensors[:2])
-    return Seen(None, NOTHING, f"{name} gets tensors of shapes {shapes}, which are not two views")
+    case = UNPAIRED if all(x.ndim == 2 and x.shape[1] == z.shape[1] for x in tensors[:2]) else NOTHING
+    return Seen(None, case, f"{name} gets tensors of shapes {shapes}, which are not two views")
 
 
 def looks_like_labels(x: Tensor) -> bool:

@@ -192,6 +192,7 @@ def test_boards():
     assert torn.rows == board.rows
 
 
+@pytest.mark.libraries
 def test_a_real_board(tmp_path):
     board = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(tmp_path)
     with warnings.catch_warnings():

@@ -51,6 +51,7 @@ def train(folder, callbacks, accumulated=1):
     return model
 
 
+@pytest.mark.libraries
 @pytest.mark.skipif(not INSTALLED, reason="needs transformers and accelerate")
 @pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize("names", [{}, {"loss": "criterion", "backbone": "backbone"}, {"projector": "projector"}])
@@ -68,6 +69,7 @@ def test_records_of_the_trainer(tmp_path, names, accumulated):
     assert (records[1].hidden is None) == ("projector" in names)
 
 
+@pytest.mark.libraries
 @pytest.mark.skipif(not INSTALLED, reason="needs transformers and accelerate")
 def test_names_that_are_not_there(tmp_path, capsys):
     train(tmp_path, [huggingface.SpectrumTrainerCallback(loss="loss")])

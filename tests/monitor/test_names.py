@@ -49,10 +49,10 @@ def test_names_of_libraries(names, projector, backbone):
     modules = named(root, NOTHING, "SpectrumCallback")
     assert modules.backbone is root.get_submodule(backbone)
     assert modules.automatic
-    assert modules.line.startswith(f'SpectrumCallback(projector="{projector or "NAME"}", …)')
+    assert modules.lines.projector.startswith(f'SpectrumCallback(projector="{projector or "NAME"}", …)')
 
 
-@pytest.mark.parametrize("name", ["criterion", "loss", "loss_fn", "barlow_loss", "dino_criterion"])
+@pytest.mark.parametrize("name", ["criterion", "loss", "loss_fn", "barlow_loss", "dino_criterion", "criterion_global"])
 def test_losses(name):
     root = model("backbone", name)
     assert named(root, NOTHING, "SpectrumCallback").loss is getattr(root, name)

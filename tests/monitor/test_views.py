@@ -12,6 +12,7 @@ from stairwise.monitor.views import (
     NOTHING,
     PAIR,
     SEVERAL,
+    UNPAIRED,
     chosen,
     pooled,
     representation,
@@ -65,7 +66,6 @@ def test_views_are_found(args, kwargs, case, pair):
         (Loss(), (A,), "if both views are joined in it, set joined=True"),
         (Loss(), (TOKENS,), r"shape \(8, 5, 3\): set views="),
         (Loss(), (A, torch.zeros(8).long()), r"shapes \(8, 3\) and \(8,\), which are not two views"),
-        (Loss(), (A, B[:4]), "not two views"),
         (Loss(), (A[0], B[0]), "vectors"),
         (Loss(), ([A],), "a list of one tensor"),
         (Loss(), ([A, B[:4]],), "different shapes"),
@@ -76,6 +76,26 @@ def test_what_is_not_two_views_is_explained(loss, args, unusual):
     seen = views_of_loss(loss, args, {}, None, False)
     assert (seen.pair, seen.case) == (None, NOTHING)
     assert re.search(unusual, seen.unusual)
+
+
+def test_a_function_can_choose_from_embeddings_of_different_numbers():
+    seen = views_of_loss(Loss(), (A, B[:4]), {}, None, False)
+    assert (seen.pair, seen.case) == (None, UNPAIRED)
+
+
+def test_views_that_are_tuples():
+    """As in VICRegL: (z, z of positions) per view; grids, which come first here, have no gradient."""
+    features = [(A, TOKENS), (B, TOKENS)]
+    seen = views_of_loss(Loss(), ([A.detach(), B.detach()],), {"features": features}, None, False)
+    assert seen.pair[0] is A
+    assert seen.pair[1] is B
+    assert seen.unusual == ""
+
+
+def test_several_lists():
+    seen = views_of_loss(Loss(), ([A, B], [2 * A, 2 * B]), {}, None, False)
+    assert seen.pair[0] is A
+    assert "several lists" in seen.unusual
 
 
 def test_joined_views():
