@@ -1,9 +1,10 @@
 """What the host needs of the sums: all of them, or small matrices whose eigenvalues are the leading ones."""
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from stairwise.distributed import world
+from stairwise.distributed import total, world
 from stairwise.monitor.bases import leading_values
 from stairwise.monitor.moments import COLUMNS, ONES, facts
 
@@ -43,6 +44,13 @@ def pair_sums(z: Tensor, full: bool) -> Tensor:
         torch.linalg.vecdot(centred, centred).sum(dim=1) / 2,
     ]
     return torch.stack(numbers + scatter, dim=1)
+
+
+def joint_flaws(flaws: Tensor) -> Tensor:
+    """Number of batches seen and skipped by all processes, and the first one that any process skipped."""
+    first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
+    dist.all_reduce(first, dist.ReduceOp.MIN)
+    return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
 
 
 def condensed(sums: dict[str, Tensor], tracked: dict[str, Tensor], dense: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -60,15 +60,14 @@ def empty(d: int, kind: str, device: torch.device) -> Tensor:
 
 
 def add(sums: Tensor, x: Tensor, weights: Tensor, keep: float, basis: Tensor | None) -> None:
-    """sums ← keep · sums + the sums of the rows x, (rows, d), with their weights, (rows,)."""
+    """sums ← keep · sums + the sums of the rows x, (rows, d), with weights, (rows,); overwrites x, to save memory."""
     root = weights.sqrt()[:, None]
     if basis is None:
-        rows = torch.cat([x * root, root.expand(-1, ONES)], dim=1)
+        rows = torch.cat([x.mul_(root), root.expand(-1, ONES)], dim=1)
         sums.addmm_(rows.T, rows, beta=keep)
         return
-    rows = x * root
-    n = weights.sum().expand(x.shape[1])
-    more = torch.stack([rows.square().sum(dim=0), weights @ x, n], dim=1)
+    total, rows = weights @ x, x.mul_(root)
+    more = torch.stack([rows.square().sum(dim=0), total, weights.sum().expand(x.shape[1])], dim=1)
     sums.mul_(keep).add_(torch.cat([rows.T @ (rows @ basis), more], dim=1))
 
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, flag, number, positive_int
-from stairwise.distributed import reduced, total, world
+from stairwise.distributed import rank, reduced, total, world
 from stairwise.monitor import moments
 from stairwise.monitor.bases import first_basis, moved, turned
 from stairwise.monitor.decompose import Spectrum, decompose
-from stairwise.monitor.digest import condensed, cross_sums, direction_sums, pair_sums
+from stairwise.monitor.digest import condensed, cross_sums, direction_sums, joint_flaws, pair_sums
 
 if TYPE_CHECKING:
     from stairwise.monitor.hooks import Attachment
@@ -71,7 +71,7 @@ class SpectrumMonitor:
         self.tracked: dict[str, Tensor] = {}  # bases of tracked sums, of "z" and "h"
         self.bases: dict[str, Tensor] = {}  # bases in which leading eigenvalues are found, by spectrum
         self.turned: dict[str, Tensor] = {}  # the same, for the time after the next reset, if processes agreed on them
-        self.shared = False  # whether all processes have the same tracked bases
+        self.shared: set[str] = set()  # streams whose basis is the same in all processes
         self.waiting: dict[str, list[Tensor]] = {"z": [], "h": []}  # z_a and z_b in columns; rows of h
         self.seen = 0
         self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
@@ -132,7 +132,7 @@ class SpectrumMonitor:
                 self.sample = torch.stack(waiting[-1][:SAMPLE].chunk(2, dim=1)).float()
             rows = torch.stack(waiting).to(moments.precision(kind))
             finite = torch.isfinite(rows.sum(dim=(1, 2)))
-            rows = torch.where(finite[:, None, None], rows, 0.0)
+            rows.masked_fill_(~finite[:, None, None], 0.0)
             pairs = rows.shape[1] if name == "z" else rows.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
             if kind == "tracked" and name not in self.tracked:
@@ -223,19 +223,22 @@ class SpectrumMonitor:
     def snapshot(self, joint: bool = False) -> dict[str, Floats]:
         """Copy to the CPU what `decompose` needs, perhaps later and in another thread (waits for the device).
 
-        joint: sum over the processes of a process group, all of which must call this; the first one gets the result.
+        joint: sum over the processes of a process group, all of which must call this; only the first one gets it.
         """
         joint = joint and world() > 1
         self.flush()
-        if joint and not self.shared:
+        if joint:
             self._share_bases()
         values = self._joint(self._total()) if joint else dict(self._total())
-        flaws = _joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
-        if self.flaws is not None:
+        flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
+        mine = not joint or rank() == 0
+        if mine and self.flaws is not None:
             with moments.plain_products(self.flaws.device, half=False):
                 values = condensed(values, self.tracked, self.bases)
         if self.half_life is not None:  # such sums are never reset
             self._turn(self.sums, keep=True)
+        if not mine:
+            return {}
         values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
         copies = {}
         for name, value in values.items():
@@ -249,13 +252,15 @@ class SpectrumMonitor:
     def _share_bases(self) -> None:
         """Let all processes track the basis of the first one."""
         for stream, basis in self.tracked.items():
+            if stream in self.shared:
+                continue
             first = basis.clone()
             dist.broadcast(first, 0)
             for sums in (self.sums, self.before):
                 for name in _of(stream, sums):
                     sums[name].copy_(moved(sums[name], basis, first))
             basis.copy_(first)
-        self.shared = True
+            self.shared.add(stream)
 
     def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
@@ -284,7 +289,7 @@ class SpectrumMonitor:
             {name.removeprefix(part): placed.pop(name) for name in list(placed) if name.startswith(part)}
             for part in ("before.", "tracked.", "bases.")
         )
-        self.sums, self.turned, self.shared = placed, {}, False
+        self.sums, self.turned, self.shared = placed, {}, set()
         self.seen = int(moments.count(self.sums["uu"])) if "uu" in self.sums else 0
 
     def pairs_wanted(self) -> int:
@@ -373,13 +378,6 @@ class SpectrumMonitor:
         first.copy_(torch.where((first == 0) & (bad.sum() > 0), number, first))
         seen += len(finite)
         skipped += bad.sum()
-
-
-def _joint_flaws(flaws: Tensor) -> Tensor:
-    """Number of batches seen and skipped by all processes, and the first one that any process skipped."""
-    first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
-    dist.all_reduce(first, dist.ReduceOp.MIN)
-    return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
 
 
 def _of(stream: str, sums: dict[str, Tensor]) -> list[str]:
