@@ -61,11 +61,9 @@ def outcome(trainer: Any, case: Case, folder: Path) -> Outcome:
 
 def names(said: list[str], case: Case) -> bool:
     """Whether one of the warnings names the line to use instead."""
+    words = [f'{k}="{v}"' if isinstance(v, str) else f"{k}=" for k, v in (case.instead or {}).items()] or ["update("]
     if case.z is None:
         words = ["pair of views"]
-    else:
-        given = (case.instead or {}).items()
-        words = [f"{k}={chr(34) + v + chr(34) if isinstance(v, str) else ''}" for k, v in given] or ["update("]
     return any(all(word in message for word in words) for message in said)
 
 
