@@ -6,12 +6,13 @@ A record starts from the basis of the one before, so that bases follow the netwo
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stairwise.monitor.moments import COLUMNS, count
 
 BLOCK = 256  # columns of the basis in which the leading eigenvalues of a dense matrix are found
 STEPS, COLD = 4, 8  # steps per record, with the basis of the last record and without one
+SMALLEST = 1e-6  # of the largest eigenvalue of rows in float32; smaller ones are rounding
 ROWS = 1024  # number of rows in which a first tracked basis is found
 
 
@@ -34,7 +35,7 @@ def leading_values(product: Callable[[Tensor], Tensor], bases: dict[str, Tensor]
     """
     known, d = bases.get(name), len(like)
     columns = min(BLOCK, d // 2)
-    basis = random_basis(d, columns, like.device) if known is None else known
+    basis = random_basis(d, columns, like.device) if known is None else known.to(like.device)
     image, values = product(basis), like.new_zeros(columns)
     for _ in range(COLD if known is None else STEPS):
         both = torch.linalg.qr(torch.cat([basis, image - basis * values], dim=1)).Q
@@ -42,7 +43,7 @@ def leading_values(product: Callable[[Tensor], Tensor], bases: dict[str, Tensor]
         values, mix = torch.linalg.eigh(_symmetric(both.T @ images))
         values, mix = values[-columns:], mix[:, -columns:]
         basis, image = both @ mix, images @ mix
-    bases[name] = basis
+    bases[name] = torch.nan_to_num(basis, posinf=0.0, neginf=0.0)  # a record that fails must not spoil the next
     return values
 
 
@@ -50,8 +51,8 @@ def first_basis(x: Tensor) -> Tensor:
     """A basis of the leading directions of the rows x, (d, COLUMNS), filled up with random ones."""
     x = x[torch.linspace(0, len(x) - 1, min(len(x), ROWS)).long()]
     values, vectors = torch.linalg.eigh(x @ x.T)
-    known = x.T @ vectors[:, values > 1e-10 * values[-1]].flip(1)[:, :COLUMNS]
-    filled = torch.cat([known / known.norm(dim=0), random_basis(x.shape[1], COLUMNS, x.device)], dim=1)
+    known = x.T @ vectors[:, values > SMALLEST * values[-1]].flip(1)[:, :COLUMNS]
+    filled = torch.cat([nn.functional.normalize(known, dim=0), random_basis(x.shape[1], COLUMNS, x.device)], dim=1)
     return torch.linalg.qr(filled[:, :COLUMNS]).Q
 
 

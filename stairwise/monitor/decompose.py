@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 # sums over pairs of views: number of batches and of pairs, Σ ‖a‖²‖b‖², Σ (a·b)², Σ Σ_i a_i²b_i², and of each view
 # centred in its batch Σ ‖z‖⁴ and Σ Σ_i z_i⁴
 PAIRS = ("batches", "pairs", "norms", "dots", "entries", "fourth", "fourth_entries")
-EPSILON = 1e-5  # added to the shares of the singular values in RankMe, as published
+EPSILON = 1e-7  # added to the shares of the singular values in RankMe, as published; stable-pretraining has 1e-5
 DELTA, SMALL = 1e-4, 1e-8  # LiDAR: added to the covariance within samples, and to the eigenvalues
 BLAS_LOCK = Lock()  # the number of BLAS threads is a setting of the whole process
 
@@ -36,7 +36,7 @@ class Spectrum:
         eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); they can be negative. C is not centred:
             if the mean of z is large, the first eigenvalue is the mean's, about `mean_square`.
         covariance: of the centred covariance of both views together (divided by 2N − 1), (d,). Variances smaller than
-            about 1e-10 times the squared mean lose digits.
+            about 1e-10 times the squared mean lose digits; above 1024 dimensions, in float32, below 1e-3.
         normalized: of C after standardizing each dimension of each view (Barlow Twins' batch norm), (d,), if requested.
         hidden: of the centred covariance of the representations, (features,); None if not given.
         mean_square: ‖mean of z‖²; much larger than the covariance if all embeddings are nearly the same point.
@@ -52,7 +52,7 @@ class Spectrum:
             sampling noise (`theory.batch_noise`).
             Whatever differs between the views, as if their roles had been swapped, counts as scatter.
         scatter_covariance: the same for the off-diagonal entries of the covariance of one view.
-        rankme, hidden_rankme: RankMe as published: exp of the entropy of σ_j / Σ σ + 1e-5, where σ are the singular
+        rankme, hidden_rankme: RankMe as published: exp of the entropy of σ_j / Σ σ + 1e-7, where σ are the singular
             values of the embeddings, not centred; None if only the leading ones are known.
         lidar: LiDAR with two views per sample: exp of the entropy of the eigenvalues of the covariance between samples
             relative to that within samples; None likewise.
@@ -128,7 +128,7 @@ def _all_of_z(sums: dict[str, Floats], n: float, normalized: bool) -> dict[str, 
         "trace": float(np.trace(C)),
         "variance": float(np.trace(covariance)),
         "correlations": _correlations(U - np.outer(mean_u, mean_u), V - np.outer(mean_v, mean_v), n),
-        "rankme": _rankme(_descending(second)),
+        "rankme": _rankme(_descending(second), 2 * n),
         "lidar": _lidar(_covariance(U, mean_u, n) / 4, V / 2),
         **_scatter(sums.get("pairs"), C, second, mean),
     }
@@ -161,7 +161,7 @@ def _of_h(sums: dict[str, Floats]) -> dict[str, Any]:
             "hidden": values,
             "hidden_dimensions": len(values),
             "hidden_variance": float(values.sum()),
-            "hidden_rankme": _rankme(_descending(second)),
+            "hidden_rankme": _rankme(_descending(second), m),
         }
     if "h.facts" in sums and sums["h.facts"][2, 0] >= 2:
         squares, total, rows = np.asarray(sums["h.facts"], dtype=np.float64)
@@ -233,9 +233,9 @@ def _scatter(sums: Floats | None, C: Floats, second: Floats, mean: Floats) -> di
     }
 
 
-def _rankme(eigenvalues: Floats) -> float | None:
-    """RankMe (Garrido et al. 2023) from the eigenvalues of the second moments, not centred."""
-    sigma = np.sqrt(np.maximum(eigenvalues, 0.0))
+def _rankme(eigenvalues: Floats, rows: float) -> float | None:
+    """RankMe (Garrido et al. 2023) from the eigenvalues of the second moments of so many rows, not centred."""
+    sigma = np.sqrt(np.maximum(eigenvalues[: round(rows)], 0.0))
     if not sigma.any():
         return None
     p = sigma / sigma.sum() + EPSILON

@@ -10,7 +10,7 @@ per step:
     watch.update(z_a, z_b, loss=loss)
 
 Records go to RUN/metrics.jsonl, in the format of `stairwise.train`, and to loggers. After `attach` has returned,
-nothing that goes wrong in the monitor stops the training: it is said once, as a warning.
+nothing that goes wrong in hooks and records stops the training: it is said once, as a warning.
 """
 
 import atexit
@@ -61,7 +61,10 @@ class Attachment:
         views: Any = None,
     ) -> None:
         optimizer = checked_optimizer(optimizer)
-        self.monitor, self.modules = monitor, modules
+        monitor.load({})  # forget what it saw in an earlier loop
+        # modules are not kept: an attachment that is never closed must not keep the model in memory
+        self.monitor, self.automatic, self.expects_h = monitor, modules.automatic, modules.backbone is not None
+        self.in_training: set[int] = set()  # ids of modules that have been called in training mode
         self.tell, self.process = Teller(), os.getpid()
         every = positive_int(every, "every", remedy="write every=50")
         joined, views = flag(joined, "joined"), checked_views(views)
@@ -74,11 +77,11 @@ class Attachment:
         self.counts_updates = hasattr(optimizer, "register_step_post_hook")
         self.optimizer = None if self.counts_updates else optimizer  # kept only if needed, because it holds the model
         warn_if_compiled(modules.all(), self.tell)
-        self.hooks = self._hook(optimizer)
+        self.hooks = self._hook(modules, optimizer)
         _alive.add(self)
 
-    def _hook(self, optimizer: Any) -> list[Any]:
-        loss, backbone, hook = self.modules.loss, self.modules.backbone, partial(_Hook, self)
+    def _hook(self, modules: Modules, optimizer: Any) -> list[Any]:
+        loss, backbone, hook = modules.loss, modules.backbone, partial(_Hook, self)
         handles = []
         if self.counts_updates:
             handles.append(optimizer.register_step_pre_hook(hook("_before_update")))
@@ -88,7 +91,7 @@ class Attachment:
         if loss is not None:
             handles.append(loss.register_forward_pre_hook(hook("_before_loss"), with_kwargs=True))
             handles.append(loss.register_forward_hook(hook("_after_loss")))
-        for projector in self.modules.projectors.values():
+        for projector in modules.projectors.values():
             handles.append(projector.register_forward_hook(hook("_after_projector")))
         return handles
 
@@ -140,10 +143,12 @@ class Attachment:
         Arguments:
             z_a, z_b: embeddings of the two views; h_a, h_b: representations, if wanted. Gradients are not needed.
             loss: of this batch. In data-parallel training every process must call this, with or without a loss alike.
+
+        Wrong arguments are errors until a first pair has been taken; later they are warnings.
         """
         if self._forked():
             return
-        if self.modules.automatic:
+        if self.automatic:
             self.finder.by_hand()
         first = not self.taken and not self.step
         if self.finder.source != BY_HAND:
@@ -183,8 +188,14 @@ class Attachment:
 
     # hooks
 
-    def _after_backbone(self, _: nn.Module, __: Any, output: Any) -> None:
-        if not self.finder.hidden(output):
+    def _counts(self, module: nn.Module) -> bool:
+        """Whether a call of a module belongs to training: not if it is in evaluation mode and was in training mode."""
+        if module.training:
+            self.in_training.add(id(module))
+        return (module.training or id(module) not in self.in_training) and self.finder.counts()
+
+    def _after_backbone(self, backbone: nn.Module, _: Any, output: Any) -> None:
+        if not self._counts(backbone) or not self.finder.hidden(output):
             return
         h = representation(output)
         if h is not None:
@@ -193,11 +204,11 @@ class Attachment:
             self.tell(f"h is not recorded, because the backbone returns a {type(output).__name__} and not a tensor")
 
     def _before_loss(self, loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.finder.counts():
+        if self._counts(loss):
             self.finder.loss_called(loss, args, kwargs, by_call=not self.counts_updates)
 
-    def _after_loss(self, _: nn.Module, __: Any, output: Any) -> None:
-        if not self.finder.counts():
+    def _after_loss(self, loss: nn.Module, _: Any, output: Any) -> None:
+        if not self._counts(loss):
             return
         self.finder.watch_backward(output)
         if isinstance(output, Tensor) and output.numel() == 1:
@@ -206,7 +217,7 @@ class Attachment:
             self._count_call()
 
     def _after_projector(self, projector: nn.Module, _: Any, output: Any) -> None:
-        if self.finder.counts() and self.finder.projected(projector, output):
+        if self._counts(projector) and self.finder.projected(projector, output):
             self._count_call()
 
     def _before_update(self, *_: Any) -> None:
@@ -264,7 +275,7 @@ class Attachment:
         elif self.taken == 0:
             why = "the hooked modules are not called, or not with two views; attach before torch.compile"
             self.tell(f"no embeddings {when}: {why}")
-        elif self.modules.backbone is not None and self.monitor.dimensions("h") is None:
+        elif self.expects_h and self.monitor.dimensions("h") is None:
             self.tell("the backbone was not called, so its spectrum is left out: attach before torch.compile")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stairwise.checks import InputError, flag, positive_int
-from stairwise.monitor.attachable import Teller, check_names, checked_views
+from stairwise.monitor.attachable import Modules, Teller, check_names, checked_views
 from stairwise.monitor.hooks import Attachment
 from stairwise.monitor.names import named
 from stairwise.monitor.spectrum import SpectrumMonitor
@@ -73,7 +73,7 @@ class SpectrumTrainerCallback(TrainerCallback or object):  # type: ignore[misc]
             log = [Path(self.folder or args.output_dir), *others]
             self.watch = Attachment(self.monitor, modules, parts.get("optimizer"), log, **self.options)
         except Exception as error:  # the training goes on without a monitor
-            self.watch = None
+            self.watch = Attachment(self.monitor, Modules(), None, None, **self.options)  # takes updates by hand
             self.tell(f"nothing is recorded: {error}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stairwise.checks import InputError, flag, positive_int
-from stairwise.monitor.attachable import Teller, check_names, checked_views
+from stairwise.monitor.attachable import Modules, Teller, check_names, checked_views
 from stairwise.monitor.hooks import Attachment
 from stairwise.monitor.loggers import STEP, Values, only_numbers
 from stairwise.monitor.names import named
@@ -76,7 +76,7 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         try:
             self._attach(trainer, pl_module)
         except Exception as error:  # the training goes on without a monitor
-            self.watch = None
+            self.watch = Attachment(self.monitor, Modules(), None, None, **self.options)  # takes updates by hand
             self.tell(f"nothing is recorded: {error}")
 
     def _attach(self, trainer: Any, pl_module: Any) -> None:

@@ -17,6 +17,7 @@ ALL, DENSE = 1024, 8192  # the largest d of the layouts "all" and "dense"
 KEPT = 128  # number of leading eigenvalues that are reported
 COLUMNS = 512  # columns of a tracked basis
 ONES = 8  # columns of ones next to the data; one is enough, but eight keep rows aligned, which is faster on GPUs
+STREAMS = {"uu": "z", "vv": "z", "hh": "h"}  # sums, and what they are sums of
 EXTRA = 3  # columns of a tracked sum after S Q: Σ x², Σ x and the number of rows
 
 
@@ -26,7 +27,7 @@ def layout(d: int, exact: bool | None = None) -> str:
     >>> layout(512), layout(2048), layout(65536), layout(2048, exact=True)
     ('all', 'dense', 'tracked', 'all')
     """
-    if exact or (exact is None and d <= ALL) or d <= KEPT:
+    if exact or (exact is None and d <= ALL) or d <= 2 * KEPT:
         return "all"
     return "dense" if d <= DENSE else "tracked"
 
@@ -37,20 +38,13 @@ def precision(kind: str) -> torch.dtype:
 
 
 @contextmanager
-def plain_products(device: torch.device, half: bool) -> Iterator[None]:
-    """Matrix products in the precision of their arguments, whatever the user's autocast says.
+def plain_products(device: torch.device) -> Iterator[None]:
+    """Matrix products without gradients, in the precision of their arguments, whatever the user's autocast says.
 
-    half: the embeddings were of half precision, which TF32 represents well enough, and much faster.
+    TF32 is used if the user has switched it on.
     """
-    before = torch.backends.cuda.matmul.allow_tf32 if device.type == "cuda" else False
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        try:
-            if device.type == "cuda" and half:
-                torch.backends.cuda.matmul.allow_tf32 = True
-            yield
-        finally:
-            if device.type == "cuda" and half:
-                torch.backends.cuda.matmul.allow_tf32 = before
+        yield
 
 
 def empty(d: int, kind: str, device: torch.device) -> Tensor:
@@ -83,7 +77,21 @@ def facts(sums: Tensor, d: int) -> Tensor:
     return torch.stack([sums.diagonal()[:d], sums[:d, -1], sums[-1, -1].expand(d)])
 
 
-def from_older(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]:
+    """A stored state in today's form; sums in a form that cannot be continued are left out."""
+    out = {}
+    for name, value in _from_older(state).items():
+        if name.rpartition(".")[2] in STREAMS and not name.startswith(("tracked.", "bases.")):
+            tracked = f"tracked.{STREAMS[name.rpartition('.')[2]]}" in state
+            kind = layout(len(value) - (0 if tracked else ONES), exact)
+            if tracked != (kind == "tracked"):
+                continue
+            value = value.to(precision(kind))
+        out[name] = value
+    return out
+
+
+def _from_older(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Convert the state of a version that summed [z_a z_b 1]ᵀ[z_a z_b 1]."""
     out = {}
     for name, value in state.items():

@@ -12,8 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stairwise.monitor.views import KEY, NOTHING, PAIR, UNPAIRED, Lines, Seen, Views, looks_like_labels, views_of_loss
-from stairwise.monitor.views import views_of_output as views_of
+from stairwise.monitor.views import (
+    KEY,
+    NOTHING,
+    PAIR,
+    UNPAIRED,
+    Lines,
+    Seen,
+    Views,
+    looks_like_labels,
+    views_of_loss,
+    views_of_output,
+)
 
 LOSS, PROJECTOR, EITHER, BY_HAND = "loss", "projector", "either", "by hand"
 
@@ -108,8 +118,6 @@ class PairFinder:
 
     def hidden(self, output: Any) -> bool:
         """Whether this output of the backbone is recorded: the first two of a pass, one if views are joined."""
-        if not self.counts():
-            return False
         self.hidden_calls += 1
         if self.hidden_calls == 1:
             self.watch_backward(output)
@@ -148,7 +156,7 @@ class PairFinder:
         if len(outputs) >= 2:
             return False
         self.watch_backward(output)
-        outputs += [z.detach() for z in views_of(output, self.views, self.joined)]
+        outputs += [z.detach() for z in views_of_output(output, self.views, self.joined)]
         if self.source == EITHER or len(outputs) < 2:
             return False
         self._take(outputs[0], outputs[1])

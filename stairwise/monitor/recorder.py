@@ -99,11 +99,14 @@ class Recorder:
 
     def _record(self, joint: bool | None = None) -> None:
         joint = self._joint() if joint is None else joint
-        sums, wanted = self.monitor.snapshot(joint=joint), self.monitor.pairs_wanted()
-        record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=self._mean_loss(joint), wanted=wanted)
+        loss, wanted = self._mean_loss(joint), self.monitor.pairs_wanted()  # all collectives come before what may fail
+        record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted)
         self.fresh = False
-        if self._resets() and self.log_size is None:
-            self.monitor.reset()
+        try:
+            sums = self.monitor.snapshot(joint=joint)
+        finally:
+            if self._resets() and self.log_size is None:
+                self.monitor.reset()
         if self.first_process and len(self.writer) < WAITING:
             self.writer.submit(partial(self._made, record, sums))
 
@@ -131,6 +134,8 @@ class Recorder:
             if pairs_in(sums) < 2:
                 raise InputError("the embeddings", "must be finite in at least two pairs")
             full = replace(record, **vars(decompose_on_one_core(sums, self.monitor.normalized)))
+            if full.spectrum("covariance") is None:
+                raise InputError("the embeddings", "must be small enough for their squares to be summed")
             few = record.wanted is not None and full.samples is not None and full.samples < record.wanted
             return full if few else replace(full, wanted=None)
         except Exception as error:

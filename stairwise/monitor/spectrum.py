@@ -29,7 +29,6 @@ WAITING_BYTES = 64e6  # or fewer, if they take more memory than this
 SAMPLE = 256  # number of pairs of the last batch that are kept for the picture of embeddings
 FEWEST = 4  # a spectrum needs at least this many pairs per dimension,
 ENOUGH = FEWEST * moments.ALL  # but no more than these, since above this size only the leading values are reported
-STREAMS = {"uu": "z", "vv": "z", "hh": "h"}  # sums, and what they are sums of
 
 
 class SpectrumMonitor:
@@ -94,8 +93,8 @@ class SpectrumMonitor:
         self.seen += len(z_a)
         if self.window is not None and self.seen >= self.window:
             self.flush()
+            self._turn(keep=True)
             self.before, self.sums, self.seen = self.sums, {}, 0
-            self._turn(self.before, keep=True)
 
     def collect_hidden(self, h: Tensor) -> None:
         """Add representations, (rows, features): of one view, of both, or of any part of a batch."""
@@ -104,15 +103,14 @@ class SpectrumMonitor:
 
     def _wait(self, name: str, rows: Tensor) -> None:
         """Keep rows until several batches are summed together."""
-        waiting = self.waiting[name]
-        if waiting and not _alike(rows, waiting[0]):
+        if self.waiting[name] and not _alike(rows, self.waiting[name][0]):
             self._flush(name)
-        self.waiting[name].append(rows)
         waiting = self.waiting[name]
-        first = not any(STREAMS.get(known) == name for known in (*self.sums, *self.before))
+        waiting.append(rows)
+        # the first batch is summed at once, so that errors appear immediately
+        first = not any(moments.STREAMS.get(known) == name for known in (*self.sums, *self.before))
         if first and self._layout(name) == "tracked":  # its basis is found in the first rows: wait for more
             first = 2 * sum(map(len, waiting)) >= moments.COLUMNS
-        # the first batch is summed at once, so that errors appear immediately
         if first or len(waiting) >= AT_ONCE or rows.nbytes * len(waiting) >= WAITING_BYTES:
             self._flush(name)
 
@@ -126,12 +124,11 @@ class SpectrumMonitor:
         if not waiting:
             return
         kind, device = moments.layout(_size(name, waiting[0]), self.exact), waiting[0].device
-        half = waiting[0].dtype in (torch.float16, torch.bfloat16)
-        with moments.plain_products(device, half):
+        with moments.plain_products(device):
             if name == "z":
                 self.sample = torch.stack(waiting[-1][:SAMPLE].chunk(2, dim=1)).float()
             rows = torch.stack(waiting).to(moments.precision(kind))
-            finite = torch.isfinite(rows.sum(dim=(1, 2)))
+            finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=(1, 2)))  # squares must be finite, too
             rows.masked_fill_(~finite[:, None, None], 0.0)
             pairs = rows.shape[1] if name == "z" else rows.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
@@ -196,7 +193,7 @@ class SpectrumMonitor:
         """Add the sums of another monitor, which has seen other pairs."""
         self.flush()
         for name, value in other._total().items():
-            stream = STREAMS.get(name, "")
+            stream = moments.STREAMS.get(name, "")
             if name not in self.sums:
                 self.sums[name] = value.clone()
                 self.tracked |= {n: basis.clone() for n, basis in other.tracked.items() if n == stream}
@@ -211,7 +208,7 @@ class SpectrumMonitor:
     def reset(self) -> None:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
         self.flush()  # keeps the count of batches right
-        self._turn(self.sums)
+        self._turn()
         for value in self.sums.values():
             value.zero_()
         self.before, self.seen = {}, 0
@@ -233,10 +230,10 @@ class SpectrumMonitor:
         flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
         mine = not joint or rank() == 0
         if mine and self.flaws is not None:
-            with moments.plain_products(self.flaws.device, half=False):
+            with moments.plain_products(self.flaws.device):
                 values = condensed(values, self.tracked, self.bases)
-        if self.half_life is not None:  # such sums are never reset
-            self._turn(self.sums, keep=True)
+        if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
+            self._turn(keep=True)
         if not mine:
             return {}
         values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
@@ -265,8 +262,8 @@ class SpectrumMonitor:
     def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
         out = {}
-        for name, value in values.items():
-            out[name] = total(value) if STREAMS.get(name) in self.tracked else reduced(value)
+        for name, value in sorted(values.items()):  # in the same order in all processes
+            out[name] = total(value) if moments.STREAMS.get(name) in self.tracked else reduced(value)
         for stream, basis in self.tracked.items():
             self.turned[stream] = turned(basis, out[_of(stream, out)[0]])
         return out
@@ -282,7 +279,8 @@ class SpectrumMonitor:
     def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
         """Continue from `state` on a device; None: the device of the next batch."""
         placed = {
-            name: value.to(device) if device else value.clone() for name, value in moments.from_older(state).items()
+            name: value.to(device) if device else value.clone()
+            for name, value in moments.continued(state, self.exact).items()
         }
         self.waiting, self.flaws = {"z": [], "h": []}, placed.pop("flaws", None)
         self.before, self.tracked, self.bases = (
@@ -312,45 +310,50 @@ class SpectrumMonitor:
         self.flush()
         if not self.before:
             return self.sums
-        return {name: value + self.sums[name] if name in self.sums else value for name, value in self.before.items()}
+        out = dict(self.sums)
+        for name, value in self.before.items():
+            out[name] = value.to(out[name].device) + out[name] if name in out else value
+        return out
 
-    def _turn(self, sums: dict[str, Tensor], keep: bool = False) -> None:
-        """Let tracked bases follow what was summed, in place; `keep`: express the sums in the new basis."""
+    def _turn(self, keep: bool = False) -> None:
+        """Let tracked bases follow what was summed, in place; `keep`: express all sums in the new bases.
+
+        Bases that processes share turn only as they agreed on in a joint snapshot.
+        """
         for stream, basis in self.tracked.items():
-            names = _of(stream, sums)
-            if not names:
-                continue
-            with moments.plain_products(basis.device, half=False):
-                to = self.turned.pop(stream, None)
-                to = turned(basis, sums[names[0]]) if to is None else to
-                for name in names if keep else ():
-                    sums[name].copy_(moved(sums[name], basis, to))
+            names, to = _of(stream, self.sums), self.turned.pop(stream, None)
+            with moments.plain_products(basis.device):
+                if to is None and names and stream not in self.shared:
+                    to = turned(basis, self.sums[names[0]])
+                if to is None:
+                    continue
+                for sums in (self.sums, self.before) if keep else ():
+                    for name in _of(stream, sums):
+                        sums[name].copy_(moved(sums[name], basis, to))
                 basis.copy_(to)
 
     def _check(self, name: str, a: Tensor, b: Tensor) -> None:
         for view, given in (("a", a), ("b", b)):
             if not isinstance(given, Tensor):
-                raise InputError(
-                    f"{name}_{view}", "must be a torch tensor", type(given).__name__, "use torch.as_tensor"
-                )
+                kind = type(given).__name__
+                raise InputError(f"{name}_{view}", "must be a torch tensor", kind, "use torch.as_tensor")
         if a.ndim != 2 or a.shape != b.shape:
-            shapes = f"{tuple(a.shape)}, {tuple(b.shape)}"
-            raise InputError(f"{name}_a and {name}_b", "must be 2-D and of the same shape", shapes, "flatten them")
+            got = f"{tuple(a.shape)}, {tuple(b.shape)}"
+            raise InputError(f"{name}_a and {name}_b", "must be 2-D and of the same shape", got, "flatten them")
         known = self.dimensions(name)
-        if known is not None and known != a.shape[1]:
-            rule = f"must have {known} dimensions, as before"
-            raise InputError(f"{name}_a", rule, a.shape[1], "use a new monitor")
+        if known not in (None, a.shape[1]):
+            raise InputError(f"{name}_a", f"must have {known} dimensions, as before", a.shape[1], "use a new monitor")
 
     def _add(self, name: str, x: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums of each finite batch x in turn, (batches, rows, d)."""
-        basis = self.tracked.get(STREAMS[name])
+        basis = self.tracked.get(moments.STREAMS[name])
         if name not in self.sums:
             kind = moments.layout(x.shape[2], self.exact)
             self.sums[name] = moments.empty(x.shape[2], kind, x.device)
         if self.sums[name].device != x.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(x.device)
         if basis is not None and basis.device != x.device:
-            basis = self.tracked[STREAMS[name]] = basis.to(x.device)
+            basis = self.tracked[moments.STREAMS[name]] = basis.to(x.device)
         weights = (_ages(x, keep) * finite)[:, None].expand(-1, x.shape[1])
         moments.add(self.sums[name], x.flatten(0, 1), weights.flatten(), keep ** len(x), basis)
 
@@ -381,7 +384,8 @@ class SpectrumMonitor:
 
 
 def _of(stream: str, sums: dict[str, Tensor]) -> list[str]:
-    return [name for name in STREAMS if name in sums and STREAMS[name] == stream]
+    """Names of the sums of a stream."""
+    return [name for name in moments.STREAMS if name in sums and moments.STREAMS[name] == stream]
 
 
 def _size(name: str, rows: Tensor) -> int:

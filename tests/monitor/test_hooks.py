@@ -3,6 +3,7 @@
 import gc
 import json
 import warnings
+import weakref
 from copy import deepcopy
 
 import numpy as np
@@ -605,3 +606,45 @@ def test_two_processes(tmp_path):
         alone.update(batch, batch)
     assert record.eigenvalues == pytest.approx(alone.compute().eigenvalues, rel=1e-10)
     assert (record.samples, record.skipped, record.first_skipped) == (48, 1, 2)
+
+
+def test_attaching_again_begins_anew():
+    monitor, criterion = sw.SpectrumMonitor(), sw.losses.VICReg()
+    for scale in (100.0, 1.0):
+        watch = monitor.attach(loss=criterion, every=2)
+        for _ in range(3):
+            criterion(scale * torch.randn(40, 3, requires_grad=True), torch.randn(40, 3, requires_grad=True))
+        watch.close()
+        assert [record.samples for record in watch.records] == [80, 40]
+        assert watch.records[0].covariance[0] < 3 * scale**2
+
+
+def test_an_open_attachment_keeps_no_model():
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gone = weakref.ref(model)
+    watch = sw.SpectrumMonitor().attach(projector=model, backbone=model, optimizer=optimizer)
+    del model, optimizer
+    gc.collect()
+    assert gone() is None
+    watch.close()
+
+
+def test_evaluation_with_gradients_is_left_out():
+    """Calls in evaluation mode, once a module has been called in training mode."""
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    watch = sw.SpectrumMonitor().attach(projector=model, backbone=model, optimizer=optimizer, every=100)
+    for _ in range(4):
+        model.train()
+        z_a, z_b = (model(torch.randn(20, 3)) for _ in "ab")
+        (z_a * z_b).sum().backward()
+        optimizer.step()
+        model.eval()
+        for _ in "ab":
+            model(1e6 * torch.randn(20, 3))
+    watch.close()
+    (record,) = watch.records
+    assert record.samples == 80
+    assert record.covariance[0] < 100
+    assert record.hidden[0] < 100

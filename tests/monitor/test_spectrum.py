@@ -329,7 +329,7 @@ def test_scores_of_other_libraries():
     found = filled([(a, b)]).compute()
     z = np.concatenate([a, b])
     sigma = np.linalg.svd(z, compute_uv=False)
-    p = sigma / sigma.sum() + 1e-5
+    p = sigma / sigma.sum() + 1e-7
     assert found.rankme == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-9)
     samples = np.stack([a, b], axis=1)
     means = samples.mean(axis=1)
