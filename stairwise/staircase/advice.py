@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, number, vector
 from stairwise.staircase import words
 from stairwise.staircase.clock import Clock
-from stairwise.staircase.collapse import collapse, one_point
+from stairwise.staircase.collapse import Collapses, copied, one_point
 from stairwise.staircase.forecast import Forecast, forecast_steps
 from stairwise.staircase.growth import Growth, History, Rest
 from stairwise.staircase.signs import Signs
@@ -36,8 +36,10 @@ SURE = ("finished", "collapsing", "collapsed")  # states that too few pairs are 
 ENOUGH = 4  # records that are needed to tell anything
 HUGE_LOSS, HUGE = 1e10, 1e30  # losses and eigenvalues above these are as good as infinite
 STILL = 0.25  # a run has not started if no leading eigenvalue has changed by more than this, in log λ,
-STEADY = 0.3  # nor the total variance by more than this
+STEADY = 0.3  # nor the total variance by more than this,
+SLIGHT = 0.1  # nor variance and loss have both fallen by this much, in log
 GROWING = 0.35  # a run whose total variance has grown by this much, in log, over five records, is not finished
+SHRUNK = 0.1  # nor is one whose total variance has fallen to this share of its maximum
 SETTLED = 3  # records without growth after which a run with all dimensions in use is finished
 SEVERAL = 3  # a run with unused dimensions is finished only if it has learned at least this many,
 LONG = 0.5  # if none has grown for this share of the records,
@@ -161,6 +163,11 @@ class Judge:
         """Growth at the finite records."""
         return History(self.lam, self.level, self.rest)
 
+    @cached_property
+    def collapses(self) -> Collapses:
+        """Collapses at the finite records."""
+        return Collapses(self.lam, self.level, self.signs, self.rest)
+
     @property
     def forecasts(self) -> bool:
         """Whether there are enough finite records for a forecast."""
@@ -229,9 +236,9 @@ class Judge:
         d, records = self.d, i + 1
         if one_point(signs):
             return "collapsed", "same"
-        if self.level is None and now.moved < STILL and _steady(signs.variance):
+        if self.level is None and now.moved < STILL and _steady(signs.variance, STEADY) and not _both_fall(signs):
             return "not started", ""
-        state, kind = collapse(self.lam[: i + 1], self.level, signs, self.rest.where(slice(i + 1)))
+        state, kind = self.collapses.at(i)
         if state:
             return state, kind
         if self.level is not None and now.learned == 0:
@@ -240,6 +247,8 @@ class Judge:
             return "learning", ""
         if records < FEWEST or _grows(signs.variance):
             return ("learning", "too early") if now.learned >= d else ("waiting", "")
+        if _shrunk(signs.variance) or copied(self.lam[: i + 1], signs, self.rest.where(slice(i + 1))):
+            return "waiting", ""
         if now.learned >= d:
             return ("finished" if now.quiet >= SETTLED else "learning"), ""
         if now.arrival < FAR * records:
@@ -265,6 +274,16 @@ def _grows(variance: Floats) -> bool:
     return bool(first > 0 and last > 0 and np.log(last / first) > GROWING)
 
 
-def _steady(variance: Floats) -> bool:
-    first, last = np.median(variance[:3]), np.median(variance[-3:])
-    return not (first > 0 and last > 0) or bool(abs(np.log(last / first)) < STEADY)
+def _shrunk(variance: Floats) -> bool:
+    return bool(variance[-1] <= SHRUNK * np.nanmax(variance, initial=0.0))
+
+
+def _steady(values: Floats, most: float) -> bool:
+    first, last = np.median(values[:3]), np.median(values[-3:])
+    return not (first > 0 and last > 0) or bool(abs(np.log(last / first)) < most)
+
+
+def _both_fall(signs: Signs) -> bool:
+    """Whether the loss and the total variance have fallen since the first records: z shrinks, if slowly."""
+    first, last = (np.median([signs.loss[part], signs.variance[part]], axis=1) for part in (slice(3), slice(-3, None)))
+    return bool((last > 0).all() and (last < np.exp(-SLIGHT) * first).all())

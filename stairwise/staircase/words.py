@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.staircase.clock import Clock, duration
+from stairwise.staircase.collapse import participation
 from stairwise.staircase.forecast import Forecast
 from stairwise.staircase.growth import Growth, Rest
 from stairwise.staircase.signs import Signs, telling_value
@@ -28,6 +29,8 @@ SENTENCES = {
     "falling": "The total variance has fallen to {share:.1g} of its maximum and is still falling.",
     "one": "One of {d} dimensions holds {share:.0f} % of the variance, although the loss has fallen to {loss:.0f} % of "
     "its first value: dimensional collapse.",
+    "few": "The {d} coordinates are copies of {few:.1f} dimensions (participation ratio), and the loss, {loss:.2g}, does not "
+    "charge for that: dimensional collapse.",
     "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0f} %.",
     "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
     "is near {level:.2g}.",
@@ -73,6 +76,7 @@ COLLAPSES = {
     "variance": "variance",
     "falling": "variance",
     "one": "one",
+    "few": "one",
 }
 
 
@@ -142,6 +146,9 @@ def collapsed(kind: str, seen: Seen) -> tuple[str, str]:
         losses, total = signs.loss[np.isfinite(signs.loss)], float(seen.rest.totals(seen.lam)[-1, 0])
         share = 100 * max(seen.lam[-1, 0], 0.0) / max(total, 1e-300)
         words = said("one", d=seen.d, share=share, loss=100 * losses[-1] / losses[0])
+    elif kind == "few":
+        used = float(participation(seen.lam[-1:], seen.rest.where(slice(-1, None)))[0])
+        words = said("few", d=seen.d, few=used, loss=signs.loss[-1])
     else:
         most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
         words = said(kind, share=signs.variance[-1] / max(most, 1e-300))
