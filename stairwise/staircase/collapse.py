@@ -32,7 +32,7 @@ LOST, LOSING = 0.02, 0.1  # small, or becoming so: the variance is below this sh
 DISAGREE = 0.5  # unless the views of a sample agree this well,
 VANISHED = 1e-3  # and the loss has not fallen to this share of its maximum
 UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multiple of those shares
-HALVED, CONSTANT = 2.0, 0.15  # The loss is a distance of views if their ratio, in log, is as before variance halved
+HALVED, CONSTANT = 2.0, 0.15  # the loss is a distance if their ratio is the same, in log, since that halved
 AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
 
 # Few dimensions hold all
@@ -40,6 +40,7 @@ FEWEST = 16  # of at least so many dimensions,
 ALONE = 0.9  # one has this share of the variance,
 CHEAP = 0.6  # although the loss has fallen to this share of its first value,
 COPIES, LESS = (0.6, 1.5), 0.9  # or to this one, where the variance is d up to these factors: coordinates are copies
+RISEN = 1.5  # not if the loss has risen to this multiple of its minimum,
 BARLOW = 0.0051  # usual weight of redundancy reduction
 CHARGED = 0.5 * BARLOW  # not if the loss is above this times d(d − 1): Barlow Twins still sees the redundancy
 FEW = 12  # Or the variance is in d/12 dimensions (participation ratio), and coordinates are copies of them:
@@ -94,10 +95,12 @@ def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[s
         return "collapsed", "zero"
     apart = len(lam) >= SOONEST and not signs.agreement > DISAGREE  # the first records may overshoot
     sure = UNSEEN if np.isnan(signs.agreement) else 1.0
-    if not _mean_learned(level, signs) and (v[-2:].max() <= VANISHED * most or not _never_started(signs, d)):
+    distance = len(lam) >= SOONEST and _is_distance(signs)
+    if (distance or not _mean_learned(level, signs)) and (
+        v[-2:].max() <= VANISHED * most or not _never_started(signs, d)
+    ):
         if _alike(signs, most):
             return "collapsed", "point"
-        distance = len(lam) >= SOONEST and _is_distance(signs)
         if v[-2:].max() <= sure * LOST * most and (
             ((apart or distance) and v[-1] <= 1.3 * v.min()) or _vanished(signs)
         ):
@@ -176,10 +179,10 @@ def _cosines(signs: Signs) -> NDArray[np.bool_]:
 def _is_distance(signs: Signs) -> bool:
     """Whether the loss is proportional to the squared distance of the two views, so that small z are all it asks for.
 
-    That distance is 2 (1 − p) E‖z‖² for views of equal length; it is compared with the time before variance halved.
+    That distance is 2 (1 − p) E‖z‖² for views of equal length. Loss and distance are compared since it halved.
     """
     distance = (signs.variance + signs.mean_square) * (1 - signs.positive)
-    before = np.flatnonzero(signs.variance >= HALVED * signs.variance[-1])
+    before = np.flatnonzero(distance >= HALVED * distance[-1])
     if not len(before):
         return False
     ratios = [signs.loss[i] / distance[i] if distance[i] > 0 else np.nan for i in range(before[-1], len(distance))]
@@ -201,7 +204,11 @@ def _alone(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
     loss = signs.loss[np.isfinite(signs.loss)]
     if d < FEWEST or len(lam) < width or not len(loss):
         return False
+    if signs.variance[-1] < 0.5 * signs.variance[-width]:  # the scale of z has not settled
+        return False
     copies = COPIES[0] * d <= signs.variance[-1] <= COPIES[1] * d
+    if loss[-1] > RISEN * loss.min():
+        return False
     charged = level is None and not copies and loss[-1] >= CHARGED * d * (d - 1)
     if charged or not 0 < loss[-1] <= (LESS if copies else CHEAP) * loss[0]:
         return False
@@ -225,7 +232,9 @@ def _few(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
     if level is not None or len(lam) < width or not len(loss) or not copied(lam, signs, rest):
         return False
     used = participation(lam[-width:], rest.where(slice(-width, None)))
-    if not (used <= d / FEW).all() or used[-1] > 1.1 * used[0] or signs.agreement < AGREE_AGAIN:
+    if not (used <= d / FEW).all() or used[-1] > 1.1 * used[0]:
+        return False
+    if not (signs.agreement >= AGREE_AGAIN and signs.negative[-1] < ALIKE):
         return False
     if not loss.max() > CONTRASTIVE * np.log(2 * signs.batch[-1]) or loss[-1] > LESS * loss[0]:
         return False
