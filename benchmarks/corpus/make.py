@@ -1,8 +1,9 @@
 """Train the corpus and store its curves: `python -m benchmarks.corpus.make --cifar FILE.npz --out FOLDER`.
 
 Each run is a dictionary of settings, drawn from the number of the run. Runs with the same loss, data and architecture
-form a group, and whole groups are in one part of the corpus (by architecture; `held` tells the first two apart), so that nothing
-is tuned on a neighbour of a run that is reported. A run that has a file in the folder is not trained again.
+form a group, and whole groups are in one part of the corpus, so that nothing is tuned on a neighbour of a run that is
+reported: the first two parts share their architectures (`held` tells them apart), every other part has its own.
+A run that has a file in the folder is not trained again.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.corpus.score import PARTS, PROMISES, STORED, Score, score
+from benchmarks.corpus.score import PARTS, PROMISES, STORED, STRICTER, Score, score
 from benchmarks.corpus.store import CorpusRun, read
 from benchmarks.corpus.truth import truth
 from stairwise.staircase.advice import STATES
@@ -31,6 +31,8 @@ LABELS = {
     "vit": "ViT",
     "cnn": "convolutions without normalization",
     "mixer": "Mixer",
+    "shallow": "one hidden layer",
+    "recurrent": "recurrent",
 }
 
 
@@ -52,14 +54,21 @@ def results(scores: Mapping[str, Score]) -> str:
     parts = list(scores)[::-1]
     rows: list[list[object]] = [["", "goal", *parts]]
     for (label, name), goal in zip(PROMISES.items(), GOALS, strict=True):
-        cells = []
-        for part in parts:
-            share = getattr(scores[part], name)
-            low, high = share.interval
-            counts = f"{share.hits} of {share.total}; {100 * low:.1f} to {100 * high:.1f} %"
-            cells.append(f"{100 * share.value:.1f} % ({counts})")
-        rows.append([label, goal, *cells])
+        rows.append([label, goal, *(_cell(scores[part], name) for part in parts)])
     return markdown(rows)
+
+
+def stricter(scores: Mapping[str, Score]) -> str:
+    """Shares without a goal."""
+    parts = list(scores)[::-1]
+    rows = [[label, *(_cell(scores[part], name) for part in parts)] for label, name in STRICTER.items()]
+    return markdown([["", *parts], *rows])
+
+
+def _cell(total: Score, name: str) -> str:
+    share = getattr(total, name)
+    low, high = share.interval
+    return f"{100 * share.value:.1f} % ({share.hits} of {share.total}; {100 * low:.1f} to {100 * high:.1f} %)"
 
 
 def delays(scores: Mapping[str, Score]) -> str:
@@ -103,6 +112,7 @@ def numbers(runs: Mapping[str, Sequence[CorpusRun]]) -> str:
         names = dict.fromkeys(name for one in found for name in one)
         order = [name for name in LABELS if name in names] + sorted(set(names) - set(LABELS))
         rows += [[f"{key}: {LABELS.get(name, name)}", *(one[name] for one in found)] for name in order]
+    rows.append(["normalized z", *(sum(run.settings.get("unit", False) for run in runs[part]) for part in parts)])
     kinds = [Counter(truth(run).kind for run in runs[part]) for part in parts]
     rows += [[f"truth: {kind}", *(one[kind] for one in kinds)] for kind in sorted(set().union(*kinds))]
     return markdown(rows)
@@ -127,7 +137,7 @@ def all_tables(runs: Mapping[str, Sequence[CorpusRun]], scores: Mapping[str, Sco
     """All tables of the page by name."""
     last = scores["last"]
     tables = {"results": results(scores), "delays": delays(scores), "matrix": matrix(last), "wrong": wrong(last)}
-    return tables | {"numbers": numbers(runs)}
+    return tables | {"stricter": stricter(scores), "numbers": numbers(runs)}
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ DISAGREE = 0.5  # unless the views of a sample agree this well,
 VANISHED = 1e-3  # and the loss has not fallen to this share of its maximum
 UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multiple of those shares
 HALVED, CONSTANT = 2.0, 0.15  # the loss is a distance if their ratio is the same, in log, since that halved
+SHRINKS, ALIKE_FALL = 0.1, 0.3  # loss and variance fall together: by this much, in log, and alike up to this share
 AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
 
 # Few dimensions hold all
@@ -43,15 +44,16 @@ COPIES, LESS = (0.6, 1.5), 0.9  # or to this one, where the variance is d up to 
 RISEN = 1.5  # not if the loss has risen to this multiple of its minimum,
 BARLOW = 0.0051  # usual weight of redundancy reduction
 CHARGED = 0.5 * BARLOW  # not if the loss is above this times d(d − 1): Barlow Twins still sees the redundancy
-FEW = 12  # Or the variance is in d/12 dimensions (participation ratio), and coordinates are copies of them:
+FEW = (12, 8)  # Or the variance is in d/12 dimensions (participation ratio), or 8, and coordinates are copies of them:
 LARGE = 4.0  # the variance is at least as above, and at most this times d,
-FREE = 0.5  # and the loss is below this share of what VICReg and Barlow Twins charge for that,
-CONTRASTIVE = 1.2  # and has been above this multiple of any contrastive loss
+CONTRASTIVE = 1.2  # the loss has been above this multiple of any contrastive loss,
+FREE = 0.5  # and is below this share of what VICReg and Barlow Twins charge for that.
+TINY, TINY_CHARGE = 0.05, 0.1  # Or it is below these shares of its maximum and of what Barlow Twins charges
 
 # Mended
 APART_AGAIN, AGREE_AGAIN = (0.85, 0.15), 0.9  # cosine of negatives, or how much closer positives are; agreement
 GROWN_AGAIN = 0.2  # the variance, as a share of its maximum
-SHARED_AGAIN = 0.25  # the share of all dimensions but one, and d divided by this and by FEW the number that share it
+SHARED_AGAIN = 0.25  # the share of all dimensions but one; and twice as many dimensions as count as few
 
 KINDS = ("zero", "point", "variance", "falling", "one", "few")
 
@@ -64,8 +66,8 @@ class Collapses:
         self.seen: dict[int, tuple[str, str]] = {}
         self.mended = _mended(lam, signs, rest)
 
-    def at(self, i: int) -> tuple[str, str]:
-        """The state ("collapsing", "collapsed" or "") and its kind, one of `KINDS`.
+    def at(self, i: int) -> tuple[str, str, int]:
+        """The state ("collapsing", "collapsed" or ""), its kind, one of `KINDS`, and the record at which it was seen.
 
         A kind that was seen at an earlier record is kept, unless it has been mended since.
         """
@@ -73,11 +75,11 @@ class Collapses:
         for j in range(i, FIRST - 1, -1):
             state, kind = self._seen(j)
             if kind in kept:
-                return state, kind
+                return state, kind, j
             kept = {kind for kind in kept if not self.mended[kind][j]}
             if not kept:
                 break
-        return "", ""
+        return "", "", i
 
     def _seen(self, i: int) -> tuple[str, str]:
         if i not in self.seen:
@@ -121,7 +123,7 @@ def _mended(lam: Floats, signs: Signs, rest: Rest) -> dict[str, NDArray[np.bool_
     return dict.fromkeys(("zero", "variance", "falling"), grown) | {
         "point": ~((negative >= APART_AGAIN[0]) & (gap <= APART_AGAIN[1])) | agree,
         "one": _others(lam, rest) > SHARED_AGAIN,
-        "few": participation(lam, rest) > 2 * (lam.shape[1] + rest.number) / FEW,
+        "few": participation(lam, rest) > 2 * _at_most(lam.shape[1] + rest.number),
     }
 
 
@@ -185,8 +187,9 @@ def _is_distance(signs: Signs) -> bool:
     before = np.flatnonzero(distance >= HALVED * distance[-1])
     if not len(before):
         return False
-    ratios = [signs.loss[i] / distance[i] if distance[i] > 0 else np.nan for i in range(before[-1], len(distance))]
-    return bool(min(ratios) > 0 and np.log(max(ratios) / min(ratios)) <= CONSTANT)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = signs.loss[before[-1] :] / distance[before[-1] :]
+    return bool((ratios > 0).all() and ratios.max() <= np.exp(CONSTANT) * ratios.min() < np.inf)
 
 
 def _never_started(signs: Signs, d: int) -> bool:
@@ -206,9 +209,9 @@ def _alone(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
         return False
     if signs.variance[-1] < 0.5 * signs.variance[-width]:  # the scale of z has not settled
         return False
-    copies = COPIES[0] * d <= signs.variance[-1] <= COPIES[1] * d
     if loss[-1] > RISEN * loss.min():
         return False
+    copies = COPIES[0] * d <= signs.variance[-1] <= COPIES[1] * d
     charged = level is None and not copies and loss[-1] >= CHARGED * d * (d - 1)
     if charged or not 0 < loss[-1] <= (LESS if copies else CHEAP) * loss[0]:
         return False
@@ -226,28 +229,46 @@ def _others(lam: Floats, rest: Rest) -> Floats:
 
 
 def _few(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
-    """Whether coordinates have been copies of few dimensions for a while, and the loss does not charge for it."""
-    width, d = max(SOONEST, round(0.05 * len(lam))), lam.shape[1] + rest.number
-    loss = signs.loss[np.isfinite(signs.loss)]
-    if level is not None or len(lam) < width or not len(loss) or not copied(lam, signs, rest):
+    """Whether few dimensions have held the variance for a while, and the loss does not charge for it."""
+    d, loss = lam.shape[1] + rest.number, signs.loss[np.isfinite(signs.loss)]
+    if d < FEWEST or len(lam) < SOONEST or not len(loss) or not 0 < loss[-1] <= LESS * loss[0]:
         return False
-    used = participation(lam[-width:], rest.where(slice(-width, None)))
-    if not (used <= d / FEW).all() or used[-1] > 1.1 * used[0]:
+    used = np.maximum(participation(lam[-RECENT:], rest.where(slice(-RECENT, None))), 1.0)
+    if not (used <= _at_most(d)).all() or used[-1] > 1.1 * used[0] or not signs.negative[-1] < ALIKE:
         return False
-    if not (signs.agreement >= AGREE_AGAIN and signs.negative[-1] < ALIKE):
+    charge = BARLOW * d * (d / used[-1] - 1)
+    if loss[-1] <= min(TINY * loss.max(), TINY_CHARGE * charge):
+        return True
+    contrastive = not loss.max() > CONTRASTIVE * np.log(2 * signs.batch[-1])
+    if level is not None or contrastive or not signs.agreement >= AGREE_AGAIN:
         return False
-    if not loss.max() > CONTRASTIVE * np.log(2 * signs.batch[-1]) or loss[-1] > LESS * loss[0]:
-        return False
-    return bool(loss[-1] <= FREE * BARLOW * d * (d / used[-1] - 1))
+    return loss[-1] <= FREE * charge and copied(lam, signs, rest)
 
 
 def copied(lam: Floats, signs: Signs, rest: Rest) -> bool:
     """Whether the coordinates are copies of few dimensions, and the loss is below what VICReg charges for that."""
     d, variance, loss = lam.shape[1] + rest.number, signs.variance[-1], signs.loss[-1]
-    used = participation(lam[-1:], rest.where(slice(-1, None)))[0]
-    if d < FEWEST or used > d / FEW or not COPIES[0] * d <= variance <= LARGE * d:
+    used = max(float(participation(lam[-1:], rest.where(slice(-1, None)))[0]), 1.0)
+    if d < FEWEST or used > _at_most(d) or not COPIES[0] * d <= variance <= LARGE * d:
         return False
     return bool(0 < loss <= FREE * (d / used - 1))
+
+
+def _at_most(d: int) -> float:
+    """The largest number of dimensions that counts as few."""
+    return min(d / FEW[0], FEW[1])
+
+
+def shrinks(signs: Signs) -> bool:
+    """Whether loss and total variance fall together since the variance was largest, as if shorter z were the aim."""
+    if not np.isfinite(signs.variance).any():
+        return False
+    most = int(np.nanargmax(signs.variance))
+    first, last = (np.array([x[i] for x in (signs.loss, signs.variance)]) for i in (most, -1))
+    if not ((first > 0) & (last > 0)).all():
+        return False
+    loss, variance = np.log(last / first)
+    return bool(loss <= -SHRINKS and variance <= -SHRINKS and abs(loss - variance) <= ALIKE_FALL * abs(variance))
 
 
 def participation(lam: Floats, rest: Rest) -> Floats:

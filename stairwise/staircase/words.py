@@ -29,8 +29,9 @@ SENTENCES = {
     "falling": "The total variance has fallen to {share:.1g} of its maximum and is still falling.",
     "one": "One of {d} dimensions holds {share:.0f} % of the variance, although the loss has fallen to {loss:.0f} % of "
     "its first value: dimensional collapse.",
-    "few": "The {d} coordinates are copies of {few:.1f} dimensions (participation ratio), and the loss, {loss:.2g}, does not "
-    "charge for that: dimensional collapse.",
+    "few": "The variance of {d} coordinates is in {few:.1f} dimensions (participation ratio), and a loss of {loss:.2g} "
+    "does not charge for that: dimensional collapse.",
+    "kept": "This was last seen at t = {t:.3g}, and nothing shows that it is mended.",
     "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0f} %.",
     "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
     "is near {level:.2g}.",
@@ -52,6 +53,8 @@ SENTENCES = {
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
     "unseen": "Only the {k} leading eigenvalues are recorded, and all of them are in use: whether others grow cannot "
     "be seen.",
+    "shrinking": "Loss and total variance fall together, the variance to {share:.2g} of its maximum: z becomes "
+    "shorter, which is no progress.",
     "mean mode": "The largest eigenvalue of C, {top:.2g}, belongs to the mean of z, since ‖mean of z‖² is {mean:.2g}: "
     "C is not centred.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
@@ -232,6 +235,12 @@ def outlook(seen: Seen, state: str, clock: Clock | None, ahead: Forecast | None)
     elif soon:
         out.append(said("soon", more=f"{soon} more {'is' if soon == 1 else 'are'}"))
     return out
+
+
+def shrinking(seen: Seen) -> tuple[list[str], str]:
+    """Evidence and remedy of a run whose embeddings become shorter, but are not small yet."""
+    share = seen.signs.variance[-1] / np.nanmax(seen.signs.variance)
+    return [said("shrinking", share=share)], REMEDIES["variance"]
 
 
 def mean_mode(seen: Seen) -> list[str]:
