@@ -210,8 +210,8 @@ class Judge:
         seen = words.Seen(now, lam, signs, self.rest.where(slice(i + 1)), self.level)
         state, kind = self._state(i, now, signs)
         if kind in words.COLLAPSES:
-            evidence, remedy = self._collapse(i, kind)
-            return self._advice(state, now.learned, (*evidence, *words.telling(signs, self.d)), remedy)
+            reasons, remedy = self._collapse(i, kind)
+            return self._advice(state, now.learned, (*reasons, *words.telling(signs, self.d)), remedy)
         idle = state == "not started"
         evidence, remedy = words.idle(seen) if idle else words.moving(kind or state, seen)
         learned = 0 if idle else now.learned
