@@ -51,12 +51,12 @@ SENTENCES = {
     "all by": "All dimensions are expected by t = {time:.3g}{when}.",
     "below": "Below them dimension {mode} is growing.",
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
-    "unseen": "Only the {k} leading eigenvalues are recorded, and all of them are in use: whether others grow cannot "
-    "be seen.",
+    "unseen": "Only the {k} leading eigenvalues are recorded, and all of them are in use; the others are seen in "
+    "their sum only.",
     "shrinking": "Loss and total variance fall together, the variance to {share:.2g} of its maximum: z becomes "
     "shorter, which is no progress.",
-    "mean mode": "The largest eigenvalue of C, {top:.2g}, belongs to the mean of z, since ‖mean of z‖² is {mean:.2g}: "
-    "C is not centred.",
+    "mean mode": "The largest eigenvalue of C, {top:.2g}, comes mainly from the mean of z, since ‖mean of z‖² is "
+    "{mean:.2g}: C is not centred.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
 }
 FIRST_LOST = "The first batch that was not finite was number {number:,}."  # said by the page, which knows it

@@ -1,14 +1,21 @@
-"""Progress where there is no terminal, and the closing tally of `reproduce`."""
+"""Progress where there is no terminal, the closing tally of `reproduce` and the summary of `train`."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stairwise.commands.console import plain_lines
 from stairwise.commands.reproduce import _tally
+from stairwise.commands.train import _summary
+from stairwise.paper.fig5 import _variance
 from stairwise.paper.harness import Claim, Result
+from stairwise.runs.folder import RunFolder
+from stairwise.runs.reader import Run
+from stairwise.runs.record import Record
 
 
 def lines_of(reports, name="photos-bt"):
@@ -86,3 +93,16 @@ def test_tally():
 def test_a_note_that_fails_is_counted(holds):
     claim = Claim("found at all", 0.0, "any", holds)
     assert _tally([result("f", claim)], 0.0).startswith(f"1 figure made in 0 s, 0 of {0 if holds else 1} checks")
+
+
+@pytest.mark.parametrize(("values", "unit"), [([2.0, 1.0], "of 9, or more"), ([2.0, 0.1], "of 9")])
+def test_a_run_of_leading_eigenvalues_is_summed_up(tmp_path, values, unit):
+    """And its total variance, which Fig. 5 compares with that of the representations, is the recorded one."""
+    (tmp_path / "recipe.json").write_text(json.dumps({"recipe": {"loss": "vicreg"}}))
+    folder = RunFolder(tmp_path)
+    lam = np.array(values)
+    folder.write(Record(step=1, t=0.1, loss=1.0, seconds=1.0, covariance=lam, dimensions=9, variance=5.0))
+    folder.close()
+    rows = {name: (unit, value) for name, unit, value in _summary(Run(tmp_path))}
+    assert rows["eigenvalues above a tenth of it"] == (unit, int((lam > 0.2).sum()))
+    assert _variance(Run(tmp_path), "covariance").tolist() == [5.0]

@@ -11,6 +11,7 @@ import torch
 
 from stairwise.checks import InputError
 from stairwise.losses.vicreg_loss import VICReg
+from stairwise.monitor.commentary import judged
 from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.report import reading
 from stairwise.report.reading import read_run
@@ -21,6 +22,7 @@ from stairwise.runs.record import Record
 from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.forecast import forecast_steps
 from stairwise.staircase.noise import noise_sentence
+from stairwise.theory.spectra import effective_rank, participation_ratio
 
 T = np.linspace(0, 6, 300)
 
@@ -336,3 +338,62 @@ def test_noise_that_is_unknown_is_not_named(tmp_path):
     assert "noise" not in str(noisy(tmp_path, "vicreg", 20.0, fixed_views=True).advice)  # every batch is the same
     (tmp_path / "recipe.json").unlink()
     assert "noise" not in str(read_run(tmp_path).advice)
+
+
+K, D = 8, 200
+
+
+@pytest.fixture
+def leading_run(tmp_path):
+    """Records of 8 of 200 eigenvalues of z, 8 of 300 of h, the last one of too few pairs."""
+    lam = staircase(0.95 ** np.arange(D))
+    folder = RunFolder(tmp_path)
+    for i, (t, row) in enumerate(zip(T, lam, strict=True)):
+        known = {"dimensions": D, "variance": row.sum(), "hidden_dimensions": 300, "hidden_variance": row.sum()}
+        few = {"wanted": 800, "samples": 50} if i == len(T) - 1 else {}
+        folder.write(Record(step=10 * i, t=t, covariance=row[:K], hidden=row[:K], rankme=3.0, **known, **few))
+    folder.close()
+    return tmp_path, lam
+
+
+def test_a_page_of_leading_eigenvalues_says_so(leading_run):
+    page = run_page(leading_run[0])
+    assert page.advice.count == "at least 8 of 200"
+    assert [panel.title for panel in page.panels] == [
+        "Eigenvalues of the covariance of z: the leading 8 of 200",
+        "Eigenvalues of the representations: the leading 8 of 300",
+        "Dimensions in use",
+        "Eigenvalues now: the leading 8 of 200",
+    ]
+    assert page.facts["eigenvalues"] == "the leading 8 of 200 are shown, with the sum of all"
+    now, scores = page.tables[:2]
+    assert [row[1:] for row in now.rows if row[0] == "dimensions learned"] == [["at least 8 of 200", "–"]]
+    assert scores.rows[0][:2] == ["RankMe of z", "3"]
+
+
+def test_the_effective_rank_is_a_band_that_holds_the_true_one(leading_run):
+    folder, lam = leading_run
+    lines = {line.name: line for line in run_page(folder).panels[2].lines}
+    for name, measure in (("effective rank", effective_rank), ("participation ratio", participation_ratio)):
+        low, high = (lines[f"{name}, at {end}"] for end in ("least", "most"))
+        assert (low.y <= measure(lam) * (1 + 1e-5)).all()
+        assert (high.y >= measure(lam) * (1 - 1e-5)).all()
+        assert (low.band, high.band) == (False, True)
+    assert "learned, at least" in lines
+
+
+def test_records_of_too_few_pairs_are_marked(leading_run):
+    page = run_page(leading_run[0])
+    assert "300 records, 1 of them of too few pairs" in page.facts["records"]
+    (mark,) = [line for line in page.panels[0].lines if line.kind == "points"]
+    assert (mark.name, mark.x.tolist(), mark.steps.tolist()) == ("too few pairs", [T[-1]], [2990])
+    assert ["pairs", "50 of the 800 that 200 dimensions need", "–"] in page.tables[0].rows
+    assert "50 pairs of the 800 that 200 dimensions need" in str(page.advice)
+    assert page.parts()["data"][0]["lines"][-1]["band"] is False
+
+
+def test_the_logger_says_what_the_page_says_of_leading_eigenvalues(leading_run):
+    reading = read_run(leading_run[0])
+    advice, _ = judged(reading.records[-150:])
+    assert advice.count == reading.advice.count
+    assert judged(reading.records[::2] + reading.records[-1:])[0].state == reading.advice.state

@@ -114,3 +114,59 @@ def test_a_log_of_somebody_else(tmp_path):
     assert run.followed == "covariance"
     assert run.records[0].extra == {"mine": "x"}
     assert read_log(tmp_path / "metrics.jsonl")[1] == 0
+
+
+def leading(step, k, d=10, **more):
+    """A record with k of d eigenvalues d, d − 1, …, 1."""
+    every = np.arange(d, 0, -1.0)
+    known = {"dimensions": d, "variance": every.sum(), "trace": every.sum() / 2} if k < d else {}
+    return Record(step=step, t=float(step), covariance=every[:k], eigenvalues=every[:k] / 2, **(known | more))
+
+
+def test_a_record_of_leading_eigenvalues_survives_its_line():
+    record = leading(3, 4, hidden=np.ones(2), hidden_dimensions=7, hidden_variance=2.5, wanted=40, samples=12)
+    record = Record.from_json(json.loads(json.dumps(record.as_json())))
+    assert [record.size(name) for name in ("covariance", "eigenvalues", "hidden", "normalized")] == [10, 10, 7, 0]
+    assert [record.total(name) for name in ("covariance", "eigenvalues", "hidden")] == [55.0, 27.5, 2.5]
+    assert np.isnan(record.total("normalized"))
+    assert (record.wanted, record.samples) == (40, 12)
+
+
+def test_the_total_of_a_complete_spectrum_is_its_sum():
+    assert FULL.size("eigenvalues") == 2
+    assert FULL.total("eigenvalues") == 0.5
+    assert leading(0, 10, dimensions=10, variance=99.0).total("covariance") == 55.0
+
+
+def test_records_of_different_numbers_of_eigenvalues_are_cut_to_the_fewest():
+    """A run that was continued with other settings, or whose first records were complete."""
+    made = [leading(0, 10), leading(1, 6), leading(2, 4), leading(3, 6)]
+    kept = consistent(made, "covariance")
+    assert [record.covariance.tolist() for record in kept] == [[10, 9, 8, 7]] * 4
+    assert [(record.size("covariance"), record.total("covariance")) for record in kept] == [(10, 55.0)] * 4
+    assert kept[1].eigenvalues is made[1].eigenvalues
+
+
+def test_records_of_other_dimensions_are_left_out():
+    made = [leading(0, 6), leading(1, 6), leading(2, 6, d=12), leading(3, 6)]
+    assert [record.step for record in consistent(made, "covariance")] == [0, 1, 3]
+
+
+def test_few_pairs_do_not_cut_the_others():
+    made = [leading(0, 6), leading(1, 2, wanted=40), leading(2, 8, wanted=40), leading(3, 6)]
+    kept = consistent(made, "covariance")
+    assert [(record.step, len(record.covariance)) for record in kept] == [(0, 6), (2, 6), (3, 6)]
+    alone = consistent(made[1:3], "covariance")
+    assert [len(record.covariance) for record in alone] == [2, 2]
+
+
+def test_series_of_leading_eigenvalues(tmp_path):
+    folder = RunFolder(tmp_path)
+    for record in (leading(0, 10), leading(1, 6), leading(2, 4)):
+        folder.write(record)
+    folder.close()
+    run = Run(tmp_path)
+    assert run.series("covariance").shape == (3, 4)
+    assert run.totals("covariance").tolist() == [55.0] * 3
+    assert run.totals("eigenvalues").tolist() == [27.5] * 3
+    assert run.dimensions("covariance") == 10

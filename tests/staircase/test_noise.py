@@ -1,5 +1,6 @@
 """Sampling noise from moments, against the losses of batches, and the sentences about it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import stairwise as sw
-from stairwise.runs.record import Record
+from stairwise.runs.record import FIELDS, Record
 from stairwise.staircase.noise import carried_by, excess_noise, noise_of, noise_sentence
 
 PAPER = {"lambda_": 1.0, "batch_norm": False, "symmetric": True}
@@ -131,3 +132,17 @@ def test_the_constant_is_a_mode_of_barlow_twins():
 def test_a_loss_without_one_of_its_terms_is_not_judged(term, measured):
     assert carried_by(measured, "vicreg", {term: 0}) is None
     assert noise_sentence(measured, "vicreg", {term: 0}, 20.0) == ""
+
+
+@pytest.mark.parametrize(("loss", "options"), [("barlow_twins", PAPER), ("barlow_twins", {}), ("vicreg", {})])
+def test_noise_from_leading_eigenvalues_and_totals(measured, loss, options):
+    """Exact where totals are all that is needed; nothing is said of dimensions whose correlations are not known."""
+    fields = {name: value for name, value in vars(measured).items() if name in FIELDS and name != "leading"}
+    totals = {"trace": measured.eigenvalues.sum(), "variance": measured.covariance.sum(), "dimensions": D}
+    whole = Record(step=1, t=1.0, **fields | totals)
+    cut = {name: fields[name][: D - 2] for name in ("eigenvalues", "covariance", "correlations")}
+    part = replace(whole, **cut)
+    assert noise_of(part, loss, options) == pytest.approx(noise_of(whole, loss, options), rel=1e-12)
+    assert excess_noise(part, loss) == pytest.approx(excess_noise(whole, loss), rel=0.02)
+    assert carried_by(whole, loss, options) is not None
+    assert carried_by(part, loss, options) is None
