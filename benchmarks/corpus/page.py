@@ -58,6 +58,19 @@ def results(scores: Mapping[str, Score]) -> str:
     return markdown(rows)
 
 
+def verdict(total: Score) -> str:
+    """Which goals are met, and which of their intervals carry the claim."""
+    lines = []
+    for (label, name), goal in zip(PROMISES.items(), GOALS, strict=True):
+        share, bound = getattr(total, name), float(re.findall(r"\d+", goal)[0]) / 100
+        sign = -1 if "most" in goal else 1
+        met = "met" if sign * share.value >= sign * bound else "missed"
+        carried = min(sign * end for end in share.interval) >= sign * bound
+        interval = "its interval carries the claim" if carried else "its interval reaches beyond"
+        lines.append(f"- {label}, {goal}: {met}; {interval}")
+    return "\n".join(lines)
+
+
 def stricter(scores: Mapping[str, Score]) -> str:
     """Shares without a goal."""
     parts = list(scores)[::-1]
@@ -137,6 +150,7 @@ def all_tables(runs: Mapping[str, Sequence[CorpusRun]], scores: Mapping[str, Sco
     """All tables of the page by name."""
     last = scores["last"]
     tables = {"results": results(scores), "delays": delays(scores), "matrix": matrix(last), "wrong": wrong(last)}
+    tables["verdict"] = verdict(last)
     return tables | {"stricter": stricter(scores), "numbers": numbers(runs)}
 
 

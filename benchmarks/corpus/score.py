@@ -89,13 +89,13 @@ def score(runs: Iterable[CorpusRun]) -> Score:
     for run in runs:
         known, words = truth(run), replay(run)
         total.kinds[known.kind] += 1
-        _count_records(total, known, words)
+        count_records(total, known, words)
         if known.kind != "unknown":
-            _count_run(total, run, known, words)
+            count_run(total, run, known, words)
     return total
 
 
-def _count_records(total: Score, known: Truth, words: Sequence[str]) -> None:
+def count_records(total: Score, known: Truth, words: Sequence[str]) -> None:
     for i, (states, word) in enumerate(zip(known.states, words, strict=True)):
         if states is None:
             continue
@@ -111,7 +111,7 @@ def _count_records(total: Score, known: Truth, words: Sequence[str]) -> None:
             total.wrong_stops.add(word == "finished")
 
 
-def _count_run(total: Score, run: CorpusRun, known: Truth, words: Sequence[str]) -> None:
+def count_run(total: Score, run: CorpusRun, known: Truth, words: Sequence[str]) -> None:
     n = len(words)
     healthy = n if known.kind in ("healthy", "idle") else round(np.ceil(run.settings["fault_at"] * n))
     healthy = healthy if known.doubtful is None else min(healthy, known.doubtful)
