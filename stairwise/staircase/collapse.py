@@ -33,7 +33,7 @@ DISAGREE = 0.5  # unless the views of a sample agree this well,
 VANISHED = 1e-3  # and the loss has not fallen to this share of its maximum
 UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multiple of those shares
 HALVED, CONSTANT = 2.0, 0.15  # the loss is a distance if their ratio is the same, in log, since that halved
-SHRINKS, ALIKE_FALL = 0.1, 0.3  # loss and variance fall together: by this much, in log, and alike up to this share
+SHRINKS, FOLLOWS = 0.1, 0.15  # z shrinks if distance and variance fall by this, in log, and their ratio by this share
 AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
 
 # Few dimensions hold all
@@ -181,15 +181,20 @@ def _cosines(signs: Signs) -> NDArray[np.bool_]:
 def _is_distance(signs: Signs) -> bool:
     """Whether the loss is proportional to the squared distance of the two views, so that small z are all it asks for.
 
-    That distance is 2 (1 − p) E‖z‖² for views of equal length. Loss and distance are compared since it halved.
+    Both are compared since the distance halved.
     """
-    distance = (signs.variance + signs.mean_square) * (1 - signs.positive)
+    distance = _distance(signs)
     before = np.flatnonzero(distance >= HALVED * distance[-1])
     if not len(before):
         return False
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = signs.loss[before[-1] :] / distance[before[-1] :]
     return bool((ratios > 0).all() and ratios.max() <= np.exp(CONSTANT) * ratios.min() < np.inf)
+
+
+def _distance(signs: Signs) -> Floats:
+    """Half of the mean squared distance of two views of equal length: (1 − p) E‖z‖²."""
+    return np.asarray((signs.variance + signs.mean_square) * (1 - signs.positive))
 
 
 def _never_started(signs: Signs, d: int) -> bool:
@@ -260,15 +265,15 @@ def _at_most(d: int) -> float:
 
 
 def shrinks(signs: Signs) -> bool:
-    """Whether loss and total variance fall together since the variance was largest, as if shorter z were the aim."""
-    if not np.isfinite(signs.variance).any():
+    """Whether z becomes shorter because that is what the loss asks for: loss and distance of the views fall alike."""
+    distance = _distance(signs)
+    if not np.isfinite(distance).any():
         return False
-    most = int(np.nanargmax(signs.variance))
-    first, last = (np.array([x[i] for x in (signs.loss, signs.variance)]) for i in (most, -1))
-    if not ((first > 0) & (last > 0)).all():
-        return False
-    loss, variance = np.log(last / first)
-    return bool(loss <= -SHRINKS and variance <= -SHRINKS and abs(loss - variance) <= ALIKE_FALL * abs(variance))
+    most = int(np.nanargmax(distance))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fall, lost = np.log(distance[most] / distance[-1]), np.log(np.nanmax(signs.variance) / signs.variance[-1])
+        ratios = np.log(signs.loss[most:] / distance[most:])
+    return bool(min(fall, lost) >= SHRINKS and np.isfinite(ratios).all() and np.ptp(ratios) <= FOLLOWS * fall)
 
 
 def participation(lam: Floats, rest: Rest) -> Floats:

@@ -53,8 +53,8 @@ SENTENCES = {
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
     "unseen": "Only the {k} leading eigenvalues are recorded, and all of them are in use; the others are seen in "
     "their sum only.",
-    "shrinking": "Loss and total variance fall together, the variance to {share:.2g} of its maximum: z becomes "
-    "shorter, which is no progress.",
+    "shrinking": "The loss falls only as z becomes shorter, which is no progress: the total variance is {share:.2g} of "
+    "its maximum.",
     "mean mode": "The largest eigenvalue of C, {top:.2g}, comes mainly from the mean of z, since ‖mean of z‖² is "
     "{mean:.2g}: C is not centred.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",

@@ -8,6 +8,7 @@ from stairwise.staircase.advice import advise
 from stairwise.staircase.signs import Signs
 
 T = 60
+SHRINKING = {"loss": np.geomspace(1, 0.5, T), "positive": 0.6, "negative": 0.1, "mean_square": 0}
 VICREG = {"loss": np.r_[25.0, np.linspace(1.2, 0.7, T - 1)], "batch": 128, "positive": 0.98, "negative": 0.3}
 
 

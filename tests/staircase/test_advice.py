@@ -76,7 +76,7 @@ CASES = {
     "one": lambda: said(*ruled_by_one(), level=None, loss=np.linspace(10, 0.5, T)),
     "few": lambda: said(*ruled_by_two(), level=None, **VICREG),
     "kept": lambda: said(*ruled_by_two(0.3), level=None, **VICREG),
-    "shrinking": lambda: said(*shrinking(0.5), level=None, loss=np.geomspace(1, 0.5, T)),
+    "shrinking": lambda: said(*shrinking(0.5), level=None, **SHRINKING),
     "still": lambda: said(*steady(1.0, 0.5, 0.2), level=None),
     "none yet": lambda: said(*staircase(2.0, 1.0, 0.5, until=0.3)),
     "rising": lambda: said(*staircase(2.0, 1.0, 0.9)),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stairwise.staircase.advice import Judge
-from tests.staircase.made import VICREG, T, falling, ruled_by_two, said, shrinking, signs, steady
+from tests.staircase.made import SHRINKING, VICREG, T, falling, ruled_by_two, said, shrinking, signs, steady
 
 ALIKE = {"level": None, "positive": 0.96, "negative": 0.95}  # agreement 0.2
 EVEN = np.tile(np.r_[np.ones(8), np.full(8, 0.3)], (30, 1))
@@ -115,9 +115,9 @@ def test_a_collapse_is_kept_until_it_is_mended(others, kept):
 def test_a_shrinking_run_has_no_outlook():
     t, lam = shrinking(0.5)
     lam[:, 3] = np.geomspace(1e-4, 1e-2, T)  # seems to come
-    says = said(t, lam, level=None, loss=np.geomspace(1, 0.5, T))
+    says = said(t, lam, level=None, **SHRINKING)
     assert "z becomes shorter" in str(says)
     assert "Check the term that keeps the variance up" in says.remedy
     assert "comes next" not in str(says)
     assert "Nothing has moved" not in str(says)
-    assert "comes next" in str(said(t, lam, level=None))
+    assert "comes next" in str(said(t, lam, level=None, **SHRINKING | {"loss": np.geomspace(1, 0.8, T)}))
