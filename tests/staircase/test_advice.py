@@ -15,6 +15,7 @@ from stairwise.staircase.signs import telling_value
 from stairwise.staircase.steps import FEWEST
 from stairwise.staircase.words import REMEDIES, SENTENCES
 from tests.staircase.made import (
+    SHRINKING,
     VICREG,
     T,
     falling,
