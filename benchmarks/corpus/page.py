@@ -64,10 +64,12 @@ def verdict(total: Score) -> str:
     for (label, name), goal in zip(PROMISES.items(), GOALS, strict=True):
         share, bound = getattr(total, name), float(re.findall(r"\d+", goal)[0]) / 100
         sign = -1 if "most" in goal else 1
-        met = "met" if sign * share.value >= sign * bound else "missed"
-        carried = min(sign * end for end in share.interval) >= sign * bound
-        interval = "its interval carries the claim" if carried else "its interval reaches beyond"
-        lines.append(f"- {label}, {goal}: {met}; {interval}")
+        worst, best = sorted(sign * end for end in share.interval)
+        if sign * share.value >= sign * bound:
+            words = "met; its interval " + ("carries the claim" if worst >= sign * bound else "reaches beyond the goal")
+        else:
+            words = "missed; its interval " + ("includes the goal" if best >= sign * bound else "excludes the goal")
+        lines.append(f"- {label}, {goal}: {words}")
     return "\n".join(lines)
 
 

@@ -54,12 +54,14 @@ def test_the_verdict_names_what_is_met_and_what_its_interval_carries():
     total = Score(Share(95, 100), Share(0, 1000), Share(2, 100), Share(299, 300), Share(9, 10))
     lines = page.verdict(total).splitlines()
     assert [line.partition(": ")[2] for line in lines] == [
-        "met; its interval reaches beyond",  # 95 of 100: 88.7 to 98.4 %
+        "met; its interval reaches beyond the goal",  # 95 of 100: 88.7 to 98.4 %
         "met; its interval carries the claim",
-        "missed; its interval reaches beyond",
+        "missed; its interval includes the goal",
         "met; its interval carries the claim",
-        "met; its interval reaches beyond",
+        "met; its interval reaches beyond the goal",
     ]
+    total.named = Share(145, 161)
+    assert "missed; its interval excludes the goal" in page.verdict(total)
 
 
 def test_a_collapse_that_is_revoked_counts_as_named_but_not_as_kept():
