@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.corpus.score import PARTS, PROMISES, STORED, STRICTER, Score, score
+from benchmarks.corpus.score import PARTS, PROMISES, STORED, STRICTER, Score, resampled, score
 from benchmarks.corpus.store import CorpusRun, read
 from benchmarks.corpus.truth import truth
 from stairwise.staircase.advice import STATES
@@ -71,6 +71,13 @@ def verdict(total: Score) -> str:
             words = "missed; its interval " + ("includes the goal" if best >= sign * bound else "excludes the goal")
         lines.append(f"- {label}, {goal}: {words}")
     return "\n".join(lines)
+
+
+def by_run(total: Score) -> str:
+    """Wider intervals of the shares of records, whose runs are drawn again as a whole."""
+    labels = {name: label for label, name in PROMISES.items()}
+    ends = {name: resampled(runs) for name, runs in total.by_run.items()}
+    return "\n".join(f"- {labels[name]}: {100 * low:.1f} to {100 * high:.1f} %" for name, (low, high) in ends.items())
 
 
 def stricter(scores: Mapping[str, Score]) -> str:
@@ -152,7 +159,7 @@ def all_tables(runs: Mapping[str, Sequence[CorpusRun]], scores: Mapping[str, Sco
     """All tables of the page by name."""
     last = scores["last"]
     tables = {"results": results(scores), "delays": delays(scores), "matrix": matrix(last), "wrong": wrong(last)}
-    tables["verdict"] = verdict(last)
+    tables |= {"verdict": verdict(last), "by run": by_run(last)}
     return tables | {"stricter": stricter(scores), "numbers": numbers(runs)}
 
 

@@ -71,6 +71,7 @@ class Score:
     alone: Share = field(default_factory=Share)
     kept: Share = field(default_factory=Share)
     ends: Share = field(default_factory=Share)
+    by_run: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: {"right": [], "wrong_stops": []})
     confusion: Counter[tuple[str, str]] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     delays: list[int] = field(default_factory=list)
@@ -89,7 +90,10 @@ def score(runs: Iterable[CorpusRun]) -> Score:
     for run in runs:
         known, words = truth(run), replay(run)
         total.kinds[known.kind] += 1
+        before = {name: (getattr(total, name).hits, getattr(total, name).total) for name in total.by_run}
         count_records(total, known, words)
+        for name, (hits, records) in before.items():
+            total.by_run[name].append((getattr(total, name).hits - hits, getattr(total, name).total - records))
         if known.kind != "unknown":
             count_run(total, run, known, words)
     return total
@@ -143,6 +147,18 @@ def _count_collapse(total: Score, run: CorpusRun, known: Truth, words: Sequence[
     total.ends.add(later[-1])
     if first <= due and not later[-1]:
         total.notes.append(f"revoked: {run.name} ({run.settings['fault']}), ends as {words[-1]}")
+
+
+def resampled(runs: Sequence[tuple[int, int]], rounds: int = 2000) -> tuple[float, float]:
+    """95 % interval of a share of records if whole runs are drawn again (bootstrap), of which (hits, total) are given.
+
+    >>> resampled([(1, 2), (1, 2)])
+    (0.5, 0.5)
+    """
+    counts, rng = np.array(runs), np.random.default_rng(0)
+    sums = np.array([counts[rng.integers(len(counts), size=len(counts))].sum(axis=0) for _ in range(rounds)])
+    low, high = np.quantile(sums[:, 0] / np.maximum(sums[:, 1], 1), [0.025, 0.975])
+    return float(low), float(high)
 
 
 def table(total: Score) -> str:

@@ -44,7 +44,12 @@ def test_the_page_has_what_a_replay_gives(part):
     for name, made in (("results", page.results), ("stricter", page.stricter), ("delays", page.delays)):
         assert column(on_the_page(name), part) == column(cells(made({part: total})), part)
     if part == "last":
-        for name, made in (("matrix", page.matrix), ("wrong", page.wrong), ("verdict", page.verdict)):
+        for name, made in (
+            ("matrix", page.matrix),
+            ("wrong", page.wrong),
+            ("verdict", page.verdict),
+            ("by run", page.by_run),
+        ):
             assert on_the_page(name) == cells(made(total))
         says = (page.PAGE.parents[1] / "staircase.md").read_text(encoding="utf-8")
         assert all(f"{100 * getattr(total, name).value:.1f} % of" in says for name in (PROMISES | STRICTER).values())
