@@ -128,39 +128,44 @@ def _draw(seed: int, loss: str, data: str, architecture: str, scenario: str, i: 
         "fault": "",
         "fault_at": 0.0,
     }
-    if scenario == "small":
-        run |= {"alpha": float(10 ** rng.uniform(-3.5, -1.5)), "schedule": "constant"}
-    elif scenario == "finished":
-        # either few dimensions, or views of one class, which share no more than their class
-        few = bool(rng.random() < 0.4)
-        run |= {"d": int(rng.choice([4, 8])) if few else max(d, 16), "classes": 0 if few else int(rng.integers(3, 8))}
-        run |= {"steps": 2 * steps, "schedule": "constant", "alpha": float(10 ** rng.uniform(-2, 0))}
-    elif scenario == "done":
-        few = data != "digits" or i % 2 == 0
-        run |= {
-            "d": int(rng.choice([3, 4, 6])) if few else max(d, 16),
-            "classes": 0 if few else int(rng.integers(3, 6)),
-        }
-        run |= {
-            "optimizer": "adam",
-            "lr": 1e-3 * 2 ** rng.uniform(-0.5, 1),
-            "norm": True,
-            "steps": DONE.get(architecture, 1800),
-        }
-        run |= {"schedule": "constant", "alpha": float(10 ** rng.uniform(-1.5, 0)), "batch": 128}
-    elif scenario == "slow":
-        run |= {"lr": lr * 1e-4, "alpha": float(10 ** rng.uniform(-3, 0))}
-    elif scenario == "frozen":
-        run |= {"lr": 0.0}
-    elif scenario == "large":
-        run |= {"lr": lr * float(10 ** rng.uniform(1.5, 4))}
-    elif scenario in ("fault", "midway"):
-        run |= {"fault": FAULTS_OF[loss][i % 2], "d": max(d, 16)}
-        if scenario == "midway":
-            run |= {"fault_at": float(rng.uniform(0.3, 0.5)), "schedule": "constant", "fault": FAULTS_OF[loss][i % 2]}
+    run |= _of_scenario(run, rng, i)
     if architecture in UNIT:
         run |= {"unit": bool(loss in NORMALIZED and rng.random() < UNIT[architecture])}
     return run
+
+
+def _of_scenario(run: dict[str, Any], rng: np.random.Generator, i: int) -> dict[str, Any]:
+    """Settings of the i-th run of a group and scenario that differ from those of a standard one."""
+    d, lr, steps, loss = (run[name] for name in ("d", "lr", "steps", "loss"))
+    match run["scenario"]:
+        case "small":
+            return {"alpha": float(10 ** rng.uniform(-3.5, -1.5)), "schedule": "constant"}
+        case "finished":  # either few dimensions, or views of one class, which share no more than their class
+            few = bool(rng.random() < 0.4)
+            size = {
+                "d": int(rng.choice([4, 8])) if few else max(d, 16),
+                "classes": 0 if few else int(rng.integers(3, 8)),
+            }
+            return size | {"steps": 2 * steps, "schedule": "constant", "alpha": float(10 ** rng.uniform(-2, 0))}
+        case "done":
+            few = run["data"] != "digits" or i % 2 == 0
+            size = {"d": int(rng.choice([3, 4, 6])) if few else max(d, 16)}
+            size |= {"classes": 0 if few else int(rng.integers(3, 6))}
+            way = {"optimizer": "adam", "lr": 1e-3 * 2 ** rng.uniform(-0.5, 1), "norm": True}
+            way |= {"steps": DONE.get(run["architecture"], 1800)}
+            return size | way | {"schedule": "constant", "alpha": float(10 ** rng.uniform(-1.5, 0)), "batch": 128}
+        case "slow":
+            return {"lr": lr * 1e-4, "alpha": float(10 ** rng.uniform(-3, 0))}
+        case "frozen":
+            return {"lr": 0.0}
+        case "large":
+            return {"lr": lr * float(10 ** rng.uniform(1.5, 4))}
+        case "fault":
+            return {"fault": FAULTS_OF[loss][i % 2], "d": max(d, 16)}
+        case "midway":
+            fault = {"fault": FAULTS_OF[loss][i % 2], "d": max(d, 16)}
+            return fault | {"fault_at": float(rng.uniform(0.3, 0.5)), "schedule": "constant"}
+    return {}
 
 
 class Source:
