@@ -1,7 +1,8 @@
 """Train the corpus and store its curves: `python -m benchmarks.corpus.make --cifar FILE.npz --out FOLDER`.
 
 Each run is a dictionary of settings, drawn from the number of the run. Runs with the same loss, data and architecture
-form a group; whole groups are set aside for the report (`held`), so that nothing is tuned on a neighbour of them.
+form a group, and whole groups are in one part of the corpus, so that nothing is tuned on a neighbour of a run that is
+reported: the first two parts share their architectures (`held` tells them apart), every other part has its own.
 A run that has a file in the folder is not trained again.
 """
 
@@ -26,7 +27,12 @@ LOSSES = tuple(FAULTS_OF)
 SMALL = ("barlow_twins", "barlow_twins_norm", "simclr", "vicreg", "spectral")  # small initialization makes a staircase
 ARCHITECTURES = {"mlp": ("digits", "photos", "cifar10"), "resnet": ("photos", "cifar10"), "vit": ("digits", "cifar10")}
 ARCHITECTURES["cnn"] = ARCHITECTURES["mixer"] = ("digits", "photos", "cifar10")
+ARCHITECTURES |= {"shallow": ("digits", "photos"), "recurrent": ("digits", "photos", "cifar10")}
 STEPS = {"cnn": (720, 1200), "mixer": (720, 1200), "mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
+STEPS |= {"shallow": (720, 1200), "recurrent": (540, 840)}
+DONE = {"mlp": 2400, "recurrent": 1200}  # steps of runs that are to learn all they can; 1800 for other networks
+UNIT = {"shallow": 0.6, "recurrent": 0.4}  # share of runs that normalize z, of those with one of these losses:
+NORMALIZED = ("simclr", "spectral", "byol", "simsiam")
 RATES = {  # of SGD with momentum 0.9
     "barlow_twins": 0.01,
     "barlow_twins_norm": 0.01,
@@ -60,13 +66,21 @@ THIRD = {"cnn": {"standard": (0, 6), "small": (0, 4), "done": (0, 3), "fault": (
 LAST = {"mixer": THIRD["cnn"]}
 MORE_OF_LAST = {"mixer": {"done": (3, 8), "standard": (6, 9)}}  # for narrower intervals, with nothing changed
 STILL_MORE = {"mixer": {"fault": (2, 6), "midway": (1, 4)}}
+# made after a review: one part to choose rules on, and one to judge them that has every scenario
+FIFTH = {"shallow": {"standard": (0, 3), "fault": (0, 4), "midway": (0, 2), "done": (0, 1)}}
+UNSEEN = {
+    "recurrent": {
+        **{"standard": (0, 5), "small": (0, 4), "finished": (0, 2), "done": (0, 8), "slow": (0, 1), "frozen": (0, 1)},
+        **{"large": (0, 2), "fault": (0, 6), "midway": (0, 7)},
+    }
+}
 
 
 def settings() -> list[dict[str, Any]]:
     """All runs of the corpus."""
     first = {name: {scenario: (0, k) for scenario, k in table.items()} for name, table in REPEATS.items()}
     runs: list[dict[str, Any]] = []
-    for tables in (first, MORE, THIRD, LAST, MORE_OF_LAST, STILL_MORE):
+    for tables in (first, MORE, THIRD, LAST, MORE_OF_LAST, STILL_MORE, FIFTH, UNSEEN):
         for architecture, table in tables.items():
             for s, data in enumerate(ARCHITECTURES[architecture]):
                 for k, loss in enumerate(LOSSES):
@@ -114,37 +128,44 @@ def _draw(seed: int, loss: str, data: str, architecture: str, scenario: str, i: 
         "fault": "",
         "fault_at": 0.0,
     }
-    if scenario == "small":
-        run |= {"alpha": float(10 ** rng.uniform(-3.5, -1.5)), "schedule": "constant"}
-    elif scenario == "finished":
-        # either few dimensions, or views of one class, which share no more than their class
-        few = bool(rng.random() < 0.4)
-        run |= {"d": int(rng.choice([4, 8])) if few else max(d, 16), "classes": 0 if few else int(rng.integers(3, 8))}
-        run |= {"steps": 2 * steps, "schedule": "constant", "alpha": float(10 ** rng.uniform(-2, 0))}
-    elif scenario == "done":
-        few = data != "digits" or i % 2 == 0
-        run |= {
-            "d": int(rng.choice([3, 4, 6])) if few else max(d, 16),
-            "classes": 0 if few else int(rng.integers(3, 6)),
-        }
-        run |= {
-            "optimizer": "adam",
-            "lr": 1e-3 * 2 ** rng.uniform(-0.5, 1),
-            "norm": True,
-            "steps": 2400 if architecture == "mlp" else 1800,
-        }
-        run |= {"schedule": "constant", "alpha": float(10 ** rng.uniform(-1.5, 0)), "batch": 128}
-    elif scenario == "slow":
-        run |= {"lr": lr * 1e-4, "alpha": float(10 ** rng.uniform(-3, 0))}
-    elif scenario == "frozen":
-        run |= {"lr": 0.0}
-    elif scenario == "large":
-        run |= {"lr": lr * float(10 ** rng.uniform(1.5, 4))}
-    elif scenario in ("fault", "midway"):
-        run |= {"fault": FAULTS_OF[loss][i % 2], "d": max(d, 16)}
-        if scenario == "midway":
-            run |= {"fault_at": float(rng.uniform(0.3, 0.5)), "schedule": "constant", "fault": FAULTS_OF[loss][i % 2]}
+    run |= _of_scenario(run, rng, i)
+    if architecture in UNIT:
+        run |= {"unit": bool(loss in NORMALIZED and rng.random() < UNIT[architecture])}
     return run
+
+
+def _of_scenario(run: dict[str, Any], rng: np.random.Generator, i: int) -> dict[str, Any]:
+    """Settings of the i-th run of a group and scenario that differ from those of a standard one."""
+    d, lr, steps, loss = (run[name] for name in ("d", "lr", "steps", "loss"))
+    match run["scenario"]:
+        case "small":
+            return {"alpha": float(10 ** rng.uniform(-3.5, -1.5)), "schedule": "constant"}
+        case "finished":  # either few dimensions, or views of one class, which share no more than their class
+            few = bool(rng.random() < 0.4)
+            size = {
+                "d": int(rng.choice([4, 8])) if few else max(d, 16),
+                "classes": 0 if few else int(rng.integers(3, 8)),
+            }
+            return size | {"steps": 2 * steps, "schedule": "constant", "alpha": float(10 ** rng.uniform(-2, 0))}
+        case "done":
+            few = run["data"] != "digits" or i % 2 == 0
+            size = {"d": int(rng.choice([3, 4, 6])) if few else max(d, 16)}
+            size |= {"classes": 0 if few else int(rng.integers(3, 6))}
+            way = {"optimizer": "adam", "lr": 1e-3 * 2 ** rng.uniform(-0.5, 1), "norm": True}
+            way |= {"steps": DONE.get(run["architecture"], 1800)}
+            return size | way | {"schedule": "constant", "alpha": float(10 ** rng.uniform(-1.5, 0)), "batch": 128}
+        case "slow":
+            return {"lr": lr * 1e-4, "alpha": float(10 ** rng.uniform(-3, 0))}
+        case "frozen":
+            return {"lr": 0.0}
+        case "large":
+            return {"lr": lr * float(10 ** rng.uniform(1.5, 4))}
+        case "fault":
+            return {"fault": FAULTS_OF[loss][i % 2], "d": max(d, 16)}
+        case "midway":
+            fault = {"fault": FAULTS_OF[loss][i % 2], "d": max(d, 16)}
+            return fault | {"fault_at": float(rng.uniform(0.3, 0.5)), "schedule": "constant"}
+    return {}
 
 
 class Source:
@@ -213,13 +234,13 @@ def train(run: dict[str, Any], cifar: Path, device: str) -> dict[str, np.ndarray
     torch.manual_seed(run["seed"])
     generator = torch.Generator(device).manual_seed(run["seed"])
     side = {"digits": 8, "photos": 16, "cifar10": 32 if run["architecture"] != "mlp" else 8}[run["data"]]
-    side = 8 if run["architecture"] in ("cnn", "mixer") else side
+    side = 8 if run["architecture"] in ("cnn", "mixer", "shallow", "recurrent") else side
     source = Source(run["data"], side, run["classes"], cifar, device, generator)
     network = build(run["architecture"], source.side, source.channels, run["d"], run["norm"])
     with torch.no_grad():
         for p in network[1][-1].parameters():
             p.mul_(run["alpha"])
-    method = Method(network, run["loss"], run["d"]).to(device)
+    method = Method(network, run["loss"], run["d"], run.get("unit", False)).to(device)
     optimizer = optimizer_of(run["optimizer"], method.trained(), run["lr"])
     monitor, rows, t, losses = sw.SpectrumMonitor(), [], 0.0, []
     every = run["steps"] // RECORDS

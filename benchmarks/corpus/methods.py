@@ -5,7 +5,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, mse_loss
+from torch.nn.functional import cosine_similarity, mse_loss, normalize
 
 import stairwise as sw
 from stairwise.nets.perceptron import MLP, head
@@ -70,23 +70,39 @@ class Mixer(nn.Module):
 
     def __init__(self, side: int, channels: int, width: int = 48, depth: int = 2) -> None:
         super().__init__()
-        tokens = (side // 2) ** 2
         self.patches = nn.Conv2d(channels, width, 2, 2)
-        self.positions, self.features_of = (nn.ModuleList(_mixing(n, width) for _ in range(depth)) for n in (tokens, 0))
+        self.over_positions = nn.ModuleList(_mixing(width, (side // 2) ** 2) for _ in range(depth))
+        self.over_features = nn.ModuleList(_mixing(width, width) for _ in range(depth))
         self.features = width
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.patches(x).flatten(2).transpose(1, 2)
-        for mix_positions, mix_features in zip(self.positions, self.features_of, strict=True):
-            h = h + mix_positions[1](mix_positions[0](h).transpose(1, 2)).transpose(1, 2)
-            h = h + mix_features[1](mix_features[0](h))
+        h = self.patches(x).flatten(2).transpose(1, 2)  # (n, positions, features)
+        for (norm_p, mix_p), (norm_f, mix_f) in zip(self.over_positions, self.over_features, strict=True):
+            h = h + mix_p(norm_p(h).transpose(1, 2)).transpose(1, 2)
+            h = h + mix_f(norm_f(h))
         return h.mean(dim=1)
 
 
-def _mixing(tokens: int, width: int) -> nn.ModuleList:
-    """Layer norm over features, and a perceptron over `tokens` positions, or over features if there are none."""
-    n = tokens or width
-    return nn.ModuleList([nn.LayerNorm(width), nn.Sequential(nn.Linear(n, 2 * n), nn.GELU(), nn.Linear(2 * n, n))])
+def _mixing(width: int, mixed: int) -> nn.ModuleList:
+    """Layer norm over `width` features, and a perceptron from `mixed` numbers to as many."""
+    layers = nn.Sequential(nn.Linear(mixed, 2 * mixed), nn.GELU(), nn.Linear(2 * mixed, mixed))
+    return nn.ModuleList([nn.LayerNorm(width), layers])
+
+
+class Recurrent(nn.Module):
+    """Reads an image two rows at a time; its last state is the output."""
+
+    def __init__(self, side: int, channels: int, width: int = 64) -> None:
+        super().__init__()
+        self.reads, self.keeps = nn.Linear(2 * side * channels, width), nn.Linear(width, width, bias=False)
+        self.features = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.reads(x.transpose(1, 2).flatten(2).unflatten(1, (-1, 2)).flatten(2))  # (n, side / 2, width)
+        h = torch.tanh(rows[:, 0])
+        for k in range(1, rows.shape[1]):
+            h = torch.tanh(rows[:, k] + self.keeps(h))
+        return h
 
 
 def build(architecture: str, side: int, channels: int, d: int, norm: bool) -> nn.Sequential:
@@ -99,17 +115,21 @@ def build(architecture: str, side: int, channels: int, d: int, norm: bool) -> nn
         backbone = CNN(channels)
     elif architecture == "mixer":
         backbone = Mixer(side, channels)
+    elif architecture == "shallow":
+        backbone = MLP(channels * side**2, [128])
+    elif architecture == "recurrent":
+        backbone = Recurrent(side, channels)
     else:
         backbone = ViT(side, channels, 2 if side < 16 else 4)
     return nn.Sequential(backbone, head(backbone.features, [128], d, norm, bias=not norm))
 
 
 class Method(nn.Module):
-    """Network, loss and, for BYOL, SimSiam and DINO, predictor and target network."""
+    """Network, loss and, for BYOL, SimSiam and DINO, predictor and target network; if `unit`, z is normalized."""
 
-    def __init__(self, network: nn.Module, loss: str, d: int) -> None:
+    def __init__(self, network: nn.Module, loss: str, d: int, unit: bool = False) -> None:
         super().__init__()
-        self.network, self.loss = network, loss
+        self.network, self.loss, self.unit = network, loss, unit
         self.predictor = nn.Sequential(nn.Linear(d, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, d))
         self.target = copy.deepcopy(network).requires_grad_(False) if loss in ("byol", "dino") else None
         self.register_buffer("center", torch.zeros(d))
@@ -121,6 +141,8 @@ class Method(nn.Module):
     def forward(self, x_a: Tensor, x_b: Tensor, fault: str = "") -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and both views of z."""
         z_a, z_b = self.network(x_a), self.network(x_b)
+        if self.unit:
+            z_a, z_b = normalize(z_a), normalize(z_b)
         if fault:
             return self._faulty(fault, z_a, z_b, x_a, x_b), z_a, z_b
         if self.loss == "barlow_twins":  # the paper's form

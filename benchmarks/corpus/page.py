@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.corpus.score import PARTS, PROMISES, STORED, Score, score
+from benchmarks.corpus.score import PARTS, PROMISES, STORED, STRICTER, Score, resampled, score
 from benchmarks.corpus.store import CorpusRun, read
 from benchmarks.corpus.truth import truth
 from stairwise.staircase.advice import STATES
@@ -31,6 +31,8 @@ LABELS = {
     "vit": "ViT",
     "cnn": "convolutions without normalization",
     "mixer": "Mixer",
+    "shallow": "one hidden layer",
+    "recurrent": "recurrent",
 }
 
 
@@ -52,14 +54,43 @@ def results(scores: Mapping[str, Score]) -> str:
     parts = list(scores)[::-1]
     rows: list[list[object]] = [["", "goal", *parts]]
     for (label, name), goal in zip(PROMISES.items(), GOALS, strict=True):
-        cells = []
-        for part in parts:
-            share = getattr(scores[part], name)
-            low, high = share.interval
-            counts = f"{share.hits} of {share.total}; {100 * low:.1f} to {100 * high:.1f} %"
-            cells.append(f"{100 * share.value:.1f} % ({counts})")
-        rows.append([label, goal, *cells])
+        rows.append([label, goal, *(_cell(scores[part], name) for part in parts)])
     return markdown(rows)
+
+
+def verdict(total: Score) -> str:
+    """Which goals are met, and which of their intervals carry the claim."""
+    lines = []
+    for (label, name), goal in zip(PROMISES.items(), GOALS, strict=True):
+        share, bound = getattr(total, name), float(re.findall(r"\d+", goal)[0]) / 100
+        sign = -1 if "most" in goal else 1
+        worst, best = sorted(sign * end for end in share.interval)
+        if sign * share.value >= sign * bound:
+            words = "met; its interval " + ("carries the claim" if worst >= sign * bound else "reaches beyond the goal")
+        else:
+            words = "missed; its interval " + ("includes the goal" if best >= sign * bound else "excludes the goal")
+        lines.append(f"- {label}, {goal}: {words}")
+    return "\n".join(lines)
+
+
+def by_run(total: Score) -> str:
+    """Wider intervals of the shares of records, whose runs are drawn again as a whole."""
+    labels = {name: label for label, name in PROMISES.items()}
+    ends = {name: resampled(runs) for name, runs in total.by_run.items()}
+    return "\n".join(f"- {labels[name]}: {100 * low:.1f} to {100 * high:.1f} %" for name, (low, high) in ends.items())
+
+
+def stricter(scores: Mapping[str, Score]) -> str:
+    """Shares without a goal."""
+    parts = list(scores)[::-1]
+    rows = [[label, *(_cell(scores[part], name) for part in parts)] for label, name in STRICTER.items()]
+    return markdown([["", *parts], *rows])
+
+
+def _cell(total: Score, name: str) -> str:
+    share = getattr(total, name)
+    low, high = share.interval
+    return f"{100 * share.value:.1f} % ({share.hits} of {share.total}; {100 * low:.1f} to {100 * high:.1f} %)"
 
 
 def delays(scores: Mapping[str, Score]) -> str:
@@ -103,6 +134,7 @@ def numbers(runs: Mapping[str, Sequence[CorpusRun]]) -> str:
         names = dict.fromkeys(name for one in found for name in one)
         order = [name for name in LABELS if name in names] + sorted(set(names) - set(LABELS))
         rows += [[f"{key}: {LABELS.get(name, name)}", *(one[name] for one in found)] for name in order]
+    rows.append(["normalized z", *(sum(run.settings.get("unit", False) for run in runs[part]) for part in parts)])
     kinds = [Counter(truth(run).kind for run in runs[part]) for part in parts]
     rows += [[f"truth: {kind}", *(one[kind] for one in kinds)] for kind in sorted(set().union(*kinds))]
     return markdown(rows)
@@ -127,7 +159,8 @@ def all_tables(runs: Mapping[str, Sequence[CorpusRun]], scores: Mapping[str, Sco
     """All tables of the page by name."""
     last = scores["last"]
     tables = {"results": results(scores), "delays": delays(scores), "matrix": matrix(last), "wrong": wrong(last)}
-    return tables | {"numbers": numbers(runs)}
+    tables |= {"verdict": verdict(last), "by run": by_run(last)}
+    return tables | {"stricter": stricter(scores), "numbers": numbers(runs)}
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """Replay the corpus record by record, and count how often the words are right.
 
-    python -m benchmarks.corpus.score [last | third | second | first]
+    python -m benchmarks.corpus.score [last | fifth | fourth | third | second | first]
 
 Prints, for a part of the corpus (by default the last, on which nothing was chosen): the confusion matrix, the shares
-that are promised with 95 % binomial intervals, false alarms per run, and the delay until a fault is named; one line of
-JSON last.
+that are promised with 95 % binomial intervals, stricter shares, false alarms per run, and the delay until a fault is
+named; one line of JSON last.
 """
 
 import argparse
@@ -22,8 +22,9 @@ from benchmarks.corpus.truth import LATE, Truth, truth
 from stairwise.staircase.advice import STATES, Judge
 
 STORED = Path(__file__).parents[2] / "docs" / "results"
-PARTS = {name: STORED / f"corpus_{name}.npz" for name in ("first", "second", "third", "last")}
+PARTS = {name: STORED / f"corpus_{name}.npz" for name in ("first", "second", "third", "fourth", "fifth", "last")}
 BAD = ("collapsing", "collapsed")
+MOSTLY = 0.9  # share of the later records at which a collapse must be named to count as kept
 SOON = 0.1  # share of the run within which a collapse must be named, and after which "cannot tell yet" is wrong
 
 
@@ -67,6 +68,10 @@ class Score:
     accused: Share = field(default_factory=Share)
     named: Share = field(default_factory=Share)
     finished: Share = field(default_factory=Share)
+    alone: Share = field(default_factory=Share)
+    kept: Share = field(default_factory=Share)
+    ends: Share = field(default_factory=Share)
+    by_run: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: {"right": [], "wrong_stops": []})
     confusion: Counter[tuple[str, str]] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     delays: list[int] = field(default_factory=list)
@@ -85,18 +90,23 @@ def score(runs: Iterable[CorpusRun]) -> Score:
     for run in runs:
         known, words = truth(run), replay(run)
         total.kinds[known.kind] += 1
-        _count_records(total, known, words)
+        before = {name: (getattr(total, name).hits, getattr(total, name).total) for name in total.by_run}
+        count_records(total, known, words)
+        for name, (hits, records) in before.items():
+            total.by_run[name].append((getattr(total, name).hits - hits, getattr(total, name).total - records))
         if known.kind != "unknown":
-            _count_run(total, run, known, words)
+            count_run(total, run, known, words)
     return total
 
 
-def _count_records(total: Score, known: Truth, words: Sequence[str]) -> None:
+def count_records(total: Score, known: Truth, words: Sequence[str]) -> None:
     for i, (states, word) in enumerate(zip(known.states, words, strict=True)):
         if states is None:
             continue
         right = word in states or (word == "cannot tell yet" and i < SOON * len(words))
         total.right.add(right)
+        if len(states) == 1 or states == frozenset(BAD):
+            total.alone.add(word in states)
         label = next(iter(states)) if len(states) == 1 else "several are right"
         label = "collapsed" if states == frozenset(BAD) else label
         total.confusion[label, word] += 1
@@ -105,7 +115,7 @@ def _count_records(total: Score, known: Truth, words: Sequence[str]) -> None:
             total.wrong_stops.add(word == "finished")
 
 
-def _count_run(total: Score, run: CorpusRun, known: Truth, words: Sequence[str]) -> None:
+def count_run(total: Score, run: CorpusRun, known: Truth, words: Sequence[str]) -> None:
     n = len(words)
     healthy = n if known.kind in ("healthy", "idle") else round(np.ceil(run.settings["fault_at"] * n))
     healthy = healthy if known.doubtful is None else min(healthy, known.doubtful)
@@ -116,20 +126,39 @@ def _count_run(total: Score, run: CorpusRun, known: Truth, words: Sequence[str])
         if alarms:
             total.notes.append(f"accused: {run.name}, {alarms} records")
     if known.kind == "collapse" and known.real < n * (1 - SOON):
-        start = max(0, known.real - round(LATE * n))
-        first = next((i for i in range(start, n) if words[i] in BAD), n)
-        # the first three records are too few to tell anything
-        total.named.add(first <= max(known.real, 3) + SOON * n)
-        total.delays.append(first - known.real)
-        if first > max(known.real, 3) + SOON * n:
-            total.notes.append(
-                f"not named: {run.name} ({run.settings['fault']}), real at {known.real}, named at {first}"
-            )
+        _count_collapse(total, run, known, words)
     if known.finished is not None:
         window = words[known.finished : known.finished + round(LATE * n) + 1]
         total.finished.add("finished" in window)
         if "finished" not in window:
             total.notes.append(f"finish not seen: {run.name}, finished at {known.finished}")
+
+
+def _count_collapse(total: Score, run: CorpusRun, known: Truth, words: Sequence[str]) -> None:
+    n, fault = len(words), round(np.ceil(run.settings["fault_at"] * len(words)))
+    first = next((i for i in range(max(known.real - round(LATE * n), fault), n) if words[i] in BAD), n)
+    due = max(known.real, 3) + SOON * n  # the first three records are too few to tell anything
+    total.named.add(first <= due)
+    total.delays.append(first - known.real)
+    if first > due:
+        total.notes.append(f"not named: {run.name} ({run.settings['fault']}), real at {known.real}, named at {first}")
+    later = [word in BAD for word in words[int(due) :]]
+    total.kept.add(first <= due and float(np.mean(later)) >= MOSTLY)
+    total.ends.add(later[-1])
+    if first <= due and not later[-1]:
+        total.notes.append(f"revoked: {run.name} ({run.settings['fault']}), ends as {words[-1]}")
+
+
+def resampled(runs: Sequence[tuple[int, int]], rounds: int = 2000) -> tuple[float, float]:
+    """95 % interval of a share of records if whole runs are drawn again (bootstrap), of which (hits, total) are given.
+
+    >>> resampled([(1, 2), (1, 2)])
+    (0.5, 0.5)
+    """
+    counts, rng = np.array(runs), np.random.default_rng(0)
+    sums = np.array([counts[rng.integers(len(counts), size=len(counts))].sum(axis=0) for _ in range(rounds)])
+    low, high = np.quantile(sums[:, 0] / np.maximum(sums[:, 1], 1), [0.025, 0.975])
+    return float(low), float(high)
 
 
 def table(total: Score) -> str:
@@ -150,6 +179,11 @@ PROMISES = {
     "collapses named in time": "named",
     "finishes named in time": "finished",
 }
+STRICTER = {
+    "state right, where only one is right": "alone",
+    "collapses named in time, and in 90 % of later records": "kept",
+    "collapses named at the last record": "ends",
+}
 
 
 def main() -> None:
@@ -160,14 +194,18 @@ def main() -> None:
     total = score(read(choice.file or PARTS[choice.part]))
     print(table(total))
     print(f"\nruns: {', '.join(f'{v} {k}' for k, v in total.kinds.most_common())}")
-    for label, name in PROMISES.items():
-        print(f"{label:34} {getattr(total, name)}")
+    for label, name in (PROMISES | STRICTER).items():
+        print(f"{label:54} {getattr(total, name)}")
     late = np.array(total.delays)
     most = np.quantile(late, 0.95)
     print(f"delay until a collapse is named: median {np.median(late):.0f}, 95 % within {most:.0f} records")
     print(f"false alarms per healthy run: {np.mean(total.alarms):.3f} records")
     print(*total.notes, sep="\n")
-    print(json.dumps({name: [getattr(total, name).hits, getattr(total, name).total] for name in PROMISES.values()}))
+    print(
+        json.dumps(
+            {name: [getattr(total, name).hits, getattr(total, name).total] for name in (PROMISES | STRICTER).values()}
+        )
+    )
 
 
 if __name__ == "__main__":

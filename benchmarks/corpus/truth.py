@@ -18,7 +18,8 @@ APART = 0.1  # and those of one sample are no closer than this;
 LOST = 1e-2  # or, if distances are all that the loss sees, the total variance has fallen to this share of its maximum,
 GONE = 1e-6  # or, for any loss, to this share
 HUGE = 1e10  # a loss above this is as good as infinite
-ONE = 0.9  # dimensional collapse: the largest eigenvalue has at least this share of the variance
+ONE = 0.9  # dimensional collapse: one dimension has this share of the variance,
+FEW = (16, 4)  # or d/16 of them, four at most
 LOW, HIGH = 0.2, 0.7  # a mode is being learned between these shares of its final level,
 SETTLED = 0.9  # and "learning" is right as well until it has reached this share
 MATTERS = 0.03  # modes that end below this share of the largest do not count,
@@ -74,7 +75,7 @@ def truth(run: CorpusRun) -> Truth:
     named = (real < n and may) or run.scalars["trace_cov"][-1] <= GONE * run.scalars["trace_cov"].max()
     # Losses that do not forbid it may let one dimension take all. So may Barlow Twins with few dimensions, for which
     # its usual weight of redundancy reduction, 0.0051, is too small.
-    weak = run.settings["loss"] in (*CAN_COLLAPSE, "barlow_twins_norm") and _share(run)[-5:].min() >= ONE
+    weak = run.settings["loss"] in (*CAN_COLLAPSE, "barlow_twins_norm") and _share(run, 1)[-5:].min() >= ONE
     # Outputs that are uniform from the start may still differ later, so nobody knows whether that is a collapse.
     uniform = run.settings["loss"] == "dino" and run.scalars["loss"].min() >= UNIFORM * np.log(run.settings["d"])
     weak |= (named and uniform and scenario != "large") or _undone(run.scalars["loss"])
@@ -102,16 +103,17 @@ def _kind(run: CorpusRun) -> str:
     return "dimensional" if run.settings["loss"] == "barlow_twins_norm" else "complete"
 
 
-def _share(run: CorpusRun) -> Floats:
-    """Share of the largest eigenvalue."""
-    return np.asarray(run.lam[:, 0] / np.maximum(run.lam.clip(0).sum(axis=1), 1e-300))
+def _share(run: CorpusRun, k: int) -> Floats:
+    """Share of the k largest eigenvalues."""
+    lam = run.lam.clip(0)
+    return np.asarray(lam[:, :k].sum(axis=1) / np.maximum(lam.sum(axis=1), 1e-300))
 
 
 def _collapse(run: CorpusRun) -> int:
     """First record from which on the embedding is collapsed until the end."""
     v = run.scalars
     if _kind(run) == "dimensional":
-        gone = _share(run) >= ONE
+        gone = _share(run, max(1, min(run.settings["d"] // FEW[0], FEW[1]))) >= ONE
     else:
         alike = (v["negative"] >= ALIKE) & (v["positive"] - v["negative"] <= APART)
         lost = LOST if run.settings["fault"] in ("invariance", "no_variance") else GONE

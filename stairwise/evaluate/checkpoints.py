@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, RunWarning, number, one_of, positive_int
 from stairwise.data.augment import PIPELINES
-from stairwise.data.images import load
+from stairwise.data.images import Images, load
 from stairwise.data.pairs import view_pairs
 from stairwise.data.views import ViewPairs
 from stairwise.distributed import choose_device
@@ -81,7 +81,8 @@ def measure_checkpoints(source: Source, folder: Path, device: str = "auto", prog
     paths = _ordered([Path(p) for p in matching], source.checkpoints)
     where = choose_device(device)
     network = build_encoder(source.model, source.options).to(where)
-    pairs, rows = _pairs(source, where, _dimension(network, source, where))
+    images = load(source.data, size=source.size or 64)
+    pairs, rows = _pairs(source, images, where, _dimension(network, source, images, where))
     views = list(pairs.fixed_batches(rows))
     last, run = -1, None
     skipped: list[str] = []
@@ -158,9 +159,8 @@ def _outputs(network: nn.Module, source: Source) -> Iterator[Callable[[Tensor], 
             hook.remove()
 
 
-def _pairs(source: Source, device: torch.device, d: int) -> tuple[ViewPairs, Tensor]:
+def _pairs(source: Source, images: Images, device: torch.device, d: int) -> tuple[ViewPairs, Tensor]:
     """Draws views, and the images of which they are drawn."""
-    images = load(source.data, size=source.size or 64)
     n = min(positive_int(source.n, "n") if source.n else max(4 * d, 1024), len(images.pixels))
     if n < 2:
         raise InputError("data", "must have at least two images", n)
@@ -169,12 +169,12 @@ def _pairs(source: Source, device: torch.device, d: int) -> tuple[ViewPairs, Ten
     return pairs, rows
 
 
-def _dimension(network: nn.Module, source: Source, device: torch.device) -> int:
+def _dimension(network: nn.Module, source: Source, images: Images, device: torch.device) -> int:
     """The dimension of z, measured on two images."""
     few = replace(source, n=2)
     with eval_mode(network), _outputs(network, source) as embed:
         try:
-            pairs, rows = _pairs(few, device, 1)
+            pairs, rows = _pairs(few, images, device, 1)
             return embed(pairs.fixed(rows)[0])[1].shape[1]
         except RuntimeError as error:
             reason = str(error).splitlines()[0]

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, number, vector
 from stairwise.staircase import words
 from stairwise.staircase.clock import Clock
-from stairwise.staircase.collapse import collapse, one_point
+from stairwise.staircase.collapse import Collapses, copied, one_point, shrinks
 from stairwise.staircase.forecast import Forecast, forecast_steps
 from stairwise.staircase.growth import Growth, History, Rest
 from stairwise.staircase.signs import Signs
@@ -38,6 +38,7 @@ HUGE_LOSS, HUGE = 1e10, 1e30  # losses and eigenvalues above these are as good a
 STILL = 0.25  # a run has not started if no leading eigenvalue has changed by more than this, in log λ,
 STEADY = 0.3  # nor the total variance by more than this
 GROWING = 0.35  # a run whose total variance has grown by this much, in log, over five records, is not finished
+SHRUNK = 0.1  # nor is one whose total variance has fallen to this share of its maximum
 SETTLED = 3  # records without growth after which a run with all dimensions in use is finished
 SEVERAL = 3  # a run with unused dimensions is finished only if it has learned at least this many,
 LONG = 0.5  # if none has grown for this share of the records,
@@ -161,6 +162,11 @@ class Judge:
         """Growth at the finite records."""
         return History(self.lam, self.level, self.rest)
 
+    @cached_property
+    def collapses(self) -> Collapses:
+        """Collapses at the finite records."""
+        return Collapses(self.lam, self.level, self.signs, self.rest)
+
     @property
     def forecasts(self) -> bool:
         """Whether there are enough finite records for a forecast."""
@@ -204,17 +210,29 @@ class Judge:
         seen = words.Seen(now, lam, signs, self.rest.where(slice(i + 1)), self.level)
         state, kind = self._state(i, now, signs)
         if kind in words.COLLAPSES:
-            evidence, remedy = words.collapsed(kind, seen)
-            return self._advice(state, now.learned, (evidence, *words.telling(signs, self.d)), remedy)
+            reasons, remedy = self._collapse(i, kind)
+            return self._advice(state, now.learned, (*reasons, *words.telling(signs, self.d)), remedy)
         idle = state == "not started"
         evidence, remedy = words.idle(seen) if idle else words.moving(kind or state, seen)
-        more = [] if state == "finished" else words.outlook(seen, state, clock, ahead)
         learned = 0 if idle else now.learned
+        if shrinks(signs):  # dimensions come and go with the length of z: nothing is said about the next
+            more, remedy = words.shrinking(seen)
+        else:
+            more = self._change(i, learned)
+            more += [] if state == "finished" else words.outlook(seen, state, clock, ahead)
         more += [*words.mean_mode(seen), *words.telling(signs, self.d)]
-        return self._advice(state, learned, (evidence, *self._change(i, learned), *more), remedy)
+        return self._advice(state, learned, (evidence, *more), remedy)
 
     def _advice(self, state: str, learned: int, evidence: tuple[str, ...], remedy: str = "") -> Advice:
         return Advice(state, learned, self.d, evidence, remedy, self.lam.shape[1] <= learned < self.d)
+
+    def _collapse(self, i: int, kind: str) -> tuple[list[str], str]:
+        """Evidence and remedy of a collapse, with the numbers of the record at which it was seen last."""
+        j = i if kind == "same" else self.collapses.at(i)[2]
+        past = slice(j + 1)
+        then = words.Seen(self.history.at(j), self.lam[past], self.signs.where(past), self.rest.where(past), self.level)
+        evidence, remedy = words.collapsed(kind, then)
+        return [evidence, *([words.said("kept", t=self.t[j])] if j < i else [])], remedy
 
     def _change(self, i: int, learned: int) -> list[str]:
         """How many dimensions were learned a tenth of the run ago, if it was another number."""
@@ -229,9 +247,9 @@ class Judge:
         d, records = self.d, i + 1
         if one_point(signs):
             return "collapsed", "same"
-        if self.level is None and now.moved < STILL and _steady(signs.variance):
+        if self.level is None and now.moved < STILL and _steady(signs.variance) and not shrinks(signs):
             return "not started", ""
-        state, kind = collapse(self.lam[: i + 1], self.level, signs, self.rest.where(slice(i + 1)))
+        state, kind, _ = self.collapses.at(i)
         if state:
             return state, kind
         if self.level is not None and now.learned == 0:
@@ -240,6 +258,8 @@ class Judge:
             return "learning", ""
         if records < FEWEST or _grows(signs.variance):
             return ("learning", "too early") if now.learned >= d else ("waiting", "")
+        if _shrunk(signs.variance) or shrinks(signs) or copied(self.lam[: i + 1], signs, self.rest.where(slice(i + 1))):
+            return "waiting", ""
         if now.learned >= d:
             return ("finished" if now.quiet >= SETTLED else "learning"), ""
         if now.arrival < FAR * records:
@@ -263,6 +283,10 @@ def _grows(variance: Floats) -> bool:
     """Whether the total variance still grows, so that dimensions that grow alike are not called settled."""
     first, last = variance[-5:][0], variance[-1]
     return bool(first > 0 and last > 0 and np.log(last / first) > GROWING)
+
+
+def _shrunk(variance: Floats) -> bool:
+    return bool(variance[-1] <= SHRUNK * np.nanmax(variance, initial=0.0))
 
 
 def _steady(variance: Floats) -> bool:

@@ -1,4 +1,7 @@
-"""Collapse, judged in the geometry of the loss: directions of z, total variance, and the share of one dimension."""
+"""Collapse, judged in the geometry of the loss: directions of z, total variance, and the share of few dimensions.
+
+A collapse that was named stays named until it is plainly mended, so that noise does not revoke it.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +11,7 @@ from stairwise.staircase.signs import Signs
 
 Floats = NDArray[np.float64]
 
+FIRST = 3  # index of the first record at which a collapse may be seen
 RECENT = 5  # records over which a trend is judged
 SOONEST = 6  # the first records may overshoot: most kinds of collapse are named from this one on
 
@@ -18,7 +22,8 @@ SURELY, DRIFTING = 0.985, 0.75  # or this much, if the cosine is as high.
 EQUAL = 0.998  # Below this cosine, embeddings that come to differ are no collapse: views agree better
 MENDING = 0.04  # by this much over the latest records,
 LONG, SLOWLY = 10, 0.03  # or by this much over so many, where the loss is a cosine, as for SimSiam
-NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this
+NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this,
+UNIT = 0.01  # unless z is normalized: variance and ‖mean of z‖² sum to 1, up to this, at every record
 
 # Embeddings are a point, zero, or small
 SAME = 1e-8  # a point: the variance is below this multiple of the squared mean
@@ -27,18 +32,64 @@ LOST, LOSING = 0.02, 0.1  # small, or becoming so: the variance is below this sh
 DISAGREE = 0.5  # unless the views of a sample agree this well,
 VANISHED = 1e-3  # and the loss has not fallen to this share of its maximum
 UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multiple of those shares
+HALVED, CONSTANT = 2.0, 0.15  # the loss is a distance if their ratio is the same, in log, since that halved
+SHRINKS, FOLLOWS = 0.1, 0.15  # z shrinks if distance and variance fall by this, in log, and their ratio by this share
 AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
 
-# One dimension holds all
+# Few dimensions hold all
 FEWEST = 16  # of at least so many dimensions,
-ALONE = 0.9  # this share of the variance,
+ALONE = 0.9  # one has this share of the variance,
 CHEAP = 0.6  # although the loss has fallen to this share of its first value,
 COPIES, LESS = (0.6, 1.5), 0.9  # or to this one, where the variance is d up to these factors: coordinates are copies
-CHARGED = 0.5 * 0.0051  # not if the loss is above this times d(d − 1): Barlow Twins still sees the redundancy
+RISEN = 1.5  # not if the loss has risen to this multiple of its minimum,
+BARLOW = 0.0051  # usual weight of redundancy reduction
+CHARGED = 0.5 * BARLOW  # not if the loss is above this times d(d − 1): Barlow Twins still sees the redundancy
+FEW = (12, 8)  # Or the variance is in d/12 dimensions (participation ratio), or 8, and coordinates are copies of them:
+LARGE = 4.0  # the variance is at least as above, and at most this times d,
+CONTRASTIVE = 1.2  # the loss has been above this multiple of any contrastive loss,
+FREE = 0.5  # and is below this share of what VICReg and Barlow Twins charge for that.
+TINY, TINY_CHARGE = 0.05, 0.1  # Or it is below these shares of its maximum and of what Barlow Twins charges
+
+# Mended
+APART_AGAIN, AGREE_AGAIN = (0.85, 0.15), 0.9  # cosine of negatives, or how much closer positives are; agreement
+GROWN_AGAIN = 0.2  # the variance, as a share of its maximum
+SHARED_AGAIN = 0.25  # the share of all dimensions but one; and twice as many dimensions as count as few
+
+KINDS = ("zero", "point", "variance", "falling", "one", "few")
 
 
-def collapse(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> tuple[str, str]:
-    """The state ("collapsing", "collapsed" or "") and its kind: "zero", "point", "variance", "falling" or "one"."""
+class Collapses:
+    """Collapses at any record of spectra (T, d), judged by the records up to it."""
+
+    def __init__(self, lam: Floats, level: float | None, signs: Signs, rest: Rest) -> None:
+        self.lam, self.level, self.signs, self.rest = lam, level, signs, rest
+        self.seen: dict[int, tuple[str, str]] = {}
+        self.mended = _mended(lam, signs, rest)
+
+    def at(self, i: int) -> tuple[str, str, int]:
+        """The state ("collapsing", "collapsed" or ""), its kind, one of `KINDS`, and the record at which it was seen.
+
+        A kind that was seen at an earlier record is kept, unless it has been mended since.
+        """
+        kept = set(KINDS)
+        for j in range(i, FIRST - 1, -1):
+            state, kind = self._seen(j)
+            if kind in kept:
+                return state, kind, j
+            kept = {kind for kind in kept if not self.mended[kind][j]}
+            if not kept:
+                break
+        return "", "", i
+
+    def _seen(self, i: int) -> tuple[str, str]:
+        if i not in self.seen:
+            past = slice(i + 1)
+            self.seen[i] = _seen(self.level, self.lam[past], self.signs.where(past), self.rest.where(past))
+        return self.seen[i]
+
+
+def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[str, str]:
+    """State and kind of a collapse that the last record shows."""
     d = lam.shape[1] + rest.number
     v, ms = _tail(signs.variance), _tail(signs.mean_square)
     most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
@@ -46,14 +97,34 @@ def collapse(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> tupl
         return "collapsed", "zero"
     apart = len(lam) >= SOONEST and not signs.agreement > DISAGREE  # the first records may overshoot
     sure = UNSEEN if np.isnan(signs.agreement) else 1.0
-    if not _mean_learned(level, signs) and (v[-2:].max() <= VANISHED * most or not _never_started(signs, d)):
+    distance = len(lam) >= SOONEST and _is_distance(signs)
+    if (distance or not _mean_learned(level, signs)) and (
+        v[-2:].max() <= VANISHED * most or not _never_started(signs, d)
+    ):
         if _alike(signs, most):
             return "collapsed", "point"
-        if v[-2:].max() <= sure * LOST * most and ((apart and v[-1] <= 1.3 * v.min()) or _vanished(signs)):
+        if v[-2:].max() <= sure * LOST * most and (
+            ((apart or distance) and v[-1] <= 1.3 * v.min()) or _vanished(signs)
+        ):
             return "collapsed", "variance"
-        if v[-2:].max() <= sure * LOSING * most and apart and v[-1] <= 0.5 * v[0]:
+        if v[-2:].max() <= sure * LOSING * most and ((apart and v[-1] <= 0.5 * v[0]) or distance):
             return "collapsing", "falling"
-    return ("collapsed", "one") if _alone(lam, level, signs, rest) else ("", "")
+    if _alone(lam, level, signs, rest):
+        return "collapsed", "one"
+    return ("collapsed", "few") if _few(lam, level, signs, rest) else ("", "")
+
+
+def _mended(lam: Floats, signs: Signs, rest: Rest) -> dict[str, NDArray[np.bool_]]:
+    """At which records there is evidence that a collapse of each kind is over, (T,)."""
+    negative, gap = signs.negative, signs.positive - signs.negative
+    most = np.fmax.accumulate(signs.variance)
+    agree = (signs.agreements >= AGREE_AGAIN) & ~_cosines(signs)
+    grown = ~(signs.variance <= GROWN_AGAIN * most)
+    return dict.fromkeys(("zero", "variance", "falling"), grown) | {
+        "point": ~((negative >= APART_AGAIN[0]) & (gap <= APART_AGAIN[1])) | agree,
+        "one": _others(lam, rest) > SHARED_AGAIN,
+        "few": participation(lam, rest) > 2 * _at_most(lam.shape[1] + rest.number),
+    }
 
 
 def one_point(signs: Signs) -> bool:
@@ -63,6 +134,8 @@ def one_point(signs: Signs) -> bool:
 
 def _mean_learned(level: float | None, signs: Signs) -> bool:
     """Whether C has learned, or is learning, its constant mode, whose eigenvalue ‖mean of z‖² goes to 1."""
+    if (np.abs(signs.variance + signs.mean_square - 1) <= UNIT).all():  # z is normalized, and always of norm 1
+        return False
     first, now = _tail(signs.mean_square)[[0, -1]]
     near = abs(now - 1) <= (NEAR_C if level is not None else NEAR)
     return bool(near or (1.1 * first < now < 1 and not _is_cosine(signs)))
@@ -97,8 +170,31 @@ def _vanished(signs: Signs) -> bool:
 
 def _is_cosine(signs: Signs) -> bool:
     """Whether the loss is a function of the positive cosine alone, −cos or 2 − 2 cos."""
-    loss, positive = signs.loss[-1], signs.positive[-1]
-    return bool(min(abs(loss + positive), abs(loss - 2 * (1 - positive))) <= 0.05)
+    return bool(_cosines(signs)[-1])
+
+
+def _cosines(signs: Signs) -> NDArray[np.bool_]:
+    loss, positive = signs.loss, signs.positive
+    return np.asarray(np.minimum(np.abs(loss + positive), np.abs(loss - 2 * (1 - positive))) <= 0.05)
+
+
+def _is_distance(signs: Signs) -> bool:
+    """Whether the loss is proportional to the squared distance of the two views, so that small z are all it asks for.
+
+    Both are compared since the distance halved.
+    """
+    distance = _distance(signs)
+    before = np.flatnonzero(distance >= HALVED * distance[-1])
+    if not len(before):
+        return False
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = signs.loss[before[-1] :] / distance[before[-1] :]
+    return bool((ratios > 0).all() and ratios.max() <= np.exp(CONSTANT) * ratios.min() < np.inf)
+
+
+def _distance(signs: Signs) -> Floats:
+    """Half of the mean squared distance of two views of equal length: (1 − p) E‖z‖²."""
+    return np.asarray((signs.variance + signs.mean_square) * (1 - signs.positive))
 
 
 def _never_started(signs: Signs, d: int) -> bool:
@@ -116,6 +212,10 @@ def _alone(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
     loss = signs.loss[np.isfinite(signs.loss)]
     if d < FEWEST or len(lam) < width or not len(loss):
         return False
+    if signs.variance[-1] < 0.5 * signs.variance[-width]:  # the scale of z has not settled
+        return False
+    if loss[-1] > RISEN * loss.min():
+        return False
     copies = COPIES[0] * d <= signs.variance[-1] <= COPIES[1] * d
     charged = level is None and not copies and loss[-1] >= CHARGED * d * (d - 1)
     if charged or not 0 < loss[-1] <= (LESS if copies else CHEAP) * loss[0]:
@@ -123,5 +223,59 @@ def _alone(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
     recent = np.maximum(lam[-width:], 0)
     if level is not None and not (recent[:, 0] > 2 * level).all():
         return False
-    others = 1 - recent[:, 0] / np.maximum(rest.totals(lam)[-width:, 0], 1e-300)
-    return bool((others <= 1 - ALONE).all() and others[-2:].mean() <= 1.1 * others[:2].mean())
+    others = _others(lam[-width:], rest.where(slice(-width, None)))
+    lower = others[-1] <= 0.5 * (1 - ALONE) or others[-2:].mean() <= 1.1 * others[:2].mean()
+    return bool((others <= 1 - ALONE).all() and lower)
+
+
+def _others(lam: Floats, rest: Rest) -> Floats:
+    """Share of the variance outside of the largest dimension, (T,)."""
+    return np.asarray(1 - np.maximum(lam[:, 0], 0) / np.maximum(rest.totals(lam)[:, 0], 1e-300))
+
+
+def _few(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
+    """Whether few dimensions have held the variance for a while, and the loss does not charge for it."""
+    d, loss = lam.shape[1] + rest.number, signs.loss[np.isfinite(signs.loss)]
+    if d < FEWEST or len(lam) < SOONEST or not len(loss) or not 0 < loss[-1] <= LESS * loss[0]:
+        return False
+    used = np.maximum(participation(lam[-RECENT:], rest.where(slice(-RECENT, None))), 1.0)
+    if not (used <= _at_most(d)).all() or used[-1] > 1.1 * used[0] or not signs.negative[-1] < ALIKE:
+        return False
+    charge = BARLOW * d * (d / used[-1] - 1)
+    if loss[-1] <= min(TINY * loss.max(), TINY_CHARGE * charge):
+        return True
+    contrastive = not loss.max() > CONTRASTIVE * np.log(2 * signs.batch[-1])
+    if level is not None or contrastive or not signs.agreement >= AGREE_AGAIN:
+        return False
+    return loss[-1] <= FREE * charge and copied(lam, signs, rest)
+
+
+def copied(lam: Floats, signs: Signs, rest: Rest) -> bool:
+    """Whether the coordinates are copies of few dimensions, and the loss is below what VICReg charges for that."""
+    d, variance, loss = lam.shape[1] + rest.number, signs.variance[-1], signs.loss[-1]
+    used = max(float(participation(lam[-1:], rest.where(slice(-1, None)))[0]), 1.0)
+    if d < FEWEST or used > _at_most(d) or not COPIES[0] * d <= variance <= LARGE * d:
+        return False
+    return bool(0 < loss <= FREE * (d / used - 1))
+
+
+def _at_most(d: int) -> float:
+    """The largest number of dimensions that counts as few."""
+    return min(d / FEW[0], FEW[1])
+
+
+def shrinks(signs: Signs) -> bool:
+    """Whether z becomes shorter because that is what the loss asks for: loss and distance of the views fall alike."""
+    distance = _distance(signs)
+    if not np.isfinite(distance).any():
+        return False
+    most = int(np.nanargmax(distance))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fall, lost = np.log(distance[most] / distance[-1]), np.log(np.nanmax(signs.variance) / signs.variance[-1])
+        ratios = np.log(signs.loss[most:] / distance[most:])
+    return bool(min(fall, lost) >= SHRINKS and np.isfinite(ratios).all() and np.ptp(ratios) <= FOLLOWS * fall)
+
+
+def participation(lam: Floats, rest: Rest) -> Floats:
+    """How many dimensions share the variance: (Σλ)²/Σλ², (T,)."""
+    return np.asarray(rest.totals(lam) ** 2 / np.maximum(rest.squares(lam), 1e-300))[:, 0]

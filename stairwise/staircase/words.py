@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.staircase.clock import Clock, duration
+from stairwise.staircase.collapse import participation
 from stairwise.staircase.forecast import Forecast
 from stairwise.staircase.growth import Growth, Rest
 from stairwise.staircase.signs import Signs, telling_value
@@ -28,6 +29,9 @@ SENTENCES = {
     "falling": "The total variance has fallen to {share:.1g} of its maximum and is still falling.",
     "one": "One of {d} dimensions holds {share:.0f} % of the variance, although the loss has fallen to {loss:.0f} % of "
     "its first value: dimensional collapse.",
+    "few": "The variance of {d} coordinates is in {few:.1f} dimensions (participation ratio), and a loss of {loss:.2g} "
+    "does not charge for that: dimensional collapse.",
+    "kept": "This was last seen at t = {t:.3g}, and nothing shows that it is mended.",
     "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0f} %.",
     "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
     "is near {level:.2g}.",
@@ -49,6 +53,8 @@ SENTENCES = {
     "nothing below": "Nothing can be seen growing below them, which is no reason to stop.",
     "unseen": "Only the {k} leading eigenvalues are recorded, and all of them are in use; the others are seen in "
     "their sum only.",
+    "shrinking": "The loss falls only as z becomes shorter, which is no progress: the total variance is {share:.2g} of "
+    "its maximum.",
     "mean mode": "The largest eigenvalue of C, {top:.2g}, comes mainly from the mean of z, since ‖mean of z‖² is "
     "{mean:.2g}: C is not centred.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
@@ -73,6 +79,7 @@ COLLAPSES = {
     "variance": "variance",
     "falling": "variance",
     "one": "one",
+    "few": "one",
 }
 
 
@@ -142,6 +149,9 @@ def collapsed(kind: str, seen: Seen) -> tuple[str, str]:
         losses, total = signs.loss[np.isfinite(signs.loss)], float(seen.rest.totals(seen.lam)[-1, 0])
         share = 100 * max(seen.lam[-1, 0], 0.0) / max(total, 1e-300)
         words = said("one", d=seen.d, share=share, loss=100 * losses[-1] / losses[0])
+    elif kind == "few":
+        used = float(participation(seen.lam[-1:], seen.rest.where(slice(-1, None)))[0])
+        words = said("few", d=seen.d, few=used, loss=signs.loss[-1])
     else:
         most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
         words = said(kind, share=signs.variance[-1] / max(most, 1e-300))
@@ -225,6 +235,12 @@ def outlook(seen: Seen, state: str, clock: Clock | None, ahead: Forecast | None)
     elif soon:
         out.append(said("soon", more=f"{soon} more {'is' if soon == 1 else 'are'}"))
     return out
+
+
+def shrinking(seen: Seen) -> tuple[list[str], str]:
+    """Evidence and remedy of a run whose embeddings become shorter, but are not small yet."""
+    share = seen.signs.variance[-1] / np.nanmax(seen.signs.variance)
+    return [said("shrinking", share=share)], REMEDIES["variance"]
 
 
 def mean_mode(seen: Seen) -> list[str]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
@@ -67,6 +68,17 @@ def source(pattern, **more):
         "size": 16,
     } | more
     return Source(**given)
+
+
+def test_unreadable_images_are_mentioned_once(place):
+    (place / "images").mkdir()
+    for i in range(4):
+        Image.fromarray(np.full((16, 16, 3), 40 * i, np.uint8)).save(place / "images" / f"{i}.png")
+    (place / "images" / "broken.png").write_text("no image")
+    torch.save(next(states(1))[1], place / "ck-1.pt")
+    with pytest.warns(RunWarning) as said:
+        measure_checkpoints(source(str(place / "ck-1.pt"), data=str(place / "images")), place / "out", "cpu")
+    assert [str(note.message)[:19] for note in said] == ["1 of 5 images skipp"]
 
 
 @pytest.mark.parametrize("form", ["plain", "lightning", "compiled", "parallel", "safetensors"])

@@ -8,20 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 import stairwise as sw
+from benchmarks.bench_forecast import score
+from benchmarks.corpus.score import Share
 from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
 from stairwise.files import load_arrays
 from stairwise.paper import batch, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
 from stairwise.paper.harness import CATALOG, LARGEST, from_stored, stored_names
 from stairwise.paper.trained import METHODS, steps_of, steps_table
-from stairwise.staircase.growth import relative
 from stairwise.training.recipe import load_recipe
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAPER = tomllib.loads((RESULTS / "paper_values.toml").read_text(encoding="utf-8"))
 LOSSES = {"barlow_twins": "C", "simclr": "Cov z", "vicreg": "Cov z"}
+NAMES = {"barlow_twins": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 CLEAN = {"barlow_twins": (18, 16), "simclr": (7, 7), "vicreg": (6, 6)}  # of two seeds, as the page says
 PAGE = (RESULTS / "staircases.md").read_text(encoding="utf-8")
 
@@ -76,19 +79,7 @@ def test_forecasts_of_real_networks(loss, seed, row):
 
 def forecasts_of(t, lam, followed):
     """Forecasts made when a mode reaches a hundredth of its plateau: errors relative to the time left; do they hold?"""
-    level = 1.0 if followed == "C" else None
-    lam = lam if followed == "C" else relative(lam)
-    steps = sw.detect_steps(t, lam)
-    errors, inside = [], []
-    for step, mode, plateau in zip(steps.times, steps.modes, steps.levels, strict=True):
-        low = np.flatnonzero((lam[:, mode] < 0.01 * plateau) & (t < step))
-        if len(low) and low[-1] >= 10 and t[low[-1] + 1] < step:
-            end = low[-1] + 2
-            ahead = sw.forecast_steps(t[:end], lam[:end], level=level)
-            which = np.flatnonzero(ahead.modes == mode)
-            errors.append(abs(ahead.times[which[0]] - step) / (step - t[end - 1]) if len(which) else np.inf)
-            inside.append(len(which) > 0 and ahead.low[which[0]] <= step <= ahead.high[which[0]])
-    return errors, inside
+    return score(t, lam, 1.0 if followed == "C" else None)
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, "stl10"])
@@ -117,6 +108,30 @@ def test_forecasts_of_more_networks(loss, file):
     assert f"| {found} |" in PAGE
     assert np.median(errors) <= 0.25
     assert 0.7 <= np.mean(inside) <= 0.9
+
+
+def test_the_ten_new_runs_one_by_one():
+    """Of each run, and intervals of each loss: Clopper and Pearson's for shares, order statistics for medians."""
+    stored = load_arrays(RESULTS / "forecasts_new.npz")
+    pools = {}
+    for name in sorted(key.removesuffix(".times") for key in stored if key.endswith(".times")):
+        loss = name.split(".")[0]
+        errors, inside = score(*(stored[f"{name}.{k}"].astype(float) for k in ("times", "spectra")), level_of(loss))
+        pools.setdefault(loss, ([], []))[0].extend(errors)
+        pools[loss][1].extend(inside)
+        if errors:
+            assert f"{name} {100 * np.median(errors):.0f} % ({sum(inside)} of {len(inside)} hold)" in PAGE
+        else:
+            assert f"{name} has no step to forecast" in PAGE
+    for loss, (errors, inside) in pools.items():
+        low, high = (100 * x for x in Share(sum(inside), len(inside)).interval)
+        first, last = (int(k) for k in binom.ppf([0.025, 0.975], len(errors), 0.5))
+        ends = 100 * np.sort(errors)[[max(first - 1, 0), min(last, len(errors) - 1)]]
+        assert f"{NAMES[loss]} {ends[0]:.0f} to {ends[1]:.0f} % and {low:.0f} to {high:.0f} %" in PAGE
+
+
+def level_of(loss):
+    return 1.0 if LOSSES[loss] == "C" else None
 
 
 def test_forecasts_from_the_covariance_are_worse():

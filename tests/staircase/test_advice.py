@@ -1,7 +1,6 @@
 """The advice: records that make each sentence and each remedy appear, and what holds for all records."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,34 +11,23 @@ import stairwise as sw
 from stairwise.checks import InputError
 from stairwise.staircase.advice import ENOUGH, STATES, Judge, advise
 from stairwise.staircase.growth import History, learned
-from stairwise.staircase.signs import Signs, telling_value
 from stairwise.staircase.steps import FEWEST
 from stairwise.staircase.words import REMEDIES, SENTENCES
+from tests.staircase.made import (
+    SHRINKING,
+    VICREG,
+    T,
+    falling,
+    ruled_by_one,
+    ruled_by_two,
+    said,
+    shrinking,
+    signs,
+    staircase,
+    steady,
+)
 
-T = 60
 CLOCK = sw.Clock(np.arange(T) * 1.0, np.arange(T) * 50.0, np.arange(T) * 10.0)
-
-
-def staircase(*gamma, until=1.5, records=100, start=1e-6):
-    """Times and eigenvalues of C in the linear theory."""
-    t = np.linspace(0, until, records)
-    return t, 1 / (1 + np.exp(-8 * np.outer(t, gamma)) / start)
-
-
-def steady(*spectrum, records=T):
-    """Times and spectra that do not move, but for a little noise."""
-    noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((records, len(spectrum))))
-    return np.arange(records) * 1.0, np.array(spectrum) * noise
-
-
-def signs(lam, **known):
-    """Signs of which some are known; a number stands for every record."""
-    full = {name: np.broadcast_to(np.float64(value), len(lam)).copy() for name, value in known.items()}
-    return replace(Signs.unknown(lam), **full)
-
-
-def said(t, lam, level=1.0, clock=None, **known):
-    return advise(t, lam, clock, level, signs(np.asarray(lam), **known) if known else None)
 
 
 def said_of_leading(k, t, lam, level=1.0):
@@ -57,18 +45,6 @@ def grown_then_still(*after):
 def lost_at(record):
     t, lam = steady(1.0, 0.5, 0.2)
     lam[record:] = np.nan
-    return t, lam
-
-
-def falling(share):
-    """A covariance whose variance falls to a share of its maximum."""
-    t, lam = steady(1.0, 0.6, 0.3, 0.1)
-    return t, lam * np.r_[np.ones(T - 10), np.geomspace(1, share, 10)][:, None]
-
-
-def ruled_by_one():
-    t, lam = steady(1.0, *[0.001] * 19)
-    lam[:10, 1:] = 0.5
     return t, lam
 
 
@@ -98,6 +74,9 @@ CASES = {
     "variance": lambda: said(*falling(0.01), level=None, positive=0.5, negative=0.4),
     "falling": lambda: said(*falling(0.05), level=None, positive=0.5, negative=0.4),
     "one": lambda: said(*ruled_by_one(), level=None, loss=np.linspace(10, 0.5, T)),
+    "few": lambda: said(*ruled_by_two(), level=None, **VICREG),
+    "kept": lambda: said(*ruled_by_two(0.3), level=None, **VICREG),
+    "shrinking": lambda: said(*shrinking(0.5), level=None, **SHRINKING),
     "still": lambda: said(*steady(1.0, 0.5, 0.2), level=None),
     "none yet": lambda: said(*staircase(2.0, 1.0, 0.5, until=0.3)),
     "rising": lambda: said(*staircase(2.0, 1.0, 0.9)),
@@ -127,6 +106,9 @@ STATE_OF = {  # where a sentence belongs to one state
     "variance": "collapsed",
     "falling": "collapsing",
     "one": "collapsed",
+    "few": "collapsed",
+    "kept": "collapsed",
+    "shrinking": "waiting",
     "still": "not started",
     "none yet": "not started",
     "rising": "learning",
@@ -205,83 +187,6 @@ def test_a_loss_that_is_fine_is_not_called_infinite():
 def test_a_run_that_was_never_finite():
     t, lam = lost_at(0)
     assert said(t, lam).evidence == ("The embeddings have not been finite since the first record.",)
-
-
-@pytest.mark.parametrize(
-    ("loss", "batch", "d", "name"),
-    [
-        (np.log(64), 64, 8, "ln 64"),
-        (np.log(127), 64, 8, "ln(2·64 − 1)"),
-        (np.log(4096), 64, 8, "ln 4096"),
-        (np.log(65536), np.nan, 8, "ln 65536"),
-        (12.0, np.nan, 12, "d = 12"),
-        (11.0, np.nan, 12, "d − 1"),
-        (25.0, np.nan, 12, "25"),
-        (24.0, np.nan, 12, None),
-        (np.nan, 64, 12, None),
-        (0.0, 64, 1, None),
-    ],
-)
-def test_telling_values(loss, batch, d, name):
-    found = telling_value(signs(np.ones((10, d)), loss=loss, batch=batch), d)
-    assert (found and found[0]) == name
-
-
-def test_a_loss_that_passes_a_telling_value_does_not_sit_there():
-    lam = np.ones((11, 8))
-    assert telling_value(signs(lam, loss=np.linspace(30, 20, 11)), 8) is None
-    assert telling_value(signs(lam[:4], loss=25.0), 8) is None
-
-
-ALIKE = {"level": None, "positive": 0.96, "negative": 0.95}  # agreement 0.2
-EVEN = np.tile(np.r_[np.ones(8), np.full(8, 0.3)], (30, 1))
-EVEN[:3, 0] = 9.0  # something has moved
-T30 = np.arange(30.0)
-
-
-@pytest.mark.parametrize(
-    ("known", "bad"),
-    [
-        ({}, True),
-        ({"positive": 0.98}, False),  # agreement 0.6: the mean has drifted
-        ({"positive": 0.98, "loss": -0.98}, True),  # but not if the loss is that cosine,
-        ({"positive": np.linspace(0.97, 0.99, 30), "loss": -0.98}, False),  # unless the views come to agree
-        ({"positive": 0.952 + 0.003 * np.r_[np.zeros(26), 1, 2, 3, 4]}, False),
-        ({"positive": 0.999, "negative": 0.99}, False),  # agreement 0.9
-        ({"positive": 0.999, "negative": 0.99, "loss": np.geomspace(1, 1e-5, 30)}, True),  # the loss has vanished
-        ({"positive": 0.993, "negative": 0.99}, True),
-        ({"loss": np.log(16)}, False),  # no prototype is chosen yet
-        ({"loss": np.log(127)}, False),  # a contrastive loss of 64 pairs has not begun
-        ({"loss": np.log(127), "batch": np.nan}, True),
-        ({"loss": np.r_[0.5 * np.log(16), np.full(29, np.log(16))]}, True),  # they had been chosen
-    ],
-)
-def test_when_equal_directions_are_a_collapse(known, bad):
-    says = said(T30, EVEN, **{"loss": 1.0, "batch": 64} | ALIKE | known)
-    assert (says.state == "collapsed") == bad, str(says)
-
-
-def test_small_embeddings_are_a_collapse_where_the_loss_vanishes_too():
-    fall = np.geomspace(1, 1e-5, 30)
-    agreeing = {"level": None, "positive": 0.8, "negative": 0.1}
-    assert said(T30, EVEN * fall[:, None], **agreeing, loss=fall).state == "collapsed"
-    assert said(T30, EVEN * fall[:, None], **agreeing, loss=1.0).state != "collapsed"
-
-
-@pytest.mark.parametrize(
-    ("size", "loss", "bad"),
-    [
-        (3.0, (20, 10), False),  # 60 % is needed: it is, but the loss charges for redundancy
-        (3.0, (20, 0.4), True),
-        (16.0, (20, 10), True),  # coordinates of unit variance, all alike
-        (16.0, (20, 19), False),
-    ],
-)
-def test_when_one_dimension_is_a_collapse(size, loss, bad):
-    lam = np.tile(size * np.r_[0.99, np.full(15, 0.01 / 15)], (30, 1))
-    lam[:3] = size / 16
-    says = said(T30, lam, level=None, loss=np.linspace(*loss, 30), positive=0.8, negative=0.1)
-    assert (says.state == "collapsed") == bad, str(says)
 
 
 @st.composite
