@@ -108,7 +108,7 @@ def recorded(device, folder, measure, size, d, batch):
 
 def memory(monitor):
     """Bytes of a monitor's sums and bases."""
-    parts = (monitor.sums, monitor.before, monitor.tracked, monitor.bases)
+    parts = (monitor.sums, monitor.before, monitor.frames.bases, monitor.bases)
     return sum(value.nbytes for part in parts for value in part.values())
 
 

@@ -36,7 +36,7 @@ class Spectrum:
         eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); they can be negative. C is not centred:
             if the mean of z is large, the first eigenvalue is the mean's, about `mean_square`.
         covariance: of the centred covariance of both views together (divided by 2N − 1), (d,). Variances smaller than
-            about 1e-10 times the squared mean lose digits; above 1024 dimensions, in float32, below 1e-3.
+            about 1e-10 times the squared mean lose digits.
         normalized: of C after standardizing each dimension of each view (Barlow Twins' batch norm), (d,), if requested.
         hidden: of the centred covariance of the representations, (features,); None if not given.
         mean_square: ‖mean of z‖²; much larger than the covariance if all embeddings are nearly the same point.
@@ -137,15 +137,16 @@ def _all_of_z(sums: dict[str, Floats], n: float, normalized: bool) -> dict[str, 
 def _leading_of_z(sums: dict[str, Floats], n: float) -> dict[str, Any]:
     """The leading eigenvalues, and exact sums of all."""
     (squares_u, sum_u, _), (squares_v, _, _) = np.asarray(sums["z.facts"], dtype=np.float64)
-    mean, unbiased = sum_u / (2 * n), 2 * n / (2 * n - 1)
+    mean, centre = sum_u / (2 * n), np.asarray(sums["z.centre"], dtype=np.float64)  # the mean of z − centre
+    unbiased = 2 * n / (2 * n - 1)
     trace, second = (float((squares_u + sign * squares_v).sum()) / (4 * n) for sign in (-1, 1))
     C, covariance = (np.asarray(sums[name], dtype=np.float64) for name in ("z.C", "z.covariance"))
     return {
         "eigenvalues": C[::-1][:KEPT] if C.ndim == 1 else _padded(_nystroem_difference(*C)),
         "covariance": _leading(covariance) * unbiased,
-        "mean_square": float(mean @ mean),
+        "mean_square": float((mean + centre) @ (mean + centre)),
         "dimensions": len(mean),
-        "trace": trace,
+        "trace": trace + float((2 * mean + centre) @ centre),
         "variance": (second - float(mean @ mean)) * unbiased,
         "batch": round(float(sums["pairs"][1] / max(sums["pairs"][0], 1e-300))),
     }

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from stairwise.distributed import total, world
 from stairwise.monitor.bases import leading_values
+from stairwise.monitor.frames import Frames, sums_of
 from stairwise.monitor.moments import COLUMNS, ONES, facts
 
 
@@ -53,34 +54,41 @@ def joint_flaws(flaws: Tensor) -> Tensor:
     return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
 
 
-def condensed(sums: dict[str, Tensor], tracked: dict[str, Tensor], dense: dict[str, Tensor]) -> dict[str, Tensor]:
+def condensed(sums: dict[str, Tensor], frames: Frames, bases: dict[str, Tensor]) -> dict[str, Tensor]:
     """Replace sums that are not to be decomposed completely by small matrices; all others are returned as they are.
 
-    Arguments:
-        tracked: bases of the tracked sums, by "z" and "h".
-        dense: bases in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
+    bases: those in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
     """
     out = dict(sums)
-    if "uu" in sums and ("z" in tracked or sums["uu"].dtype != torch.float64):
-        u, v = out.pop("uu"), out.pop("vv")
-        out |= _tracked_pairs(u, v, tracked["z"]) if "z" in tracked else _dense_pairs(u, v, dense)
-    if "hh" in sums and ("h" in tracked or sums["hh"].dtype != torch.float64):
-        h = out.pop("hh")
-        out |= _tracked_hidden(h, tracked["h"]) if "h" in tracked else _dense_hidden(h, dense)
+    for stream, centre in frames.centres.items():
+        names, basis = sums_of(stream, sums), frames.bases.get(stream)
+        parts = [out.pop(name) for name in names]
+        if stream == "z" and parts:
+            u, v = parts
+            out |= _dense_pairs(u, v, centre, bases) if basis is None else _tracked_pairs(u, v, centre, basis)
+            out["z.centre"] = centre
+        elif parts:
+            out |= _dense_hidden(parts[0], bases) if basis is None else _tracked_hidden(parts[0], basis)
     return out
 
 
-def _dense_pairs(u: Tensor, v: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
+def _dense_pairs(u: Tensor, v: Tensor, centre: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With c the centre and m the mean of z − c, the moments of z are those of z − c, plus mcᵀ + cmᵀ + ccᵀ."""
     d = len(u) - ONES
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
     U, V, mean = u[:d, :d], v[:d, :d], of_u[1] / (2 * n)
     products = {
         "covariance": lambda q: (U @ q + V @ q) / (4 * n) - torch.outer(mean, mean @ q),
-        "C": lambda q: (U @ q - V @ q) / (4 * n),
+        "C": lambda q: (U @ q - V @ q) / (4 * n) + _means(mean, centre, q),
     }
     values = {f"z.{name}": leading_values(product, bases, name, mean) for name, product in products.items()}
     return {"z.facts": torch.stack([of_u, of_v])} | values
+
+
+def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
+    """(mcᵀ + cmᵀ + ccᵀ) q."""
+    return torch.outer(mean, centre @ q) + torch.outer(centre, (mean + centre) @ q)
 
 
 def _dense_hidden(h: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -91,7 +99,7 @@ def _dense_hidden(h: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"h.facts": known, "h.covariance": values}
 
 
-def _tracked_pairs(u: Tensor, v: Tensor, basis: Tensor) -> dict[str, Tensor]:
+def _tracked_pairs(u: Tensor, v: Tensor, centre: Tensor, basis: Tensor) -> dict[str, Tensor]:
     """For C, the products Qᵀ S Q and those of S Q with itself, of u, of v and of both; for the covariance likewise."""
     d, q = len(u), basis.double()
     of_u, of_v = facts(u, d), facts(v, d)
@@ -99,6 +107,7 @@ def _tracked_pairs(u: Tensor, v: Tensor, basis: Tensor) -> dict[str, Tensor]:
     U, V = (x[:, :COLUMNS].double() / (4 * n) for x in (u, v))
     mean = of_u[1].double() / (2 * n)
     both = U + V - torch.outer(mean, mean @ q)
+    U = U + _means(mean, centre.double(), q)
     C = torch.stack([q.T @ U, U.T @ U, q.T @ V, V.T @ V, U.T @ V])
     return {
         "z.facts": torch.stack([of_u, of_v]),

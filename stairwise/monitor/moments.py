@@ -79,15 +79,36 @@ def facts(sums: Tensor, d: int) -> Tensor:
 
 def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]:
     """A stored state in today's form; sums in a form that cannot be continued are left out."""
-    out = {}
+    out: dict[str, Tensor] = {}
     for name, value in _from_older(state).items():
-        if name.rpartition(".")[2] in STREAMS and not name.startswith(("tracked.", "bases.")):
-            tracked = f"tracked.{STREAMS[name.rpartition('.')[2]]}" in state
-            kind = layout(len(value) - (0 if tracked else ONES), exact)
+        part, _, key = name.rpartition(".")
+        if key in STREAMS and part in ("", "before"):
+            tracked = f"tracked.{STREAMS[key]}" in state
+            d = len(value) - (0 if tracked else ONES)
+            kind = layout(d, exact)
             if tracked != (kind == "tracked"):
                 continue
             value = value.to(precision(kind))
+            if kind != "all":
+                out.setdefault(f"centres.{STREAMS[key]}", value.new_zeros(d))  # older sums have no centre
         out[name] = value
+    return out
+
+
+def shifted(sums: Tensor, by: Tensor, basis: Tensor | None) -> Tensor:
+    """The sums of x + by, from those of x."""
+    d = len(by)
+    _, total, number = facts(sums, d)
+    n, columns = number[0], torch.eye(d, dtype=by.dtype, device=by.device) if basis is None else basis
+    more = torch.outer(total, by @ columns) + torch.outer(by, total @ columns) + n * torch.outer(by, by @ columns)
+    out = sums.clone()
+    out[:d, : more.shape[1]] += more
+    if basis is None:
+        out[:d, d:] += n * by[:, None]
+        out[d:, :d] += n * by
+    else:
+        out[:, COLUMNS] += 2 * by * total + n * by.square()
+        out[:, COLUMNS + 1] += n * by
     return out
 
 

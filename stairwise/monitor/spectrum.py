@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, flag, number, positive_int
 from stairwise.distributed import rank, reduced, total, world
 from stairwise.monitor import moments
-from stairwise.monitor.bases import first_basis, moved, turned
+from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
 from stairwise.monitor.digest import condensed, cross_sums, direction_sums, joint_flaws, pair_sums
+from stairwise.monitor.frames import Frames
 
 if TYPE_CHECKING:
     from stairwise.monitor.hooks import Attachment
@@ -67,10 +67,8 @@ class SpectrumMonitor:
         self.exact = True if self.normalized else None if exact is None else flag(exact, "exact")
         self.sums: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
-        self.tracked: dict[str, Tensor] = {}  # bases of tracked sums, of "z" and "h"
+        self.frames = Frames()
         self.bases: dict[str, Tensor] = {}  # bases in which leading eigenvalues are found, by spectrum
-        self.turned: dict[str, Tensor] = {}  # the same, for the time after the next reset, if processes agreed on them
-        self.shared: set[str] = set()  # streams whose basis is the same in all processes
         self.waiting: dict[str, list[Tensor]] = {"z": [], "h": []}  # z_a and z_b in columns; rows of h
         self.seen = 0
         self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
@@ -93,7 +91,7 @@ class SpectrumMonitor:
         self.seen += len(z_a)
         if self.window is not None and self.seen >= self.window:
             self.flush()
-            self._turn(keep=True)
+            self.frames.turn(self.sums, keep=True)
             self.before, self.sums, self.seen = self.sums, {}, 0
 
     def collect_hidden(self, h: Tensor) -> None:
@@ -132,23 +130,27 @@ class SpectrumMonitor:
             rows.masked_fill_(~finite[:, None, None], 0.0)
             pairs = rows.shape[1] if name == "z" else rows.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
-            if kind == "tracked" and name not in self.tracked:
-                self.tracked[name] = first_basis(rows.unflatten(2, (-1, _size(name, rows[0]))).flatten(0, 2))
             if name == "z":
                 self._count(finite)
-                self._add_pairs(rows, finite, keep, kind)
+                self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite, keep)
+                self._add_sums("pairs", pair_sums(rows, full=kind == "all"), finite, keep)
+            views = rows.unflatten(2, (-1, _size(name, rows[0])))
+            if kind != "all":  # in float32 a large mean would hide the variance
+                self.frames.subtract_centre(name, views, finite)
+                rows.masked_fill_(~finite[:, None, None], 0.0)
+            if kind == "tracked" and name not in self.frames.bases:
+                self.frames.bases[name] = first_basis(views.flatten(0, 2))
+            if name == "z":
+                self._add_pairs(views[:, :, 0], views[:, :, 1], finite, keep)
             else:
                 self._add("hh", rows, finite, keep)
 
-    def _add_pairs(self, z: Tensor, finite: Tensor, keep: float, kind: str) -> None:
-        """Add batches of pairs, (batches, N, 2d), those not finite set to zero."""
-        a, b = z.chunk(2, dim=2)
+    def _add_pairs(self, a: Tensor, b: Tensor, finite: Tensor, keep: float) -> None:
+        """Add batches of pairs, (batches, N, d) each, those not finite set to zero."""
         self._add("uu", a + b, finite, keep)
         self._add("vv", a - b, finite, keep)
         if self.normalized:
             self._accumulate("ab", cross_sums(a, b, _ages(a, keep)), keep ** len(a))
-        self._add_sums("directions", direction_sums(a, b), finite, keep)
-        self._add_sums("pairs", pair_sums(z, full=kind == "all"), finite, keep)
 
     def attach(
         self,
@@ -196,19 +198,20 @@ class SpectrumMonitor:
             stream = moments.STREAMS.get(name, "")
             if name not in self.sums:
                 self.sums[name] = value.clone()
-                self.tracked |= {n: basis.clone() for n, basis in other.tracked.items() if n == stream}
+                self.frames.adopt(stream, other.frames)
                 continue
             if self.sums[name].shape != value.shape:
                 sizes = f"{self.dimensions()} and {other.dimensions()}"
                 raise InputError("other", "must have seen embeddings of the same size", sizes)
-            if stream in self.tracked:
-                value = moved(value, other.tracked[stream], self.tracked[stream].to(value.device))
+            if stream in self.frames.centres:
+                value = other.frames.adapted(name, value, self.frames)
             self.sums[name] += value.to(self.sums[name].device)
 
     def reset(self) -> None:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
         self.flush()  # keeps the count of batches right
-        self._turn()
+        self.frames.turn(self.sums)
+        self.frames.recentre(self.sums)
         for value in self.sums.values():
             value.zero_()
         self.before, self.seen = {}, 0
@@ -225,15 +228,15 @@ class SpectrumMonitor:
         joint = joint and world() > 1
         self.flush()
         if joint:
-            self._share_bases()
+            self.frames.share(self.sums, self.before)
         values = self._joint(self._total()) if joint else dict(self._total())
         flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
         mine = not joint or rank() == 0
         if mine and self.flaws is not None:
             with moments.plain_products(self.flaws.device):
-                values = condensed(values, self.tracked, self.bases)
+                values = condensed(values, self.frames, self.bases)
         if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
-            self._turn(keep=True)
+            self.frames.turn(self.sums, self.before, keep=True)
         if not mine:
             return {}
         values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
@@ -246,33 +249,20 @@ class SpectrumMonitor:
             torch.cuda.current_stream(device).synchronize()
         return {name: value.numpy() for name, value in copies.items()}
 
-    def _share_bases(self) -> None:
-        """Let all processes track the basis of the first one."""
-        for stream, basis in self.tracked.items():
-            if stream in self.shared:
-                continue
-            first = basis.clone()
-            dist.broadcast(first, 0)
-            for sums in (self.sums, self.before):
-                for name in _of(stream, sums):
-                    sums[name].copy_(moved(sums[name], basis, first))
-            basis.copy_(first)
-            self.shared.add(stream)
-
     def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
         out = {}
         for name, value in sorted(values.items()):  # in the same order in all processes
-            out[name] = total(value) if moments.STREAMS.get(name) in self.tracked else reduced(value)
-        for stream, basis in self.tracked.items():
-            self.turned[stream] = turned(basis, out[_of(stream, out)[0]])
+            out[name] = total(value) if moments.STREAMS.get(name) in self.frames.bases else reduced(value)
+        self.frames.agree(out)
         return out
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
         self.flush()
         flaws = {} if self.flaws is None else {"flaws": self.flaws}
-        parts = {"before": self.before, "tracked": self.tracked, "bases": self.bases}
+        frames = {"tracked": self.frames.bases, "centres": self.frames.centres}
+        parts = {"before": self.before, "bases": self.bases} | frames
         prefixed = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
         return dict(self.sums) | prefixed | flaws
 
@@ -283,11 +273,12 @@ class SpectrumMonitor:
             for name, value in moments.continued(state, self.exact).items()
         }
         self.waiting, self.flaws = {"z": [], "h": []}, placed.pop("flaws", None)
-        self.before, self.tracked, self.bases = (
+        self.frames = Frames()
+        self.before, self.bases, self.frames.bases, self.frames.centres = (
             {name.removeprefix(part): placed.pop(name) for name in list(placed) if name.startswith(part)}
-            for part in ("before.", "tracked.", "bases.")
+            for part in ("before.", "bases.", "tracked.", "centres.")
         )
-        self.sums, self.turned, self.shared = placed, {}, set()
+        self.sums = placed
         self.seen = int(moments.count(self.sums["uu"])) if "uu" in self.sums else 0
 
     def pairs_wanted(self) -> int:
@@ -300,7 +291,7 @@ class SpectrumMonitor:
             return _size(name, self.waiting[name][0])
         stream = "uu" if name == "z" else "hh"
         sums = self.sums.get(stream, self.before.get(stream))
-        return None if sums is None else len(sums) - (0 if name in self.tracked else moments.ONES)
+        return None if sums is None else len(sums) - (0 if name in self.frames.bases else moments.ONES)
 
     def _layout(self, name: str) -> str:
         return moments.layout(self.dimensions(name) or 0, self.exact)
@@ -314,23 +305,6 @@ class SpectrumMonitor:
         for name, value in self.before.items():
             out[name] = value.to(out[name].device) + out[name] if name in out else value
         return out
-
-    def _turn(self, keep: bool = False) -> None:
-        """Let tracked bases follow what was summed, in place; `keep`: express all sums in the new bases.
-
-        Bases that processes share turn only as they agreed on in a joint snapshot.
-        """
-        for stream, basis in self.tracked.items():
-            names, to = _of(stream, self.sums), self.turned.pop(stream, None)
-            with moments.plain_products(basis.device):
-                if to is None and names and stream not in self.shared:
-                    to = turned(basis, self.sums[names[0]])
-                if to is None:
-                    continue
-                for sums in (self.sums, self.before) if keep else ():
-                    for name in _of(stream, sums):
-                        sums[name].copy_(moved(sums[name], basis, to))
-                basis.copy_(to)
 
     def _check(self, name: str, a: Tensor, b: Tensor) -> None:
         for view, given in (("a", a), ("b", b)):
@@ -346,14 +320,14 @@ class SpectrumMonitor:
 
     def _add(self, name: str, x: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums of each finite batch x in turn, (batches, rows, d)."""
-        basis = self.tracked.get(moments.STREAMS[name])
+        basis = self.frames.bases.get(moments.STREAMS[name])
         if name not in self.sums:
             kind = moments.layout(x.shape[2], self.exact)
             self.sums[name] = moments.empty(x.shape[2], kind, x.device)
         if self.sums[name].device != x.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(x.device)
         if basis is not None and basis.device != x.device:
-            basis = self.tracked[moments.STREAMS[name]] = basis.to(x.device)
+            basis = self.frames.bases[moments.STREAMS[name]] = basis.to(x.device)
         weights = (_ages(x, keep) * finite)[:, None].expand(-1, x.shape[1])
         moments.add(self.sums[name], x.flatten(0, 1), weights.flatten(), keep ** len(x), basis)
 
@@ -381,11 +355,6 @@ class SpectrumMonitor:
         first.copy_(torch.where((first == 0) & (bad.sum() > 0), number, first))
         seen += len(finite)
         skipped += bad.sum()
-
-
-def _of(stream: str, sums: dict[str, Tensor]) -> list[str]:
-    """Names of the sums of a stream."""
-    return [name for name in moments.STREAMS if name in sums and moments.STREAMS[name] == stream]
 
 
 def _size(name: str, rows: Tensor) -> int:

@@ -25,7 +25,7 @@ def layout(request, monkeypatch):
     return request.param
 
 
-def embeddings(n, d=300, seed=0, turn=0.0):
+def embeddings(n, d=300, seed=0, turn=0.0, mean=0.5):
     """Pairs whose modes fall as a power law, with a mean; `turn` rotates the modes."""
     rng = np.random.default_rng(1)
     modes = np.linalg.qr(rng.standard_normal((d, d)))[0]
@@ -34,7 +34,7 @@ def embeddings(n, d=300, seed=0, turn=0.0):
     scale = np.arange(1, d + 1) ** -1.0
     draw = np.random.default_rng(seed)
     base = draw.standard_normal((n, d)) * scale
-    views = ((base + 0.3 * scale * draw.standard_normal((n, d)) + 0.5 * scale) @ modes.T for _ in "ab")
+    views = ((base + 0.3 * scale * draw.standard_normal((n, d)) + mean * scale) @ modes.T for _ in "ab")
     return tuple(torch.tensor(z, dtype=torch.float32) for z in views)
 
 
@@ -93,6 +93,22 @@ def test_bases_follow_modes_that_turn(layout):
     agrees(monitor.compute(), a, b, rel=1e-4 if layout == "dense" else 5e-3)
 
 
+def test_a_mean_that_dominates(layout):
+    """The variance is 1e-5 of the squared mean, which float32 alone would lose; the mean drifts, too."""
+    monitor = sw.SpectrumMonitor()
+    for seed, mean in enumerate((300.0, 310.0, 320.0)):
+        monitor.reset()
+        a, b = embeddings(600, seed=seed, mean=mean)
+        for pair in batches(a, b):
+            monitor.update(*pair)
+    found, values = monitor.compute(), expected(a, b)
+    assert found.variance < 2e-5 * found.mean_square
+    assert found.variance == pytest.approx(values["variance"], rel=1e-4)
+    assert found.trace == pytest.approx(values["trace"], rel=1e-6)
+    assert found.covariance == pytest.approx(values["covariance"], rel=1e-3 if layout == "dense" else 0.02)
+    assert found.eigenvalues[0] == pytest.approx(values["eigenvalues"][0], rel=1e-5)
+
+
 def test_few_rows_are_exact(layout):
     """Fewer rows than the basis has columns: their span is the basis."""
     a, b = embeddings(40)
@@ -122,6 +138,7 @@ def test_windows_half_lives_and_merging(layout):
     assert window.samples == 400
     agrees(window, a[800:], b[800:], rel=2e-3 if layout == "dense" else 0.05)
     one, two = filled(a[:600], b[:600]), filled(a[600:], b[600:])
+    assert not torch.equal(one.frames.centres["z"], two.frames.centres["z"])
     one.merge(two)
     agrees(one.compute(), a, b, rel=1e-4 if layout == "dense" else 0.03)
     decayed, exact = (filled(a, b, half_life=300, exact=kind).compute() for kind in (None, True))
@@ -144,11 +161,16 @@ def test_state_continues_to_the_bit(layout):
 def test_buffers_stay_where_a_graph_refers_to_them(layout):
     a, b = embeddings(100)
     monitor = filled(a, b)
-    where = {name: value.data_ptr() for name, value in {**monitor.sums, **monitor.tracked}.items()}
+
+    def where():
+        parts = (monitor.sums, monitor.frames.bases, monitor.frames.centres)
+        return [value.data_ptr() for part in parts for value in part.values()]
+
+    before = where()
     monitor.compute()
     monitor.reset()
     monitor.update(a, b)
-    assert {name: value.data_ptr() for name, value in {**monitor.sums, **monitor.tracked}.items()} == where
+    assert where() == before
 
 
 def test_bad_batches_and_no_batches(layout):
