@@ -275,11 +275,14 @@ def _picture(sample: Floats) -> Floats | None:
     if not np.isfinite(flat).all() or min(pairs, d) < 2:
         return None
     flat = flat - flat.mean(axis=0)
-    try:
-        square, U = np.linalg.eigh(flat @ flat.T)  # faster than singular values if d is large
+    try:  # by the smaller of the two products
+        if d <= len(flat):
+            projected = flat @ np.linalg.eigh(flat.T @ flat)[1][:, :-3:-1]
+        else:
+            square, U = np.linalg.eigh(flat @ flat.T)
+            projected = U[:, :-3:-1] * np.sqrt(np.maximum(square[:-3:-1], 0.0))
     except np.linalg.LinAlgError:  # only a picture is lost
         return None
-    projected = U[:, :-3:-1] * np.sqrt(np.maximum(square[:-3:-1], 0.0))
     projected = projected * np.where((projected**3).sum(axis=0) < 0, -1.0, 1.0)
     return np.asarray(projected.reshape(views, pairs, 2))
 

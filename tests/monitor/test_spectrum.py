@@ -354,3 +354,15 @@ def test_sums_of_an_older_version_are_converted():
     assert monitor.compute().eigenvalues == pytest.approx(fresh.eigenvalues, rel=1e-10)
     assert monitor.compute().covariance == pytest.approx(fresh.covariance, rel=1e-10)
     assert monitor.compute().samples == 100
+
+
+@pytest.mark.parametrize("d", [5, 90])
+def test_picture_of_the_last_batch(d):
+    """Both views in their two leading modes, whether there are more dimensions than rows or fewer."""
+    a, b = embeddings(20, d)
+    found = filled([(a, b)]).compute().leading
+    flat = np.concatenate([a, b]).astype(np.float32)
+    U, scale, _ = np.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    expected = (U[:, :2] * scale[:2]).reshape(2, 20, 2)
+    assert np.abs(found) == pytest.approx(np.abs(expected), abs=1e-4 * scale[0])
+    assert ((found.reshape(-1, 2) ** 3).sum(axis=0) >= 0).all()
