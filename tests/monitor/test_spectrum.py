@@ -364,5 +364,5 @@ def test_picture_of_the_last_batch(d):
     flat = np.concatenate([a, b]).astype(np.float32)
     U, scale, _ = np.linalg.svd(flat - flat.mean(0), full_matrices=False)
     expected = (U[:, :2] * scale[:2]).reshape(2, 20, 2)
-    assert np.abs(found) == pytest.approx(np.abs(expected), abs=1e-4 * scale[0])
+    assert np.abs(np.abs(found) - np.abs(expected)).max() < 1e-4 * scale[0]
     assert ((found.reshape(-1, 2) ** 3).sum(axis=0) >= 0).all()
