@@ -20,6 +20,8 @@ ALIKE, APART = 0.9, 0.1  # if the cosine of negatives is above the first, and of
 CONSISTENT = 0.5  # The mean may only have drifted: what differs then agrees between views, at least this much,
 SURELY, DRIFTING = 0.985, 0.75  # or this much, if the cosine is as high.
 EQUAL = 0.998  # Below this cosine, embeddings that come to differ are no collapse: views agree better
+CHOSEN, AT_MOST = 0.6, 1.3  # Or a loss over d prototypes is at most these multiples of ln d, now and ever: one is chosen,
+DEARER = 0.75  # if the loss is below this share of what Barlow Twins asks for views that agree so little
 MENDING = 0.04  # by this much over the latest records,
 LONG, SLOWLY = 10, 0.03  # or by this much over so many, where the loss is a cosine, as for SimSiam
 NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this,
@@ -49,6 +51,10 @@ LARGE = 4.0  # the variance is at least as above, and at most this times d,
 CONTRASTIVE = 1.2  # the loss has been above this multiple of any contrastive loss,
 FREE = 0.5  # and is below this share of what VICReg and Barlow Twins charge for that.
 TINY, TINY_CHARGE = 0.05, 0.1  # Or it is below these shares of its maximum and of what Barlow Twins charges
+SURE = 3  # Or at so many records the variance is in so few dimensions, and one of three holds:
+BEYOND = 2.0  # the first eigenvalue of C is above this multiple of its plateau, to which a healthy loss pulls it back;
+UNPAID = 0.7  # or coordinates are copies, and the loss is below this share of the least that Barlow Twins can have;
+FEWER, FALLEN = 0.5, 0.6  # or dimensions are this share of the most there were, and the loss this share of that then
 
 # Mended
 APART_AGAIN, AGREE_AGAIN = (0.85, 0.15), 0.9  # cosine of negatives, or how much closer positives are; agreement
@@ -101,7 +107,7 @@ def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[s
     if (distance or not _mean_learned(level, signs)) and (
         v[-2:].max() <= VANISHED * most or not _never_started(signs, d)
     ):
-        if _alike(signs, most):
+        if _alike(signs, most) or _one_prototype(signs, d):
             return "collapsed", "point"
         if v[-2:].max() <= sure * LOST * most and (
             ((apart or distance) and v[-1] <= 1.3 * v.min()) or _vanished(signs)
@@ -111,7 +117,8 @@ def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[s
             return "collapsing", "falling"
     if _alone(lam, level, signs, rest):
         return "collapsed", "one"
-    return ("collapsed", "few") if _few(lam, level, signs, rest) else ("", "")
+    few = _few(lam, level, signs, rest) or _plainly_few(lam, level, signs, rest)
+    return ("collapsed", "few") if few else ("", "")
 
 
 def _mended(lam: Floats, signs: Signs, rest: Rest) -> dict[str, NDArray[np.bool_]]:
@@ -160,6 +167,16 @@ def _alike(signs: Signs, most: float) -> bool:
     if negative[-1] < SURELY:
         return bool(now < CONSISTENT or (cosine and now < signs.agreements[-LONG:].min() + SLOWLY))
     return bool(now < DRIFTING or cosine or signs.variance[-1] <= LOST * most or _vanished(signs))
+
+
+def _one_prototype(signs: Signs, d: int) -> bool:
+    """Whether a loss over d prototypes falls because all samples choose the same one."""
+    loss, gap = signs.loss, signs.positive[-SURE:] - signs.negative[-SURE:]
+    if d < FEWEST or len(loss) < SOONEST or not np.nanmax(loss) <= AT_MOST * np.log(d):
+        return False
+    alike = (signs.negative[-SURE:] >= ALIKE) & (gap <= APART)
+    price = np.minimum(CHOSEN * np.log(d), DEARER * d * (1 - signs.agreements[-SURE:]) ** 2)
+    return bool((alike & (loss[-SURE:] > 0) & (loss[-SURE:] <= price)).all())
 
 
 def _vanished(signs: Signs) -> bool:
@@ -248,6 +265,34 @@ def _few(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
     if level is not None or contrastive or not signs.agreement >= AGREE_AGAIN:
         return False
     return loss[-1] <= FREE * charge and copied(lam, signs, rest)
+
+
+def _plainly_few(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
+    """Whether few dimensions hold the variance, and the loss shows that no healthy one leaves them for more."""
+    d, loss = lam.shape[1] + rest.number, signs.loss
+    if d < FEWEST or len(lam) < SOONEST or not np.isfinite(loss).all() or not 0 < loss[-1] <= LESS * loss[0]:
+        return False
+    used = np.maximum(participation(lam, rest), 1.0)
+    now, variance = slice(-SURE, None), signs.variance[-SURE:]
+    if not (used[now] <= _at_most(d)).all():
+        return False
+    if level is not None and (lam[now, 0] > BEYOND * level).all():
+        return True
+    if not loss.max() > CONTRASTIVE * np.log(2 * signs.batch[-1]):
+        return False
+    copies = (variance >= COPIES[0] * d) & (variance <= LARGE * d) & (signs.negative[now] < ALIKE)
+    price = np.minimum(UNPAID * _least(used[now], d), FREE * (d / used[now] - 1))
+    if level is None and (copies & (loss[now] <= price)).all():
+        return True
+    most = FIRST + int(np.argmax(used[FIRST:]))
+    return bool((used[now] <= FEWER * used[most]).all() and (loss[now] <= FALLEN * loss[most]).all())
+
+
+def _least(used: Floats, d: int) -> Floats:
+    """The least loss of Barlow Twins if d coordinates are copies of so many dimensions: min over ρ of
+    d (1 − ρ)² + w d (d/used − 1) ρ², for views of correlation ρ and its usual weight w."""
+    charge = BARLOW * (d / used - 1)
+    return np.asarray(d * charge / (1 + charge))
 
 
 def copied(lam: Floats, signs: Signs, rest: Rest) -> bool:
