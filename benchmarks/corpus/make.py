@@ -31,8 +31,8 @@ ARCHITECTURES |= {"shallow": ("digits", "photos"), "recurrent": ("digits", "phot
 ARCHITECTURES["patches"] = ARCHITECTURES["recurrent"]
 STEPS = {"cnn": (720, 1200), "mixer": (720, 1200), "mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
 STEPS |= {"shallow": (720, 1200), "recurrent": (540, 840), "patches": (420, 660)}
-DONE = {"mlp": 2400, "recurrent": 1200, "patches": 900}  # steps of runs that are to learn all they can; 1800 for other networks
-UNIT = {"shallow": 0.6, "recurrent": 0.4, "patches": 0.4}  # share of runs that normalize z, of those with one of these losses:
+DONE = {"mlp": 2400, "recurrent": 1200, "patches": 900}  # steps to learn all they can; else 1800
+UNIT = {"shallow": 0.6, "recurrent": 0.4, "patches": 0.4}  # share of runs that normalize z, with these losses:
 NORMALIZED = ("simclr", "spectral", "byol", "simsiam")
 RATES = {  # of SGD with momentum 0.9
     "barlow_twins": 0.01,
