@@ -174,10 +174,10 @@ def _alike(signs: Signs, most: float) -> bool:
 def _one_prototype(signs: Signs, d: int) -> bool:
     """Whether a loss over d prototypes falls because all samples choose the same one."""
     loss, now = signs.loss / np.log(max(d, 2)), slice(-SURE, None)
-    if d < FEWEST or len(loss) < SOONEST or not np.nanmax(loss) <= AT_MOST:
+    if d < FEWEST or len(loss) < SOONEST or not (loss[np.isfinite(loss)] <= AT_MOST).all():
         return False
     alike = (signs.negative[now] >= ALIKE) & (signs.positive[now] - signs.negative[now] <= APART)
-    if not (alike & (loss[now] > 0)).all():
+    if not (alike & (loss[now] > 0)).all() or not loss[-1] <= LESS * loss[0]:
         return False
     price = np.minimum(CHOSEN * np.log(d), DEARER * d * (1 - signs.agreements[now]) ** 2)
     always = loss[0] <= STARTED and (signs.negative[FIRST:] >= ALIKE).all()
