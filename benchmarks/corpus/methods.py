@@ -105,6 +105,19 @@ class Recurrent(nn.Module):
         return h
 
 
+class Patches(nn.Module):
+    """Sees patches of 2 × 2 pixels one by one, without their positions; the largest of each feature is the output."""
+
+    def __init__(self, channels: int, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4 * channels, width), nn.ReLU(), nn.Linear(width, width))
+        self.features = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = x.unflatten(2, (-1, 2)).unflatten(4, (-1, 2)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return self.layers(patches).amax(dim=1)
+
+
 def build(architecture: str, side: int, channels: int, d: int, norm: bool) -> nn.Sequential:
     """Backbone and head, from images to z."""
     if architecture == "mlp":
@@ -119,6 +132,8 @@ def build(architecture: str, side: int, channels: int, d: int, norm: bool) -> nn
         backbone = MLP(channels * side**2, [128])
     elif architecture == "recurrent":
         backbone = Recurrent(side, channels)
+    elif architecture == "patches":
+        backbone = Patches(channels)
     else:
         backbone = ViT(side, channels, 2 if side < 16 else 4)
     return nn.Sequential(backbone, head(backbone.features, [128], d, norm, bias=not norm))

@@ -33,6 +33,7 @@ LABELS = {
     "mixer": "Mixer",
     "shallow": "one hidden layer",
     "recurrent": "recurrent",
+    "patches": "bag of patches",
 }
 
 

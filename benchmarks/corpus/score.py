@@ -22,7 +22,8 @@ from benchmarks.corpus.truth import LATE, Truth, truth
 from stairwise.staircase.advice import STATES, Judge
 
 STORED = Path(__file__).parents[2] / "docs" / "results"
-PARTS = {name: STORED / f"corpus_{name}.npz" for name in ("first", "second", "third", "fourth", "fifth", "last")}
+NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "last")
+PARTS = {name: STORED / f"corpus_{name}.npz" for name in NAMES}
 BAD = ("collapsing", "collapsed")
 MOSTLY = 0.9  # share of the later records at which a collapse must be named to count as kept
 SOON = 0.1  # share of the run within which a collapse must be named, and after which "cannot tell yet" is wrong

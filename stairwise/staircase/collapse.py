@@ -20,8 +20,11 @@ ALIKE, APART = 0.9, 0.1  # if the cosine of negatives is above the first, and of
 CONSISTENT = 0.5  # The mean may only have drifted: what differs then agrees between views, at least this much,
 SURELY, DRIFTING = 0.985, 0.75  # or this much, if the cosine is as high.
 EQUAL = 0.998  # Below this cosine, embeddings that come to differ are no collapse: views agree better
+CHOSEN, AT_MOST = 0.6, 1.3  # Or a loss over d prototypes, never above the second multiple of ln d, is below the first,
+DEARER = 0.75  # and below this share of what Barlow Twins asks for views that agree so little: all choose the same one,
+ALWAYS, STARTED = 0.5, 1.15  # or it is below and began below these multiples, and the cosine has always been high.
 MENDING = 0.04  # by this much over the latest records,
-LONG, SLOWLY = 10, 0.03  # or by this much over so many, where the loss is a cosine, as for SimSiam
+LONG, SLOWLY = 6, 0.03  # or by this much over so many, where the loss is a cosine, as for SimSiam
 NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this,
 UNIT = 0.01  # unless z is normalized: variance and ‖mean of z‖² sum to 1, up to this, at every record
 
@@ -49,6 +52,11 @@ LARGE = 4.0  # the variance is at least as above, and at most this times d,
 CONTRASTIVE = 1.2  # the loss has been above this multiple of any contrastive loss,
 FREE = 0.5  # and is below this share of what VICReg and Barlow Twins charge for that.
 TINY, TINY_CHARGE = 0.05, 0.1  # Or it is below these shares of its maximum and of what Barlow Twins charges
+SURE = 3  # Or at so many records the variance is in so few dimensions, and one of these holds:
+BEYOND = 2.0  # the first eigenvalue of C is above this multiple of its plateau, to which a healthy loss pulls it back,
+UNPAID = 0.6  # coordinates are copies, and the loss is below this share of the least that Barlow Twins can have,
+HELD, STEADY, HINGE = (0.9, 1.25), 1.1, 0.25  # VICReg holds the variance at d, steadily, and does not charge this much,
+FEWER, FALLEN = 0.6, 0.5  # dimensions are this share of the most there were, and the loss is this share of that then
 
 # Mended
 APART_AGAIN, AGREE_AGAIN = (0.85, 0.15), 0.9  # cosine of negatives, or how much closer positives are; agreement
@@ -101,7 +109,7 @@ def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[s
     if (distance or not _mean_learned(level, signs)) and (
         v[-2:].max() <= VANISHED * most or not _never_started(signs, d)
     ):
-        if _alike(signs, most):
+        if _alike(signs, most) or _one_prototype(signs, d):
             return "collapsed", "point"
         if v[-2:].max() <= sure * LOST * most and (
             ((apart or distance) and v[-1] <= 1.3 * v.min()) or _vanished(signs)
@@ -111,7 +119,8 @@ def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[s
             return "collapsing", "falling"
     if _alone(lam, level, signs, rest):
         return "collapsed", "one"
-    return ("collapsed", "few") if _few(lam, level, signs, rest) else ("", "")
+    few = _few(lam, level, signs, rest) or _plainly_few(lam, level, signs, rest)
+    return ("collapsed", "few") if few else ("", "")
 
 
 def _mended(lam: Floats, signs: Signs, rest: Rest) -> dict[str, NDArray[np.bool_]]:
@@ -160,6 +169,19 @@ def _alike(signs: Signs, most: float) -> bool:
     if negative[-1] < SURELY:
         return bool(now < CONSISTENT or (cosine and now < signs.agreements[-LONG:].min() + SLOWLY))
     return bool(now < DRIFTING or cosine or signs.variance[-1] <= LOST * most or _vanished(signs))
+
+
+def _one_prototype(signs: Signs, d: int) -> bool:
+    """Whether a loss over d prototypes falls because all samples choose the same one."""
+    loss, now = signs.loss / np.log(max(d, 2)), slice(-SURE, None)
+    if d < FEWEST or len(loss) < SOONEST or not (loss[np.isfinite(loss)] <= AT_MOST).all():
+        return False
+    alike = (signs.negative[now] >= ALIKE) & (signs.positive[now] - signs.negative[now] <= APART)
+    if not (alike & (loss[now] > 0)).all() or not loss[-1] <= LESS * loss[0]:
+        return False
+    price = np.minimum(CHOSEN * np.log(d), DEARER * d * (1 - signs.agreements[now]) ** 2)
+    always = loss[0] <= STARTED and (signs.negative[FIRST:] >= ALIKE).all()
+    return bool((signs.loss[now] <= price).all() or (always and (loss[now] <= ALWAYS).all()))
 
 
 def _vanished(signs: Signs) -> bool:
@@ -248,6 +270,39 @@ def _few(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
     if level is not None or contrastive or not signs.agreement >= AGREE_AGAIN:
         return False
     return loss[-1] <= FREE * charge and copied(lam, signs, rest)
+
+
+def _plainly_few(lam: Floats, level: float | None, signs: Signs, rest: Rest) -> bool:
+    """Whether few dimensions hold the variance, and the loss shows that nothing keeps it from staying so."""
+    d, loss = lam.shape[1] + rest.number, signs.loss
+    if d < FEWEST or len(lam) < SOONEST or not np.isfinite(loss).all() or not 0 < loss[-1] <= LESS * loss[0]:
+        return False
+    used = np.maximum(participation(lam, rest), 1.0)
+    if not (used[-SURE:] <= _at_most(d)).all():
+        return False
+    if level is not None and (lam[-SURE:, 0] > BEYOND * level).all():
+        return True
+    if not loss.max() > CONTRASTIVE * np.log(2 * signs.batch[-1]):
+        return False
+    most = SOONEST - 1 + int(np.argmax(used[SOONEST - 1 :]))
+    fewer = (used[-SURE:] <= FEWER * used[most]) & (loss[-SURE:] <= FALLEN * loss[most])
+    return bool(fewer.all() or (level is None and _not_charged(used, d, signs)))
+
+
+def _not_charged(used: Floats, d: int, signs: Signs) -> bool:
+    """Whether d coordinates are copies of few dimensions, and the loss is below that of Barlow Twins or VICReg."""
+    loss, few, variance = signs.loss[-SURE:], used[-SURE:], _tail(signs.variance) / d
+    copies = (variance[-SURE:] >= COPIES[0]) & (variance[-SURE:] <= LARGE) & (signs.negative[-SURE:] < ALIKE)
+    cheap = loss <= np.minimum(UNPAID * _least(few, d), FREE * (d / few - 1))
+    held = HELD[0] <= variance.min() and variance.max() <= min(HELD[1], STEADY * variance.min())
+    return bool((copies & cheap).all() or (held and (loss <= HINGE * (d / few - 1)).all()))
+
+
+def _least(used: Floats, d: int) -> Floats:
+    """The least loss of Barlow Twins if d coordinates are copies of so many dimensions: min over ρ of
+    d (1 − ρ)² + w d (d/used − 1) ρ², for views of correlation ρ and its usual weight w."""
+    charge = BARLOW * (d / used - 1)
+    return np.asarray(d * charge / (1 + charge))
 
 
 def copied(lam: Floats, signs: Signs, rest: Rest) -> bool:

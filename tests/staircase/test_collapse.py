@@ -34,6 +34,25 @@ def test_when_equal_directions_are_a_collapse(known, bad):
     assert (says.state == "collapsed") == bad, str(says)
 
 
+CHOOSING = np.linspace(2.5, 0.3, 30)  # a loss over 16 prototypes, of which one is chosen
+
+
+@pytest.mark.parametrize(
+    ("known", "bad"),
+    [
+        ({"positive": 0.98}, True),  # agreement 0.6
+        ({"positive": 0.98, "loss": np.r_[38.0, CHOOSING[1:]]}, False),  # no loss over prototypes
+        ({"positive": 0.98, "loss": np.linspace(2.5, 1.8, 30)}, False),
+        ({"positive": 0.9955, "negative": np.r_[np.full(10, 0.5), np.full(20, 0.95)]}, False),  # agreement 0.91
+        ({"positive": 0.9955}, True),  # alike from the start
+        ({"positive": 0.9955, "loss": np.r_[3.5, CHOOSING[1:]]}, False),
+    ],
+)
+def test_when_all_samples_choose_one_prototype(known, bad):
+    says = said(T30, EVEN, **{"loss": CHOOSING, "batch": 64} | ALIKE | known)
+    assert (says.state == "collapsed") == bad, str(says)
+
+
 def test_small_embeddings_are_a_collapse_where_the_loss_vanishes_too():
     fall = np.geomspace(1, 1e-5, 30)
     agreeing = {"level": None, "positive": 0.8, "negative": 0.1}
@@ -103,6 +122,35 @@ def test_copies_of_two_dimensions_are_not_a_finish():
 @pytest.mark.parametrize("loss", [np.linspace(5, 3, T), np.linspace(40, 16, T)])
 def test_few_dimensions_are_no_collapse_where_the_loss_may_be_contrastive_or_charges_for_them(loss):
     assert said(*ruled_by_two(), level=None, **VICREG | {"loss": loss}).state != "collapsed"
+
+
+DISAGREEING = VICREG | {"positive": 0.86, "negative": 0.02}  # agreement 0.86
+ONCE_MORE = np.r_[np.full(20, 20.0), np.full(T - 20, 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("scale", "level", "loss", "bad"),
+    [
+        (1.0, None, 3.8, True),  # VICReg holds the variance at d, and would charge 16 for copies of two dimensions
+        (2.0, None, 3.8, False),  # it does not
+        (2.0, None, 1.3, True),  # Barlow Twins cannot have this loss: at least 2.4
+        (5.0, None, 1.3, False),  # coordinates that large need not be copies
+        (0.04, 1.0, 3.8, False),
+        (1.0, 1.0, 3.8, True),  # C, at 20 times its plateau
+    ],
+)
+def test_when_the_loss_shows_that_few_dimensions_are_a_collapse(scale, level, loss, bad):
+    t, lam = ruled_by_two()
+    known = DISAGREEING | {"loss": np.r_[25.0, np.full(T - 1, loss)]}
+    assert (said(t, scale * lam, level=level, **known).state == "collapsed") == bad
+
+
+@pytest.mark.parametrize(("before", "bad"), [(0.5, True), (0.05, False)])
+def test_dimensions_that_are_lost_while_the_loss_falls_are_a_collapse(before, bad):
+    t, lam = ruled_by_two()
+    lam *= 10  # too large for copies
+    lam[:20, 2:6] = lam[:20, :1] * before
+    assert (said(t, lam, level=None, **DISAGREEING | {"loss": ONCE_MORE}).state == "collapsed") == bad
 
 
 @pytest.mark.parametrize(("others", "kept"), [(0.3, True), (0.9, False)])
