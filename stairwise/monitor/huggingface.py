@@ -8,10 +8,10 @@ The model computes its loss from two views in `forward`, with submodules for the
 from pathlib import Path
 from typing import Any
 
-from stairwise.checks import InputError, flag, positive_int
-from stairwise.monitor.attachable import Modules, Teller, check_names, checked_views
+from stairwise.checks import InputError
+from stairwise.monitor.attachable import Modules, Teller
 from stairwise.monitor.hooks import Attachment
-from stairwise.monitor.names import named
+from stairwise.monitor.names import checked_settings, named
 from stairwise.monitor.spectrum import SpectrumMonitor
 
 try:
@@ -53,15 +53,8 @@ class SpectrumTrainerCallback(TrainerCallback or object):  # type: ignore[misc]
         if TrainerCallback is None:
             raise InputError("transformers", "must be installed", None, "pip install transformers")
         self.names = {"loss": loss, "projector": projector, "backbone": backbone}
-        check_names(self.names)
-        if monitor is not None and not isinstance(monitor, SpectrumMonitor):
-            raise InputError("monitor", "must be a SpectrumMonitor", repr(monitor), "write sw.SpectrumMonitor(…)")
-        self.options: dict[str, Any] = {
-            "every": positive_int(every, "every", remedy="write every=50"),
-            "joined": flag(joined, "joined"),
-            "views": checked_views(views),
-        }
-        self.folder, self.log, self.monitor = folder, log, monitor or SpectrumMonitor()
+        self.options, self.monitor = checked_settings(self.names, every, joined, views, monitor)
+        self.folder, self.log = folder, log
         self.tell = Teller()
         self.watch: Attachment | None = None
 

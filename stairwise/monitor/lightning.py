@@ -8,11 +8,11 @@ It works with the Trainers of `lightning` and `pytorch_lightning`, whichever is 
 from pathlib import Path
 from typing import Any
 
-from stairwise.checks import InputError, flag, positive_int
-from stairwise.monitor.attachable import Modules, Teller, check_names, checked_views
+from stairwise.checks import InputError
+from stairwise.monitor.attachable import Modules, Teller
 from stairwise.monitor.hooks import Attachment
 from stairwise.monitor.loggers import STEP, Values, only_numbers
-from stairwise.monitor.names import named
+from stairwise.monitor.names import checked_settings, named
 from stairwise.monitor.spectrum import SpectrumMonitor
 
 try:
@@ -58,16 +58,9 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         if Callback is None:
             raise InputError("lightning", "must be installed", None, "pip install lightning")
         self.names = {"loss": loss, "projector": projector, "backbone": backbone}
-        check_names(self.names)
-        if monitor is not None and not isinstance(monitor, SpectrumMonitor):
-            raise InputError("monitor", "must be a SpectrumMonitor", repr(monitor), "write sw.SpectrumMonitor(…)")
-        self.options: dict[str, Any] = {
-            "every": positive_int(every, "every", remedy="write every=50"),
-            "joined": flag(joined, "joined"),
-            "views": checked_views(views),
-        }
+        self.options, self.monitor = checked_settings(self.names, every, joined, views, monitor)
         self.tell = Teller()
-        self.folder, self.monitor = folder, monitor or SpectrumMonitor()
+        self.folder = folder
         self.watch: Attachment | None = None
         self.stored: dict[str, Any] | None = None
 

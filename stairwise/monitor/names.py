@@ -3,11 +3,13 @@
 import re
 from fnmatch import fnmatch
 from operator import attrgetter
+from typing import Any
 
 from torch import nn
 
-from stairwise.checks import InputError
-from stairwise.monitor.attachable import Modules
+from stairwise.checks import InputError, flag, positive_int
+from stairwise.monitor.attachable import Modules, check_names, checked_views
+from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.monitor.views import Lines
 
 Names = tuple[str, ...]
@@ -44,6 +46,18 @@ def _lines(module: nn.Module, call: str, projector: str | None, loss: str) -> Li
     if projector is None:
         line += f", with the module whose output is z, one of {[name for name, _ in module.named_children()]}"
     return Lines(f"{line}, or {by_hand}", f'{call}(loss="{loss}", views=…)', by_hand)
+
+
+def checked_settings(
+    names: dict[str, Any], every: int, joined: bool, views: Any, monitor: SpectrumMonitor | None
+) -> tuple[dict[str, Any], SpectrumMonitor]:
+    """Settings of a callback: arguments of an `Attachment`, and its monitor."""
+    check_names(names)
+    if monitor is not None and not isinstance(monitor, SpectrumMonitor):
+        raise InputError("monitor", "must be a SpectrumMonitor", repr(monitor), "write sw.SpectrumMonitor(…)")
+    every = positive_int(every, "every", remedy="write every=50")
+    options = {"every": every, "joined": flag(joined, "joined"), "views": checked_views(views)}
+    return options, monitor or SpectrumMonitor()
 
 
 def found_projectors(module: nn.Module) -> dict[str, nn.Module]:
