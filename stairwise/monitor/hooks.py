@@ -18,7 +18,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -292,12 +292,24 @@ class _Hook:
     def __init__(self, watch: "Attachment | None", name: str) -> None:
         self.watch, self.name = weakref.ref(watch) if watch is not None else None, name
 
-    # otherwise the counters of the monitor are guarded, and each call is compiled again
-    @torch.compiler.disable(reason="stairwise: with fullgraph=True, hook a module outside of what is compiled")
     def __call__(self, *args: Any) -> None:
+        if "torch._dynamo" in sys.modules:
+            _uncompiled()(self, *args)
+        else:  # nothing is compiled, and importing the compiler costs seconds
+            self.call(*args)
+
+    def call(self, *args: Any) -> None:
         watch = self.watch() if self.watch is not None else None
         if watch is not None and not watch._forked():
             watch._carefully(partial(getattr(watch, self.name), *args))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Hook, (None, self.name)
+
+
+@cache
+def _uncompiled() -> Callable[..., None]:
+    """`_Hook.call`, which the compiler leaves alone: it would guard the monitor's counters, and compile every call."""
+    reason = "stairwise: with fullgraph=True, hook a module outside of what is compiled"
+    uncompiled: Callable[..., None] = torch.compiler.disable(_Hook.call, reason=reason)
+    return uncompiled
