@@ -21,9 +21,9 @@ ROWS = 1024  # number of rows in which a first tracked basis is found
 
 
 def random_basis(d: int, columns: int, device: torch.device) -> Tensor:
-    """An orthonormal basis, always the same; the user's random numbers are left alone."""
-    draw = torch.randn(d, columns, generator=torch.Generator().manual_seed(0))
-    return torch.linalg.qr(draw).Q.to(device)
+    """Columns of unit length, always the same on a device; the user's random numbers are left alone."""
+    draw = torch.randn(d, columns, generator=torch.Generator(device).manual_seed(0), device=device)
+    return nn.functional.normalize(draw, dim=0)
 
 
 def ritz_matrices(product: Callable[[Tensor], Tensor], bases: dict[str, Tensor], name: str, like: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """What the host needs of the sums: all of them, or small matrices whose eigenvalues are the leading ones."""
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -10,7 +8,9 @@ from stairwise.distributed import total, world
 from stairwise.monitor.bases import ritz_matrices
 from stairwise.monitor.frames import Frames, sums_of
 from stairwise.monitor.moments import COLUMNS, ONES, facts
-from stairwise.monitor.products import mirror, multiplier
+from stairwise.monitor.products import mirror, multiplied, representable
+
+Bases = dict[str, Tensor]
 
 
 def direction_sums(a: Tensor, b: Tensor) -> Tensor:
@@ -59,10 +59,12 @@ def joint_flaws(flaws: Tensor) -> Tensor:
     return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
 
 
-def condensed(sums: dict[str, Tensor], frames: Frames, bases: dict[str, Tensor]) -> dict[str, Tensor]:
+def condensed(sums: dict[str, Tensor], frames: Frames, bases: Bases, normalized: bool = False) -> dict[str, Tensor]:
     """Replace sums that are not to be decomposed completely by small matrices; all others are returned as they are.
 
-    bases: those in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
+    Arguments:
+        bases: those in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
+        normalized: include the spectrum of C of standardized embeddings, of dense sums.
     """
     out = dict(sums)
     for stream, centre in frames.centres.items():
@@ -70,32 +72,41 @@ def condensed(sums: dict[str, Tensor], frames: Frames, bases: dict[str, Tensor])
         parts = [out.pop(name) for name in names]
         if stream == "z" and parts:
             u, v = parts
-            out |= _dense_pairs(u, v, centre, bases) if basis is None else _tracked_pairs(u, v, centre, basis)
+            if basis is None:
+                out |= _dense_pairs(u, v, centre, bases, normalized)
+            else:
+                out |= _tracked_pairs(u, v, centre, basis)
             out["z.centre"] = centre
         elif parts:
             out |= _dense_hidden(parts[0], bases) if basis is None else _tracked_hidden(parts[0], basis)
     return out
 
 
-def _dense_pairs(u: Tensor, v: Tensor, centre: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
+def _dense_pairs(u: Tensor, v: Tensor, centre: Tensor, bases: Bases, normalized: bool) -> dict[str, Tensor]:
     """With c the centre and m the mean of z − c, the moments of z are those of z − c, plus mcᵀ + cmᵀ + ccᵀ."""
     d = len(u) - ONES
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
-    U, V, mean = _product(u, d), _product(v, d), of_u[1] / (2 * n)
+    U, V, mean, half = _filled(u, d), _filled(v, d), of_u[1] / (2 * n), of_v[1] / (2 * n)
+    both = lambda q, sign: (multiplied(U, q) + sign * multiplied(V, q)) / (4 * n)  # noqa: E731
     products = {
-        "covariance": lambda q: (U(q) + V(q)) / (4 * n) - torch.outer(mean, mean @ q),
-        "C": lambda q: (U(q) - V(q)) / (4 * n) + _means(mean, centre, q),
+        "covariance": lambda q: both(q, 1) - torch.outer(mean, mean @ q),
+        "C": lambda q: both(q, -1) + _means(mean, centre, q),
     }
+    if normalized:  # with the mean of both views' variances; the views' own means are mean ± half
+        variance = (of_u[0] + of_v[0]) / (4 * n) - mean.square() - half.square()
+        scale = torch.where(variance > 0, variance.rsqrt(), 0.0)[:, None]
+        centred = lambda q: both(q, -1) - torch.outer(mean, mean @ q) + torch.outer(half, half @ q)  # noqa: E731
+        products["normalized"] = lambda q: scale * centred(representable(scale * q))
     found = {f"ritz.{name}": ritz_matrices(product, bases, name, mean) for name, product in products.items()}
     return {"z.facts": torch.stack([of_u, of_v])} | found
 
 
-def _product(sums: Tensor, d: int) -> Callable[[Tensor], Tensor]:
-    """q → S q with dense sums, whose missing half is filled in."""
+def _filled(sums: Tensor, d: int) -> Tensor:
+    """S of dense sums, with its missing half."""
     S = sums[:d, :d]
     mirror(S)
-    return multiplier(S)
+    return S
 
 
 def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
@@ -103,11 +114,11 @@ def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
     return torch.outer(mean, centre @ q) + torch.outer(centre, (mean + centre) @ q)
 
 
-def _dense_hidden(h: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
+def _dense_hidden(h: Tensor, bases: Bases) -> dict[str, Tensor]:
     known = facts(h, len(h) - ONES)
     n = known[2, 0].clamp(min=1)
-    H, mean = _product(h, len(h) - ONES), known[1] / n
-    found = ritz_matrices(lambda q: H(q) / n - torch.outer(mean, mean @ q), bases, "hidden", mean)
+    H, mean = _filled(h, len(h) - ONES), known[1] / n
+    found = ritz_matrices(lambda q: multiplied(H, q) / n - torch.outer(mean, mean @ q), bases, "hidden", mean)
     return {"h.facts": known, "ritz.hidden": found}
 
 

@@ -4,8 +4,6 @@ Factors are rounded to 11 bits, products and sums are float32. That is TF32's pr
 float32, and it leaves torch's settings for the whole process alone. On a CPU products are float32.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -43,7 +41,7 @@ def add_square(sums: Tensor, x: Tensor, keep: float) -> None:
             continue
         if keep != 1:
             into.mul_(keep)
-        into.addcmul_(torch.mm(left, right, out_dtype=torch.float32), scale.square())
+        into.addcmul_(_of_halves(left, right), scale.square())
 
 
 def mirror(sums: Tensor) -> None:
@@ -52,17 +50,20 @@ def mirror(sums: Tensor) -> None:
         sums[end:, start:end] = sums[start:end, end:].T
 
 
-def multiplier(matrix: Tensor) -> Callable[[Tensor], Tensor]:
-    """The function q → matrix · q."""
+def multiplied(matrix: Tensor, q: Tensor) -> Tensor:
+    """matrix · q; the matrix is taken as a sum of two halves, so that it loses no digits, and q is `representable`."""
     if not uses_halves(matrix):
-        return lambda q: matrix @ q
-    half, scale = halved(matrix)
-
-    def product(q: Tensor) -> Tensor:
-        right, of_q = halved(q)
-        return torch.mm(half, right, out_dtype=torch.float32) * (scale * of_q)
-
-    return product
+        return matrix @ q
+    right, of_q = halved(q)
+    out = torch.empty(len(matrix), q.shape[1], device=q.device)
+    for start, end in _blocks(len(matrix)):  # in blocks, to save memory
+        block = matrix[start:end]
+        high, of_high = halved(block)
+        low, of_low = halved(torch.addcmul(block, high, of_high, value=-1))
+        into = out[start:end]
+        torch.mul(_of_halves(high, right), of_high * of_q, out=into)
+        into.addcmul_(_of_halves(low, right), of_low * of_q)
+    return out
 
 
 def representable(q: Tensor) -> Tensor:
@@ -71,6 +72,11 @@ def representable(q: Tensor) -> Tensor:
         return q
     half, scale = halved(q)
     return half.float() * scale
+
+
+def _of_halves(left: Tensor, right: Tensor) -> Tensor:
+    """Product in float32 of matrices in float16; only on GPUs."""
+    return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _blocks(d: int) -> list[tuple[int, int]]:

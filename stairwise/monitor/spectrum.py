@@ -1,7 +1,8 @@
 r"""Spectra of embeddings, from moments that are accumulated batch by batch.
 
-Sums are kept on the device of the embeddings; `update` neither synchronizes nor decomposes anything. `collect` sums
-several batches at once, in a few operations per step; use it where launching kernels limits the speed.
+Sums are kept on the device of the embeddings; `update` neither synchronizes nor decomposes anything, and `copies` works
+on a stream of its own. `collect` sums several batches at once, in a few operations per step; use it where launching
+kernels limits the speed.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, flag, number, positive_int
 from stairwise.distributed import rank, reduced, total, world
 from stairwise.monitor import moments
+from stairwise.monitor.aside import Aside, Copies
 from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
 from stairwise.monitor.digest import condensed, cross_sums, direction_sums, joint_flaws, pair_sums
@@ -40,7 +42,8 @@ class SpectrumMonitor:
     Arguments:
         window: average over at least this many recent pairs, and at most twice as many. None: all pairs since `reset`.
         half_life: instead of a window, number of pairs after which the weight of a pair has halved.
-        normalized: also compute the spectrum of C of standardized embeddings; implies `exact`.
+        normalized: also compute the spectrum of C of standardized embeddings; if there are more than 1024 dimensions,
+            the leading values with the mean variance of both views, and above 8192 none.
         exact: True: all eigenvalues, whatever the size. False: the leading ones, if there are more than 128.
 
     >>> monitor = SpectrumMonitor()
@@ -64,7 +67,7 @@ class SpectrumMonitor:
         self.window = None if window is None else positive_int(window, "window", remedy=remedy)
         self.half_life = None if half_life is None else number(half_life, "half_life", above=0)
         self.normalized = flag(normalized, "normalized")
-        self.exact = True if self.normalized else None if exact is None else flag(exact, "exact")
+        self.exact = None if exact is None else flag(exact, "exact")
         self.sums: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
         self.frames = Frames()
@@ -73,6 +76,7 @@ class SpectrumMonitor:
         self.seen = 0
         self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
         self.sample: Tensor | None = None  # the first pairs of the last batch
+        self.aside = Aside()  # where records are prepared
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
         """Add a batch of pairs, each of shape (N, d)."""
@@ -103,6 +107,7 @@ class SpectrumMonitor:
         self.seen += pairs
         if self.window is not None and self.seen >= self.window:
             self.flush()
+            self.aside.wait()
             self.frames.turn(self.sums, keep=True)
             self.before, self.sums, self.seen = self.sums, {}, 0
 
@@ -136,13 +141,18 @@ class SpectrumMonitor:
 
     def _sum(self, name: str, batches: Tensor) -> None:
         """Add batches, (batches, rows, columns), to the sums."""
+        if batches.is_cuda and torch.cuda.is_current_stream_capturing():
+            self.aside.allowed = False
+        else:
+            self.aside.wait()
         kind = moments.layout(_size(name, batches[0]), self.exact)
         with moments.plain_products(batches.device):
             if name == "z":
                 self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
-            rows = torch.empty(batches.shape, dtype=moments.precision(kind), device=batches.device).copy_(batches)
-            finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=(1, 2)))  # squares must be finite, too
-            rows.masked_fill_(~finite[:, None, None], 0.0)
+            precision = moments.precision(kind)  # squares must be finite, too:
+            finite = torch.isfinite(torch.linalg.vector_norm(batches, dim=(1, 2), dtype=precision))
+            zero = torch.zeros((1, 1, 1), dtype=precision, device=batches.device)
+            rows = torch.where(finite[:, None, None], batches, zero)
             pairs = rows.shape[1] if name == "z" else rows.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
             if name == "z":
@@ -163,7 +173,7 @@ class SpectrumMonitor:
         """Add batches of pairs, (batches, N, d) each, those not finite set to zero."""
         self._add("uu", a + b, finite, keep)
         self._add("vv", a - b, finite, keep)
-        if self.normalized:
+        if self.normalized and a.dtype == torch.float64:
             self._accumulate("ab", cross_sums(a, b, _ages(a, keep)), keep ** len(a))
 
     def attach(
@@ -208,6 +218,8 @@ class SpectrumMonitor:
     def merge(self, other: "SpectrumMonitor") -> None:
         """Add the sums of another monitor, which has seen other pairs."""
         self.flush()
+        for monitor in (self, other):
+            monitor.aside.wait()
         for name, value in other._total().items():
             stream = moments.STREAMS.get(name, "")
             if name not in self.sums:
@@ -224,10 +236,11 @@ class SpectrumMonitor:
     def reset(self) -> None:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
         self.flush()  # keeps the count of batches right
-        self.frames.turn(self.sums)
-        self.frames.recentre(self.sums)
-        for value in self.sums.values():
-            value.zero_()
+        with self.aside.work(self._device()):
+            self.frames.turn(self.sums)
+            self.frames.recentre(self.sums)
+            for value in self.sums.values():
+                value.zero_()
         self.before, self.seen = {}, 0
 
     def compute(self) -> Spectrum:
@@ -235,33 +248,33 @@ class SpectrumMonitor:
         return decompose(self.snapshot(), self.normalized)
 
     def snapshot(self, joint: bool = False) -> dict[str, Floats]:
-        """Copy to the CPU what `decompose` needs, perhaps later and in another thread (waits for the device).
+        """What `decompose` needs, on the CPU (waits for the device); `joint` as for `copies`."""
+        return self.copies(joint).arrays()
+
+    def copies(self, joint: bool = False) -> Copies:
+        """Copies of what `decompose` needs, perhaps later and in another thread; does not wait for the device.
 
         joint: sum over the processes of a process group, all of which must call this; only the first one gets it.
         """
         joint = joint and world() > 1
         self.flush()
-        if joint:
-            self.frames.share(self.sums, self.before)
-        values = self._joint(self._total()) if joint else dict(self._total())
-        flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
-        mine = not joint or rank() == 0
-        if mine and self.flaws is not None:
-            with moments.plain_products(self.flaws.device):
-                values = condensed(values, self.frames, self.bases)
-        if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
-            self.frames.turn(self.sums, self.before, keep=True)
-        if not mine:
-            return {}
-        values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
-        copies = {}
-        for name, value in values.items():
-            # page-locked memory: much faster than an ordinary copy, and all copies run at the same time
-            copies[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            copies[name].copy_(value, non_blocking=True)
-        for device in {value.device for value in values.values() if value.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()
-        return {name: value.numpy() for name, value in copies.items()}
+        with self.aside.work(self._device()):
+            if joint:
+                self.frames.share(self.sums, self.before)
+            values = self._joint(self._total()) if joint else dict(self._total())
+            flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
+            mine = not joint or rank() == 0
+            if mine and self.flaws is not None:
+                with moments.plain_products(self.flaws.device):
+                    values = condensed(values, self.frames, self.bases, self.normalized)
+            if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
+                self.frames.turn(self.sums, self.before, keep=True)
+            values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
+            return Copies(values if mine else {})
+
+    def _device(self) -> torch.device | None:
+        """Where the sums are; None if nothing has been seen."""
+        return None if self.flaws is None else self.flaws.device
 
     def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
@@ -274,6 +287,7 @@ class SpectrumMonitor:
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
         self.flush()
+        self.aside.wait()
         flaws = {} if self.flaws is None else {"flaws": self.flaws}
         frames = {"tracked": self.frames.bases, "centres": self.frames.centres}
         parts = {"before": self.before, "bases": self.bases} | frames
