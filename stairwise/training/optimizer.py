@@ -1,4 +1,4 @@
-r"""SGD and LARS on flat memory.
+r"""SGD, LARS and Muon on flat memory.
 
 All parameters are moved into one vector, and their gradients into another. A step then takes a few kernels for any
 network, data parallelism takes one reduction, and a checkpoint of the optimizer is one tensor. Matrices and filters
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
+from stairwise.training.newton_schulz import descend
 
-OPTIMIZERS = ("sgd", "lars")
+OPTIMIZERS = ("sgd", "lars", "muon")
 TRUST = 1e-3  # LARS: norm of a step relative to the norm of the weights
 
 
@@ -20,6 +21,9 @@ class FlatOptimizer:
     "sgd" (torch's rule): u = g + weight_decay · w for all parameters.
     "lars" (Meta's rule): for parameters with more than one axis, u = g + weight_decay · w, scaled by 1e-3 ‖w‖ / ‖u‖ if
     both norms are positive; for the others u = g.
+    "muon": parameters with more than one axis move by a fraction lr of their length along the polar factor O of the
+    momentum, w ← (1 − lr · weight_decay) w − lr ‖w‖ O / ‖O‖ with O ≈ polar(g + m v); for the others u = g. A gradient
+    that is not finite changes nothing.
 
     Attributes:
         lr: learning rates of (weights, biases and norms); a tensor that the caller fills before each step.
@@ -49,6 +53,8 @@ class FlatOptimizer:
         self.weights: list[Tensor] = []
         self.weight_gradients: list[Tensor] = []
         self.momenta: list[Tensor] = []  # views of momentum_buffer in the shape of each parameter
+        self.matrices: list[Tensor] = []  # weights as (out, rest), with the columns in memory order
+        self.matrix_updates: list[Tensor] = []
         start = 0
         for p, size in zip(parameters, sizes, strict=True):
             value, gradient = (_shaped(flat[start : start + size], p) for flat in (self.values, self.gradient))
@@ -59,6 +65,8 @@ class FlatOptimizer:
             if p.ndim > 1:
                 self.weights.append(value)
                 self.weight_gradients.append(gradient)
+                for matrices, flat in ((self.matrices, self.values), (self.matrix_updates, self.gradient)):
+                    matrices.append(flat[start : start + size].view(p.shape[0], -1))
             start += size
 
     def zero_grad(self) -> None:
@@ -84,6 +92,9 @@ class FlatOptimizer:
         norm = self.gradient.norm()
         if self.clip:
             self.gradient.mul_((self.clip / (norm + 1e-6)).clamp_max(1.0))
+        if self.kind == "muon":
+            self._step_of_muon(norm)
+            return norm
         g, w = self.gradient[: self.split], self.values[: self.split]
         if self.weight_decay:
             if self.kind == "sgd":
@@ -101,6 +112,17 @@ class FlatOptimizer:
         w.addcmul_(v[: self.split], self.lr[0], value=-1)
         self.values[self.split :].addcmul_(v[self.split :], self.lr[1], value=-1)
         return norm
+
+    def _step_of_muon(self, norm: Tensor) -> None:
+        finite = torch.isfinite(norm)
+        lr = torch.where(finite, self.lr, 0.0)
+        g, v = self.gradient.masked_fill_(~finite, 0.0), self.momentum_buffer
+        v.mul_(torch.where(finite, self.momentum, 1.0)).add_(g)
+        if self.weight_decay:
+            self.values[: self.split].mul_(1 - self.weight_decay * lr[0])
+        self.values[self.split :].addcmul_(v[self.split :], lr[1], value=-1)
+        g[: self.split].add_(v[: self.split], alpha=self.momentum)
+        descend(self.matrices, self.matrix_updates, lr[0])
 
 
 def _shaped(flat: Tensor, like: Tensor) -> Tensor:
