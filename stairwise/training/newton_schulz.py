@@ -16,11 +16,13 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
+from stairwise.checks import InputError
 from stairwise.training.graph import in_parallel
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of Keller Jordan: the steepest at 0 among those that stay near 1
 STEPS = 5
 SHORTEST = 1e-18  # matrices with a smaller Frobenius norm count as zero; their squares vanish in float32
+LONGEST = 1e18  # a step is skipped if the gradient is longer or not finite, because its squares may overflow
 TO_LENGTHS = ("relative", "fixed")  # scalings of steps that refer to the length of the weights at the start
 SCALINGS = (*TO_LENGTHS, "keller", "moonshot")
 PADDING = 3e9  # operations that padding one matrix may add on a GPU, about the time of the launches that it saves
@@ -126,6 +128,9 @@ def pages_like(x: Tensor, matrices: Sequence[Tensor], stack: Stack) -> list[Tens
 def start_lengths(matrices: Sequence[Tensor]) -> list[Tensor]:
     """‖w‖_F of every matrix; one of zeros counts as long as a matrix with orthonormal rows, so that it can move."""
     lengths = torch._foreach_norm([w.float() for w in matrices])
+    for n, w in zip(lengths, matrices, strict=True):
+        if not torch.isfinite(n):
+            raise InputError(f"weights of shape {tuple(w.shape)}", "must be finite at the start", float(n))
     return [torch.where(n > SHORTEST, n, min(w.shape) ** 0.5) for n, w in zip(lengths, matrices, strict=True)]
 
 
@@ -158,7 +163,7 @@ def descend(
         if scaling in TO_LENGTHS:
             its = [lengths[i] for i in stack.members]
             of_polar = torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float32)
-            rates = torch.where(of_polar > SHORTEST, rate * torch.stack(its) / of_polar, 0.0).unbind()
+            rates = torch.where(of_polar > SHORTEST, rate * torch.stack(its).float() / of_polar, 0.0).unbind()
         for w, page, r in zip(moved, pages_like(x, updates, stack), rates, strict=True):
             w.addcmul_(page, r, value=-_factor(scaling, *w.shape))
         if scaling == "fixed":
