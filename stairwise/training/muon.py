@@ -22,7 +22,7 @@ class Muon(Optimizer):
 
     For a matrix or filter w, viewed as (out, rest), with gradient g and initial value w₀,
 
-        v ← m v + g,      O ≈ polar(g + m v),      w ← (1 − lr · weight_decay) w − lr ‖w₀‖_F O / ‖O‖_F,
+        v ← m v + (1 − m) g,    O ≈ polar(m v + (1 − m) g),    w ← (1 − lr · weight_decay) w − lr ‖w₀‖_F O / ‖O‖_F,
 
     where the polar factor of U S Vᵀ is U Vᵀ, computed by five Newton–Schulz steps for all matrices of similar shape at
     once. So lr is the length of a step relative to the weights. A matrix of zeros counts as long as one with
@@ -111,8 +111,8 @@ class Muon(Optimizer):
         one_of(values["rest"], "rest", RULES[1:])
         _checked_rate(values)
         flag(values["foreach"], "foreach")
-        if values["dtype"] is not None and not values["dtype"].is_floating_point:
-            raise InputError("dtype", "must be a floating-point format", values["dtype"], "use torch.bfloat16")
+        if values["dtype"] not in (None, *DTYPES):
+            raise InputError("dtype", "must be float32, float64 or bfloat16", values["dtype"], "leave it out")
         for name in ("momentum", "weight_decay", "eps"):
             number(values[name], name, least=0)
         for name, value in (("momentum", values["momentum"]), *(("betas", b) for b in values["betas"])):
@@ -188,8 +188,9 @@ class Muon(Optimizer):
         updates = _cleaned([as_matrix(cast(Tensor, p.grad), p) for p in params], usable)
         momenta = [as_matrix(state["momentum_buffer"], p) for state, p in zip(states, params, strict=True)]
         torch._foreach_mul_(momenta, torch.where(usable, m, 1.0))
-        torch._foreach_add_(momenta, updates)
+        torch._foreach_add_(momenta, updates, alpha=1 - m)
         if group["nesterov"]:
+            torch._foreach_mul_(updates, 1 - m)
             torch._foreach_add_(updates, momenta, alpha=m)
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["weight_decay"] * rate)

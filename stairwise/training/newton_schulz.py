@@ -4,7 +4,7 @@ A polar factor of G = U S Vᵀ is U Vᵀ: the same singular vectors, all singula
 
     X ← a X + b (X Xᵀ) X + c (X Xᵀ)² X,        X₀ = G / ‖G‖_F,
 
-bring all singular values of G above about 1e-3 ‖G‖_F to between 0.7 and 1.2, with nothing but products of matrices.
+bring all singular values of G above 0.0015 ‖G‖_F to between 0.68 and 1.21, with nothing but products of matrices.
 Matrices of equal shape are stacked; those of similar shape are padded with zeros and stacked too, because zero rows and
 columns stay zero and leave the rest as it is, and a few large products take less time than many small ones.
 """
