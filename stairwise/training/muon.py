@@ -9,12 +9,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stairwise.checks import InputError, flag, number, one_of, positive_int
-from stairwise.training.newton_schulz import LONGEST, SCALINGS, TO_LENGTHS, descend, start_lengths
+from stairwise.training.newton_schulz import (
+    LARGEST,
+    LONGEST,
+    SCALINGS,
+    check_rate,
+    descend,
+    largest_rate,
+    start_lengths,
+)
 from stairwise.training.rest import move_by_adamw, move_by_sgd
 
 RULES = ("muon", "sgd", "adamw")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-LARGEST = 1e6  # learning rate; with gradients of at most 1e18, weights then stay finite
 
 
 class Muon(Optimizer):
@@ -239,20 +246,17 @@ def _check_parameter(p: Tensor, rule: str) -> None:
 
 
 def _most(group: dict[str, Any]) -> float:
-    return 1.0 if group["rule"] == "muon" and group["scaling"] in TO_LENGTHS else LARGEST
+    return largest_rate(group["scaling"]) if group["rule"] == "muon" else LARGEST
 
 
 def _checked_rate(group: dict[str, Any]) -> float | Tensor:
     """The learning rate of a group; values of tensors are checked on their device, during the step."""
-    lr, most = group["lr"], _most(group)
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise InputError("lr", "must have one element", f"shape {tuple(lr.shape)}")
-        return lr
-    if number(lr, "lr", least=0) > most:
-        why = "the length of the weights" if most == 1 else "beyond which weights may overflow"
-        raise InputError("lr", f"must be at most {most:g}, {why}", lr, "begin with 0.02 for muon")
-    return float(lr)
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        return check_rate(lr, "lr", _most(group))
+    if lr.numel() != 1:
+        raise InputError("lr", "must have one element", f"shape {tuple(lr.shape)}")
+    return lr
 
 
 def _gradient(p: Tensor) -> Tensor:

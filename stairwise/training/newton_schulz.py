@@ -16,16 +16,17 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, number
 from stairwise.training.graph import in_parallel
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of Keller Jordan: the steepest at 0 among those that stay near 1
 STEPS = 5
 SHORTEST = 1e-18  # matrices with a smaller Frobenius norm count as zero; their squares vanish in float32
 LONGEST = 1e18  # a step is skipped if the gradient is longer or not finite, because its squares may overflow
+LARGEST = 1e6  # learning rate; with gradients up to LONGEST, weights stay finite
 TO_LENGTHS = ("relative", "fixed")  # scalings of steps that refer to the length of the weights at the start
 SCALINGS = (*TO_LENGTHS, "keller", "moonshot")
-PADDING = 3e9  # operations that padding one matrix may add on a GPU, about the time of the launches that it saves
+PADDING = 1e9  # operations that padding one matrix may add on a GPU; its product then starts with those of others
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +124,19 @@ def pages_like(x: Tensor, matrices: Sequence[Tensor], stack: Stack) -> list[Tens
         rows, columns = matrices[i].shape
         views.append(page[:columns, :rows].mT if rows > columns else page[:rows, :columns])
     return views
+
+
+def largest_rate(scaling: str) -> float:
+    """The largest learning rate of a scaling."""
+    return 1.0 if scaling in TO_LENGTHS else LARGEST
+
+
+def check_rate(lr: float, name: str, most: float) -> float:
+    """A learning rate from 0 to `most`."""
+    if number(lr, name, least=0) > most:
+        why = "the length of the weights" if most == 1 else "beyond which weights may overflow"
+        raise InputError(name, f"must be at most {most:g}, {why}", lr, "begin with 0.02 for muon")
+    return float(lr)
 
 
 def start_lengths(matrices: Sequence[Tensor]) -> list[Tensor]:
