@@ -357,7 +357,10 @@ def test_muon_in_a_cuda_graph(rest):
     def build():
         torch.manual_seed(0)
         network = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Flatten(), torch.nn.Linear(16 * 36, 10)
+            torch.nn.Conv2d(3, 16, 3, bias=False),
+            torch.nn.BatchNorm2d(16),
+            torch.nn.Flatten(),
+            torch.nn.Linear(16 * 36, 10),
         ).to("cuda", memory_format=torch.channels_last)
         lr = torch.full((), 0.02, device="cuda")
         return network, lr, sw.Muon(network.parameters(), lr=lr, rest=rest, rest_lr=1e-3, dtype=torch.float32)
@@ -381,7 +384,7 @@ def test_muon_in_a_cuda_graph(rest):
             step(ours, optimizer)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         step(ours, optimizer)
     for i in range(3):
         fill(i)
