@@ -96,6 +96,8 @@ class Muon(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; without its own `rule` it is divided by the number of axes."""
+        if "params" not in param_group:
+            raise InputError("group", "must hold params", list(param_group), 'give {"params": [...], "lr": ...}')
         group = {**param_group, "params": _listed(param_group["params"], "params")}
         if group.get("rule") is not None:
             self._add_checked(group)
