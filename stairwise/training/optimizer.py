@@ -1,4 +1,4 @@
-r"""SGD and LARS on flat memory.
+r"""SGD, LARS and Muon on flat memory.
 
 All parameters are moved into one vector, and their gradients into another. A step then takes a few kernels for any
 network, data parallelism takes one reduction, and a checkpoint of the optimizer is one tensor. Matrices and filters
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
+from stairwise.training.newton_schulz import LONGEST, SCALINGS, descend, start_lengths
 
-OPTIMIZERS = ("sgd", "lars")
+OPTIMIZERS = ("sgd", "lars", "muon")
 TRUST = 1e-3  # LARS: norm of a step relative to the norm of the weights
 
 
@@ -20,17 +21,28 @@ class FlatOptimizer:
     "sgd" (torch's rule): u = g + weight_decay · w for all parameters.
     "lars" (Meta's rule): for parameters with more than one axis, u = g + weight_decay · w, scaled by 1e-3 ‖w‖ / ‖u‖ if
     both norms are positive; for the others u = g.
+    "muon": parameters with more than one axis move along the polar factor O of the momentum (see `sw.Muon`),
+    w ← (1 − lr · weight_decay) w − lr ‖w₀‖ O / ‖O‖ with O ≈ polar(g + m v) and the initial weights w₀; for the others
+    u = g. A gradient that is not finite, or longer than 1e18, changes nothing.
 
     Attributes:
         lr: learning rates of (weights, biases and norms); a tensor that the caller fills before each step.
         gradient: the flat gradient; the parameters' `.grad` are views of it.
         momentum_buffer: v, flat.
+        lengths: ‖w₀‖ of every weight, for "muon".
     """
 
     def __init__(
-        self, module: nn.Module, kind: str = "sgd", momentum: float = 0.9, weight_decay: float = 0.0, clip: float = 0.0
+        self,
+        module: nn.Module,
+        kind: str = "sgd",
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        clip: float = 0.0,
+        scaling: str = "relative",
     ) -> None:
         self.kind = one_of(kind, "optimizer", OPTIMIZERS)
+        self.scaling = one_of(scaling, "scaling", SCALINGS)
         self.momentum = number(momentum, "momentum", least=0)
         self.weight_decay = number(weight_decay, "weight_decay", least=0)
         self.clip = number(clip, "clip", least=0)
@@ -49,6 +61,8 @@ class FlatOptimizer:
         self.weights: list[Tensor] = []
         self.weight_gradients: list[Tensor] = []
         self.momenta: list[Tensor] = []  # views of momentum_buffer in the shape of each parameter
+        self.matrices: list[Tensor] = []  # weights as (out, rest), with the columns in memory order
+        self.matrix_updates: list[Tensor] = []
         start = 0
         for p, size in zip(parameters, sizes, strict=True):
             value, gradient = (_shaped(flat[start : start + size], p) for flat in (self.values, self.gradient))
@@ -59,24 +73,30 @@ class FlatOptimizer:
             if p.ndim > 1:
                 self.weights.append(value)
                 self.weight_gradients.append(gradient)
+                for matrices, flat in ((self.matrices, self.values), (self.matrix_updates, self.gradient)):
+                    matrices.append(flat[start : start + size].view(p.shape[0], -1))
             start += size
+        self.lengths = torch.stack(start_lengths(self.matrices)) if self.matrices else torch.zeros(0, device=device)
 
     def zero_grad(self) -> None:
         """Set the gradient to zero, before the backward pass."""
         self.gradient.zero_()
 
-    def saved_momentum(self) -> Tensor:
-        """v for a checkpoint: every parameter contiguous, because layouts differ between CPU and GPU."""
-        return torch.cat([v.reshape(-1) for v in self.momenta])
+    def state(self) -> dict[str, Tensor]:
+        """Tensors for a checkpoint: v with every parameter contiguous, because layouts differ between CPU and GPU."""
+        momentum = {"momentum": torch.cat([v.reshape(-1) for v in self.momenta])}
+        return momentum | ({"lengths": self.lengths} if self.kind == "muon" else {})
 
-    def load_momentum(self, saved: Tensor, channels_last: bool = False) -> None:
-        """Continue from `saved_momentum`. `channels_last`: filters are in that order, as version 0.1 saved them."""
-        for v, part in zip(self.momenta, saved.split([v.numel() for v in self.momenta]), strict=True):
+    def load(self, saved: dict[str, Tensor], channels_last: bool = False) -> None:
+        """Continue from `state()`. `channels_last`: filters of v are in that order, as version 0.1 saved them."""
+        for v, part in zip(self.momenta, saved["momentum"].split([v.numel() for v in self.momenta]), strict=True):
             if channels_last and v.ndim == 4:
                 n, c, high, wide = v.shape
                 v.copy_(part.view(n, high, wide, c).permute(0, 3, 1, 2))
             else:
                 v.copy_(part.view(v.shape))
+        if self.kind == "muon":
+            self.lengths.copy_(saved["lengths"])
 
     @torch.no_grad()
     def step(self) -> Tensor:
@@ -84,6 +104,9 @@ class FlatOptimizer:
         norm = self.gradient.norm()
         if self.clip:
             self.gradient.mul_((self.clip / (norm + 1e-6)).clamp_max(1.0))
+        if self.kind == "muon":
+            self._step_of_muon(norm)
+            return norm
         g, w = self.gradient[: self.split], self.values[: self.split]
         if self.weight_decay:
             if self.kind == "sgd":
@@ -101,6 +124,17 @@ class FlatOptimizer:
         w.addcmul_(v[: self.split], self.lr[0], value=-1)
         self.values[self.split :].addcmul_(v[self.split :], self.lr[1], value=-1)
         return norm
+
+    def _step_of_muon(self, norm: Tensor) -> None:
+        usable = norm < LONGEST  # false for NaN
+        lr = torch.where(usable, self.lr, 0.0)
+        g, v = self.gradient.masked_fill_(~usable, 0.0), self.momentum_buffer
+        torch.addcmul(g, v, torch.where(usable, self.momentum, 1.0), out=v)  # in one pass over memory
+        if self.weight_decay:
+            self.values[: self.split].mul_(1 - self.weight_decay * lr[0])
+        self.values[self.split :].addcmul_(v[self.split :], lr[1], value=-1)
+        g[: self.split].add_(v[: self.split], alpha=self.momentum)
+        descend(self.matrices, self.matrix_updates, lr[0], self.scaling, self.lengths.unbind())
 
 
 def _shaped(flat: Tensor, like: Tensor) -> Tensor:
