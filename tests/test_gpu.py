@@ -356,6 +356,8 @@ def test_a_monitor_leaves_weights_as_they_are():
             watch.close()
             assert len(watch.records) > 0
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
 def matrices_of_many_shapes(device):
     torch.manual_seed(0)
     shapes = ((64, 27), (64, 576), (64, 576), (128, 64), (16, 300), (300, 16), (48, 48), (512, 256))

@@ -18,7 +18,7 @@ from stairwise.monitor import moments
 from stairwise.monitor.aside import Aside, Copies
 from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
-from stairwise.monitor.digest import condensed, cross_sums, direction_sums, joint_flaws, pair_sums
+from stairwise.monitor.digest import condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
 from stairwise.monitor.frames import Frames
 
 if TYPE_CHECKING:
@@ -146,28 +146,34 @@ class SpectrumMonitor:
         else:
             self.aside.wait()
         kind = moments.layout(_size(name, batches[0]), self.exact)
+        precision = moments.precision(kind)
         with moments.plain_products(batches.device):
             if name == "z":
                 self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
-            precision = moments.precision(kind)  # squares must be finite, too:
+            # squares must be finite, too
             finite = torch.isfinite(torch.linalg.vector_norm(batches, dim=(1, 2), dtype=precision))
-            zero = torch.zeros((1, 1, 1), dtype=precision, device=batches.device)
-            rows = torch.where(finite[:, None, None], batches, zero)
-            pairs = rows.shape[1] if name == "z" else rows.shape[1] / 2
+            batches.masked_fill_(~finite[:, None, None], 0.0)
+            pairs = batches.shape[1] if name == "z" else batches.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
             if name == "z":
-                self._count(finite)
-                self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite, keep)
-                self._add_sums("pairs", pair_sums(rows, full=kind == "all"), finite, keep)
-            views = rows.unflatten(2, (-1, _size(name, rows[0])))
-            if kind != "all":  # in float32 a large mean would hide the variance
-                self.frames.subtract_centre(name, views, finite)
+                self.flaws = counted(self.flaws, finite)
+                self._add_statistics(batches, finite, keep, kind)
+            views = batches.unflatten(2, (-1, _size(name, batches[0])))
+            # in float32 a large mean would hide the variance
+            views = views.double() if kind == "all" else self.frames.centred(name, views, finite)
             if kind == "tracked" and name not in self.frames.bases:
-                self.frames.bases[name] = first_basis((views * finite[:, None, None, None]).flatten(0, 2))
+                self.frames.bases[name] = first_basis(views.flatten(0, 2))
             if name == "z":
                 self._add_pairs(views[:, :, 0], views[:, :, 1], finite, keep)
             else:
-                self._add("hh", rows, finite, keep)
+                self._add("hh", views.flatten(2), finite, keep)
+
+    def _add_statistics(self, batches: Tensor, finite: Tensor, keep: float, kind: str) -> None:
+        """Add sums over directions and pairs; directions of large embeddings from the last batch only, to save time."""
+        last = len(batches) - (len(batches) if kind == "all" else 1)
+        rows = batches[last:].to(moments.precision(kind))
+        self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite[last:], keep)
+        self._add_sums("pairs", pair_sums(batches if kind != "all" else rows, full=kind == "all"), finite, keep)
 
     def _add_pairs(self, a: Tensor, b: Tensor, finite: Tensor, keep: float) -> None:
         """Add batches of pairs, (batches, N, d) each, those not finite set to zero."""
@@ -356,8 +362,9 @@ class SpectrumMonitor:
             self.sums[name] = self.sums[name].to(x.device)
         if basis is not None and basis.device != x.device:
             basis = self.frames.bases[moments.STREAMS[name]] = basis.to(x.device)
-        weights = (_ages(x, keep) * finite)[:, None].expand(-1, x.shape[1])
-        moments.add(self.sums[name], x.flatten(0, 1), weights.flatten(), keep ** len(x), basis)
+        weights = _ages(x, keep) * finite
+        each = None if keep == 1 else weights[:, None].expand(-1, x.shape[1]).flatten()
+        moments.add(self.sums[name], x.flatten(0, 1), each, weights.sum() * x.shape[1], keep ** len(x), basis)
 
     def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums found in each finite batch in turn, (batches, number of sums)."""
@@ -371,18 +378,6 @@ class SpectrumMonitor:
         if self.sums[name].device != found.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(found.device)
         self.sums[name].mul_(keep).add_(found)
-
-    def _count(self, finite: Tensor) -> None:
-        """Count batches and skipped batches, without waiting for the device."""
-        if self.flaws is None:
-            self.flaws = torch.zeros(3, dtype=torch.float64, device=finite.device)
-        self.flaws = self.flaws.to(finite.device)
-        seen, skipped, first = self.flaws
-        bad = (~finite).double()
-        number = seen + bad.argmax() + 1
-        first.copy_(torch.where((first == 0) & (bad.sum() > 0), number, first))
-        seen += len(finite)
-        skipped += bad.sum()
 
 
 def _size(name: str, rows: Tensor) -> int:

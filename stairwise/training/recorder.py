@@ -134,8 +134,9 @@ class Recorder:
 
     def _made(self, record: Record, copies: Copies | None) -> Record:
         """Add the spectra to a record, and judge it; runs in the background."""
-        if copies is not None:
-            record = replace(record, **vars(decompose_on_one_core(copies.arrays(), self.monitor.normalized)))
+        sums = copies.arrays() if copies is not None else {}
+        if sums:
+            record = replace(record, **vars(decompose_on_one_core(sums, self.monitor.normalized)))
         if self.loggers:
             self.commentary.hear(record)
         return record

@@ -16,6 +16,7 @@ def layout(request, monkeypatch):
     if request.param == "halves":
         monkeypatch.setattr(products, "uses_halves", lambda x: x.dtype == torch.float32)
         monkeypatch.setattr(products, "_of_halves", lambda left, right: left.float() @ right.float())
+    monkeypatch.setattr(products, "ROWS", 64)
     monkeypatch.setattr(moments, "ALL", 64)
     monkeypatch.setattr(moments, "KEPT", 24)
     monkeypatch.setattr("stairwise.monitor.decompose.KEPT", 24)
