@@ -107,6 +107,7 @@ class _Motion:
             arrived = False
             while solver.status == "running" and not arrived:
                 solver.max_step = CAUTION * self.next_event(u)
+                solver.atol = max(rtol * self.size, NOISE * float(np.linalg.norm(u)))
                 message = solver.step()
                 if solver.status == "failed":
                     raise RuntimeError(f"the flow could not be integrated beyond t = {solver.t:.6g}: {message}")

@@ -27,7 +27,7 @@ class SpectralModes:
 
     A mode with γ > 0 moves at speed 1 to s = γ^{-1/2} from either side; one with γ < 0 shrinks at speed 1 to s = 0. One
     with γ = 0 or s(0) = 0 has no gradient and rests. Descent moves by `lr` per step; past its goal, it turns around at
-    every step: from then on s alternates between two values that are lr apart.
+    every step: from then on s alternates between two values that are lr apart (if lr > γ^{-1/2}, their sum may be lr).
 
     Arguments:
         gamma: eigenvalues γ_j of Γ, shape (d,).
@@ -44,8 +44,8 @@ class SpectralModes:
         >>> modes.step_times().round(3)
         array([0.499, 0.706,   inf])
         >>> SpectralModes([2.0, 1.0], 1e-3, lr=0.1).limits().round(3)
-        array([[0.601, 0.901],
-               [0.701, 1.001]])
+        array([[0.701, 0.901],
+               [0.801, 1.001]])
     """
 
     gamma: ArrayLike
@@ -102,11 +102,12 @@ class SpectralModes:
         return steps, s0 + np.sign(goal - s0) * lr * steps
 
     def _orbit(self) -> tuple[Floats, Floats]:
-        """The two values that alternate from the arrival on, in this order."""
-        goal, first = self._goals(), np.abs(self._arrival()[1])
-        turn = np.where(first > goal, first - float(self.lr or 0.0), first + float(self.lr or 0.0))
-        rests = np.abs(first - goal) <= REST * np.maximum(goal, float(self.lr or 0.0))
-        return np.where(rests, goal, first), np.where(rests, goal, np.abs(turn))
+        """The two values that alternate from the arrival on, in this order; equal where the mode rests."""
+        goal, first, lr = self._goals(), np.abs(self._arrival()[1]), float(self.lr or 0.0)
+        first = np.where(np.abs(first - goal) <= REST * np.maximum(goal, lr), goal, first)
+        first = np.where(first <= REST * lr, 0.0, first)  # a step to zero, where there is no gradient
+        second = np.where(first > goal, np.abs(first - lr), first + lr)
+        return first, np.where((first == goal) | (first == 0), first, second)
 
     def _descent(self, t: Floats) -> Floats:
         s0, goal, lr = np.asarray(self.s0), self._goals(), float(self.lr or 0.0)

@@ -126,13 +126,13 @@ class _Row:
         return np.asarray(np.exp(self.log_entries[0]) * np.expm1(x) + self.extra(x))
 
     def growth(self, t: Floats) -> Floats:
-        """x(t), by bisection on `time`, which increases; the row rests at its end."""
-        low, high = np.zeros_like(t), np.full_like(t, self.end)
-        for _ in range(60):
-            middle = (low + high) / 2
-            early = self.time(middle) < t
-            low, high = np.where(early, middle, low), np.where(early, high, middle)
-        return high
+        """x(t): Newton's method on `time`, which increases, from an interpolation; the row rests at its end."""
+        grid = self.extra.x
+        x = np.interp(t, self.time(grid), grid)
+        for _ in range(4):
+            slope = np.exp(self.log_entries[0] + x) + self.extra(x, 1)
+            x = np.clip(x - (self.time(x) - np.minimum(t, self.time(grid[-1]))) / slope, 0.0, self.end)
+        return x
 
     def step_time(self) -> float:
         if self.eigenvalue(np.array(0.0)) >= 0.5:

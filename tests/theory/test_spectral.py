@@ -63,15 +63,16 @@ def test_the_flow_is_the_closed_form(seed, signs):
     np.testing.assert_allclose(s, descending(modes.singular_values(t)), atol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(gammas, st.floats(1e-3, 3)), min_size=1, max_size=4), st.floats(0.02, 2.0))
 def test_descent_is_the_closed_form(modes, lr):
-    """Also for steps larger than the goal, which send s through zero; not rotated, because rounding errors would grow."""
+    """Also for steps larger than the goal, which send s through zero. Not rotated: rounding errors would grow."""
     gamma, s0 = np.array(sorted(modes, reverse=True)).T
     closed = SpectralModes(gamma, s0, lr)
-    run = gradient_descent(np.diag(s0), Correlation.from_matrix(gamma), lr, 60, rule="spectral")
-    goals = np.abs(closed.limits() - np.array([g**-0.5 if g > 0 else 0 for g in gamma]))
-    if goals[:, gamma != 0].min(initial=1.0) < 1e-9:  # at the goal to rounding error: either way is right
+    run = gradient_descent(np.diag(s0), Correlation.from_matrix(gamma), lr, 40, rule="spectral")
+    goals = np.array([g**-0.5 if g > 0 else 0 for g in gamma])
+    off = np.minimum(np.abs(closed.limits() - goals), closed.limits())[:, gamma != 0]
+    if off.min(initial=1.0) < 1e-9:  # at the goal, or at zero, to rounding error: to rest or not are both right
         return
     np.testing.assert_allclose(run.eigenvalues, descending(closed.eigenvalues(run.times)), atol=1e-8)
 
@@ -105,7 +106,7 @@ def test_step_times():
     assert tau[5] == 0
     np.testing.assert_allclose(np.diag(modes.eigenvalues(tau[:2])[:, :2]), 0.5, rtol=1e-12)
     lr = 0.03
-    steps = SpectralModes([2.0, 0.5], 0.1, lr)
+    steps = SpectralModes([2.0, 0.5], 0.1234, lr)
     np.testing.assert_array_less(np.diag(steps.eigenvalues(steps.step_times() - lr)), 0.5)
     np.testing.assert_array_less(0.5, np.diag(steps.eigenvalues(steps.step_times())))
 
