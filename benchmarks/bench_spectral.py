@@ -32,6 +32,7 @@ EXPLORED = ("1/k", "0.8^k")
 SIZES = ((10, 200), (4, 60))
 STARTS = ((1e-2, 0.0), (1e-4, 0.0), (1e-7, 0.0), (1e-7, 2e-3), (1e-7, 2e-2))  # α, lr
 FIRST_SEED = 100
+LARGEST = {"photos": 6}  # γ_1/γ_10 = 1058 makes the flow so stiff that a seed takes 20 s
 
 
 def spectra(m):
@@ -105,12 +106,7 @@ def typical(W0, corr, times, lr):
     r = np.zeros_like(W0)
     r[:, d:] = alpha
     r[np.arange(d), np.arange(d)] = alpha * np.sqrt(scipy.stats.chi2.median(d - np.arange(d)))
-    run = closed_form(r, corr, times, law="spectral")
-    _, rows = qr_nonnegative(r)
-    final = closed_form(r, corr, [np.inf], law="spectral").eigenvalues  # all rows rest
-    assert np.allclose(final, 1)
-    s = _resting(rows, gamma, d)
-    return run.step_times(), by_rows(rows, s, gamma, d)
+    return closed_form(r, corr, times, law="spectral").step_times(), by_rows(r, _resting(r, gamma, d), gamma, d)
 
 
 def _resting(r, gamma, d):
@@ -125,8 +121,9 @@ def _resting(r, gamma, d):
 
 
 def law(W0, corr, times, lr):
-    run = closed_form(W0, corr, times, law="spectral", lr=lr or None, weights=True)
-    return run.step_times(), overlap(run.weights[-1], len(W0))
+    steps = closed_form(W0, corr, times, law="spectral", lr=lr or None).step_times()
+    end = closed_form(W0, corr, [np.inf], law="spectral", lr=lr or None, weights=True)
+    return steps, overlap(end.weights[0], len(W0))
 
 
 def forgotten(W0, corr, times, lr):
@@ -224,8 +221,9 @@ def main():
     known = options.rows.read_text(encoding="utf-8").splitlines() if options.rows and options.rows.exists() else []
     done = {(r["spectrum"], r["d"], r["alpha"], r["lr"]): r for r in map(json.loads, known)}
     rows = []
-    for d, m in SIZES:
+    for size, m in SIZES:
         for name, gamma in spectra(m).items():
+            d = min(size, LARGEST.get(name, size))
             for alpha, lr in STARTS:
                 if options.only and name not in options.only:
                     continue
