@@ -78,6 +78,21 @@ def test_law_against_simulation(alpha, lr):
     np.testing.assert_allclose(*np.median(spans, axis=0), atol=0.02)
 
 
+def test_both_rules_learn_the_same_span():
+    """The columns beyond d fade by the same power of the growth under gradient flow."""
+    spans = []
+    for seed in range(5):
+        W0 = sw.gaussian_init(3, 40, 1e-3, seed)
+        runs = [
+            sw.gradient_flow(W0, CORR, [end], weights=True, rule=rule)
+            for rule, end in (("gradient", 40.0), ("spectral", 4.0))
+        ]
+        spans.append([overlap(run.weights[0], 3) for run in runs])
+    gradient, spectral = np.median(spans, axis=0)
+    assert gradient == pytest.approx(spectral, abs=0.005)
+    assert gradient < 0.998
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 5), st.floats(-8, -2), st.sampled_from([None, 1e-3, 0.05]))
 def test_invariants(seed, d, exponent, lr):
