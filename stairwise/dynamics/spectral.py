@@ -121,7 +121,8 @@ class _Motion:
     def settle(self, u: Floats) -> Floats:
         """u with the directions at rest at λ = 1 or s = 0 exactly, so that they have no gradient and do not drift."""
         lam, p = np.linalg.eigh((u * self.gamma) @ u.T)
-        learned = np.abs(lam - 1) < NEAR
+        off = np.abs(lam - 1)
+        learned = (off < NEAR) | (off.argsort().argsort() < self.learned)
         p, lam = p[:, learned], lam[learned]
         u = u + (p * (lam**-0.5 - 1)) @ (p.T @ u)
         left, s, right = np.linalg.svd(u, full_matrices=False)
