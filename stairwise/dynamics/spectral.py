@@ -4,10 +4,12 @@ In the eigenbasis of Γ the direction is polar(G) with G = (I − C) U Λ, where
 vectors of nonzero singular values. A mode that reaches λ = 1 has no gradient left, and the polar factor jumps there: on
 either side it points back. The flow in the sense of Filippov therefore *freezes* the left singular vectors of G whose
 singular value has reached zero, and the others move on. Between such events the direction is smooth. Integration steps
-end before the next event, whose time follows from λ and λ', and approach to 1e-11.
+end before the next event, whose time follows from λ and λ'; when it is as near as the tolerance, a straight line
+reaches it.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,6 @@ from scipy.integrate import DOP853
 Floats = NDArray[np.float64]
 
 NOISE = 1e-14  # singular values of G below this fraction of ‖U Λ‖ are rounding error
-NEAR = 1e-11  # a mode this close to λ = 1, or to s = 0 in units of 1/√γ_1, has come to rest
 CAUTION = 0.9  # a step covers at most this fraction of the time to the next event
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon's quintic: x ← a x + b x³ + c x⁵
 
@@ -69,29 +70,34 @@ def spectral_flow(u: Floats, gamma: Floats, times: Floats, rtol: float) -> Float
     return out
 
 
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """A straight path."""
+
+    start: float
+    u: Floats
+    move: Floats
+
+    def __call__(self, t: float) -> Floats:
+        return self.u + (t - self.start) * self.move
+
+
 class _Motion:
     """The flow and its events, in which directions come to rest: learned, or shrunk to zero."""
 
     def __init__(self, u: Floats, gamma: Floats) -> None:
         g, noise = gradient(u, gamma)
         s = np.linalg.svd(u, compute_uv=False)
-        self.gamma, self.size = gamma, float(s[s > 0].min(initial=1.0))
-        self.gone = min(1e-6 * self.size, NEAR / np.sqrt(max(float(np.abs(gamma).max(initial=0.0)), 1e-300)))
+        lam = np.linalg.eigvalsh((u * gamma) @ u.T)
+        self.gamma, self.smallest = gamma, float(s[s > 0].min(initial=1.0))
+        self.learned, self.gone = int((np.abs(lam - 1) < NOISE).sum()), len(u) - int((s > 0).sum())
         self.moving = int((np.linalg.svd(g, compute_uv=False) > noise).sum())
-        self.learned, gone = self.at_rest(u)
-        self.total = self.moving + self.learned + gone
-
-    def at_rest(self, u: Floats) -> tuple[int, int]:
-        """Number of directions learned, and number shrunk to zero."""
-        lam = np.linalg.eigvalsh((u * self.gamma) @ u.T)
-        return int((np.abs(lam - 1) < NEAR).sum()), int((np.linalg.svd(u, compute_uv=False) < self.gone).sum())
 
     def direction(self, u: Floats) -> Floats:
         """The polar factor of G without the directions at rest."""
-        g = gradient(u, self.gamma)[0]
         lam, p = np.linalg.eigh((u * self.gamma) @ u.T)
-        free = p[:, np.argsort(np.abs(lam - 1))[self.learned :]]
-        left, _, right = np.linalg.svd(free.T @ g, full_matrices=False)
+        free = p[:, np.abs(lam - 1).argsort()[self.learned :]]
+        left, _, right = np.linalg.svd(free.T @ gradient(u, self.gamma)[0], full_matrices=False)
         product: Floats = free @ left[:, : self.moving] @ right[: self.moving]
         return product
 
@@ -103,35 +109,25 @@ class _Motion:
             return self.direction(y.reshape(shape)).ravel()
 
         while t < end and self.moving > 0:
-            solver = DOP853(rate, t, u.ravel(), end, rtol=rtol, atol=rtol * self.size)
-            arrived = False
-            while solver.status == "running" and not arrived:
-                solver.max_step = CAUTION * self.next_event(u)
-                solver.atol = max(rtol * self.size, NOISE * float(np.linalg.norm(u)))
+            solver = DOP853(rate, t, u.ravel(), end, rtol=rtol, atol=rtol * self.smallest)
+            ahead = self.events(u).min()
+            while solver.status == "running" and ahead > rtol * np.abs(u).max():
+                solver.max_step = CAUTION * ahead
+                solver.atol = max(rtol * self.smallest, NOISE * float(np.linalg.norm(u)))
                 message = solver.step()
                 if solver.status == "failed":
                     raise RuntimeError(f"the flow could not be integrated beyond t = {solver.t:.6g}: {message}")
                 t, u = solver.t, self.settle(solver.y.reshape(shape))
                 solver.y = u.ravel()
                 yield t, u, solver.dense_output()
-                learned, gone = self.at_rest(u)
-                arrived = self.total - learned - gone < self.moving
-            self.learned, self.moving = learned, self.total - learned - gone
+                ahead = self.events(u).min()
+            if solver.status == "running":
+                line = _Line(t, u, self.direction(u))
+                t, u = t + ahead, self.land(u)
+                yield t, u, line
 
-    def settle(self, u: Floats) -> Floats:
-        """u with the directions at rest at λ = 1 or s = 0 exactly, so that they have no gradient and do not drift."""
-        lam, p = np.linalg.eigh((u * self.gamma) @ u.T)
-        off = np.abs(lam - 1)
-        learned = (off < NEAR) | (off.argsort().argsort() < self.learned)
-        p, lam = p[:, learned], lam[learned]
-        u = u + (p * (lam**-0.5 - 1)) @ (p.T @ u)
-        left, s, right = np.linalg.svd(u, full_matrices=False)
-        gone = s < self.gone
-        settled: Floats = u - (left[:, gone] * s[gone]) @ right[gone] if gone.any() else u
-        return settled
-
-    def next_event(self, u: Floats) -> float:
-        """Time until a direction comes to rest; exact for aligned modes, infinite if none will."""
+    def events(self, u: Floats) -> Floats:
+        """Times until each direction is learned, (d,), or has shrunk to zero, (d,); exact for aligned modes."""
         move = self.direction(u)
         lam, p = np.linalg.eigh((u * self.gamma) @ u.T)
         speed = np.einsum("ij,ij->j", p, (move * self.gamma) @ (u.T @ p))  # λ'/2
@@ -139,6 +135,29 @@ class _Motion:
         left, s, right = np.linalg.svd(u, full_matrices=False)
         shrink = -np.einsum("ij,ij->j", left, move @ right.T)
         with np.errstate(divide="ignore", invalid="ignore"):
-            learned = np.where(np.abs(lam - 1) > NEAR, (1 - root) * root / speed, np.inf)
-            gone = np.where((s > self.gone) & (shrink > 0), s / shrink, np.inf)
-        return float(np.concatenate([learned[learned > 0], gone]).min(initial=np.inf))
+            learned, gone = (1 - root) * root / speed, s / shrink
+        learned[np.abs(lam - 1).argsort()[: self.learned]] = np.inf
+        gone[len(s) - self.gone :] = np.inf
+        times: Floats = np.concatenate([learned, gone])
+        return np.where(times > 0, times, np.inf)
+
+    def land(self, u: Floats) -> Floats:
+        """Go straight to the next event, and let the directions that arrive there rest."""
+        times = self.events(u)
+        ahead = times.min()
+        u = u + ahead * self.direction(u)
+        learned, gone = (part <= ahead * (1 + 1e-6) for part in (times[: len(u)], times[len(u) :]))
+        self.learned, self.gone = self.learned + int(learned.sum()), self.gone + int(gone.sum())
+        self.moving -= int(learned.sum() + gone.sum())
+        return self.settle(u)
+
+    def settle(self, u: Floats) -> Floats:
+        """u with the directions at rest at λ = 1 or s = 0 exactly, so that they have no gradient and do not drift."""
+        lam, p = np.linalg.eigh((u * self.gamma) @ u.T)
+        learned = np.abs(lam - 1).argsort()[: self.learned]
+        u = u + (p[:, learned] * (lam[learned] ** -0.5 - 1)) @ (p[:, learned].T @ u)
+        if self.gone:
+            left, s, right = np.linalg.svd(u, full_matrices=False)
+            kept = len(s) - self.gone
+            u = (left[:, :kept] * s[:kept]) @ right[:kept]
+        return u
