@@ -205,6 +205,13 @@ def spans_table(seeds):
     return "\n".join(lines)
 
 
+def rounded(row):
+    """Five digits, in nested dictionaries too."""
+    if isinstance(row, dict):
+        return {key: rounded(value) for key, value in row.items()}
+    return float(f"{row:.5g}") if isinstance(row, float) and np.isfinite(row) else row if row != np.inf else None
+
+
 def markdown(rows):
     """Two tables: the law, and the candidates."""
     lines = [
@@ -224,7 +231,8 @@ def markdown(rows):
     lines += ["", "| candidate | steps, median and worst of the rows with lr 0 | overlap | rows within 3 % and 0.02 |"]
     lines.append("|---|---|---|---|")
     for key in CANDIDATES:
-        steps, spans = (np.array([row[key][x] for row in flows]) for x in ("steps", "overlap"))
+        steps, spans = (np.array([row[key][x] for row in flows], dtype=float) for x in ("steps", "overlap"))
+        steps[np.isnan(steps)] = np.inf  # a step that the candidate does not predict
         within = int(((steps <= 0.03) & (spans <= 0.02)).sum())
         text = " / ".join(f"{100 * x:.1f} %" if np.isfinite(x) else "never" for x in (np.median(steps), steps.max()))
         lines.append(f"| {key} | {text} | {np.median(spans):.3f} / {spans.max():.3f} | {within} of {len(flows)} |")
@@ -236,7 +244,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", nargs="*", help="spectra")
     parser.add_argument("--rows", type=Path, help="file of JSON lines; finished rows in it are not computed again")
-    parser.add_argument("--write", type=Path, help="replace the tables in this page")
+    parser.add_argument("--write", type=Path, help="replace the tables in this page, and PAGE_rows.json beside it")
     options = parser.parse_args()
     known = options.rows.read_text(encoding="utf-8").splitlines() if options.rows and options.rows.exists() else []
     done = {(r["spectrum"], r["d"], r["alpha"], r["lr"]): r for r in map(json.loads, known)}
@@ -247,7 +255,7 @@ def main():
             for alpha, lr in STARTS:
                 if options.only and name not in options.only:
                     continue
-                row = done.get((name, d, alpha, lr)) or case(name, gamma, d, alpha, lr, options.seeds)
+                row = rounded(done.get((name, d, alpha, lr)) or case(name, gamma, d, alpha, lr, options.seeds))
                 rows.append(row)
                 print(f"{name:>9} d={d:2} α={alpha:g} lr={lr:g}", json.dumps(row["law"]), flush=True)
                 if options.rows and (name, d, alpha, lr) not in done:
@@ -260,22 +268,22 @@ def main():
         page = options.write.read_text(encoding="utf-8")
         marks = re.compile(r"(<!-- tables -->\n).*(\n<!-- end -->)", re.S)
         options.write.write_text(marks.sub(lambda m: m[1] + tables + m[2], page), encoding="utf-8")
+        stored = options.write.with_name(f"{options.write.stem}_rows.json")
+        stored.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+    print(json.dumps(summary(rows)))
+
+
+def summary(rows):
     held = [row for row in rows if row["spectrum"] not in EXPLORED]
     met = [row["law"]["steps"] <= 0.03 and row["law"]["overlap"] <= 0.02 for row in rows]
-    print(
-        json.dumps(
-            {
-                "rows": len(rows),
-                "within": sum(met),
-                "held_out": len(held),
-                "held_out_within": sum(
-                    ok for ok, row in zip(met, rows, strict=True) if row["spectrum"] not in EXPLORED
-                ),
-                "worst_steps": max(row["law"]["steps"] for row in rows),
-                "worst_overlap": max(row["law"]["overlap"] for row in rows),
-            }
-        )
-    )
+    return {
+        "rows": len(rows),
+        "within": sum(met),
+        "held_out": len(held),
+        "held_out_within": sum(ok for ok, row in zip(met, rows, strict=True) if row["spectrum"] not in EXPLORED),
+        "worst_steps": max(row["law"]["steps"] for row in rows),
+        "worst_overlap": max(row["law"]["overlap"] for row in rows),
+    }
 
 
 if __name__ == "__main__":
