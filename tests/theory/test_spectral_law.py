@@ -60,6 +60,16 @@ def test_time_is_the_integral_of_the_docstring():
     assert spectral_steps(u, GAMMA)[2] == pytest.approx(quad(speed, u[2, 2], at, limit=200)[0], abs=2e-4)
 
 
+def test_lateness_to_first_order():
+    """Σ T² p (1 − p) / (2 (2p − 1) s), as the page on the laws says; none for a column with the same γ."""
+    r, s = np.array([[1e-6, 1e-7, 2e-7]]), np.sqrt(0.5)
+    for gamma in ([1.0, 0.8, 0.7], [1.0, 1.0, 0.9]):
+        p = np.array(gamma[1:])
+        t = r[0, 1:] * (s / r[0, 0]) ** p
+        late = (t**2 * p * (1 - p) / (2 * (2 * p - 1) * s)).sum()
+        assert spectral_steps(r, np.array(gamma))[0] - (s - r[0, 0]) == pytest.approx(late, rel=0.06)
+
+
 @pytest.mark.parametrize(("alpha", "lr"), [(1e-2, None), (1e-5, None), (1e-7, 0.01)])
 def test_law_against_simulation(alpha, lr):
     """Medians over seeds: steps within 3 %, the last included, and overlap within 0.02."""
