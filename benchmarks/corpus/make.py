@@ -38,7 +38,8 @@ STL_STEPS = STEPS | {"cnn": (480, 720), "mixer": (420, 660), "mlp": (540, 1080),
 STL_STEPS |= {"shallow": (540, 840), "vit": (300, 480)}
 DONE = {"mlp": 2400, "recurrent": 1200, "patches": 900}  # steps to learn all they can; else 1800
 STL_DONE = dict.fromkeys(ARCHITECTURES, 1200) | dict.fromkeys(("mixer", "resnet", "vit"), 720)
-UNIT = {"shallow": 0.6, "stl10": 0.4, "recurrent": 0.4, "patches": 0.4}  # share of runs that normalize z, with these losses:
+# share of runs that normalize z, with these losses:
+UNIT = {"shallow": 0.6, "recurrent": 0.4, "patches": 0.4, "stl10": 0.4}
 NORMALIZED = ("simclr", "spectral", "byol", "simsiam")
 RATES = {  # of SGD with momentum 0.9
     "barlow_twins": 0.01,
@@ -329,7 +330,7 @@ def main() -> None:
     parser.add_argument("--data", default="digits,photos,cifar10", help="images, separated by commas")
     parser.add_argument("--but", type=Path, help="a packed file whose runs are not trained again")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this long; those begun are ended")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this long")
     parser.add_argument("--more", action="store_true", help="only the runs that were added later")
     parser.add_argument("--every", type=int, default=1, help="train every k-th run only")
     parser.add_argument("--backwards", action="store_true", help="last runs first, beside another process")
