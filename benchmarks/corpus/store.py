@@ -44,7 +44,7 @@ class CorpusRun:
         return 1.0 if self.settings["loss"] == "barlow_twins" else None
 
     def signs(self) -> Signs:
-        names = ("loss", "trace_cov", "mean_square", "positive", "negative", "batch")
+        names = ("loss", "trace_cov", "mean_square", "positive", "negative", "batch", "trace_c")
         return Signs(*(self.scalars[name] for name in names))
 
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, number, vector
 from stairwise.staircase import words
 from stairwise.staircase.clock import Clock
-from stairwise.staircase.collapse import Collapses, copied, one_point, shrinks
+from stairwise.staircase.collapse import Collapses, one_point, shrinks
 from stairwise.staircase.forecast import Forecast, forecast_steps
 from stairwise.staircase.growth import Growth, History, Rest
 from stairwise.staircase.signs import Signs
@@ -258,7 +258,7 @@ class Judge:
             return "learning", ""
         if records < FEWEST or _grows(signs.variance):
             return ("learning", "too early") if now.learned >= d else ("waiting", "")
-        if _shrunk(signs.variance) or shrinks(signs) or copied(self.lam[: i + 1], signs, self.rest.where(slice(i + 1))):
+        if _shrunk(signs.variance) or shrinks(signs):
             return "waiting", ""
         if now.learned >= d:
             return ("finished" if now.quiet >= SETTLED else "learning"), ""
