@@ -17,6 +17,7 @@ from stairwise.staircase.clock import Clock
 from stairwise.staircase.collapse import Collapses, one_point, shrinks
 from stairwise.staircase.forecast import Forecast, forecast_steps
 from stairwise.staircase.growth import Growth, History, Rest
+from stairwise.staircase.redundancy import copied
 from stairwise.staircase.signs import Signs
 from stairwise.staircase.steps import FEWEST
 
@@ -258,7 +259,7 @@ class Judge:
             return "learning", ""
         if records < FEWEST or _grows(signs.variance):
             return ("learning", "too early") if now.learned >= d else ("waiting", "")
-        if _shrunk(signs.variance) or shrinks(signs):
+        if _shrunk(signs.variance) or shrinks(signs) or copied(self.lam[: i + 1], signs, self.rest.where(slice(i + 1))):
             return "waiting", ""
         if now.learned >= d:
             return ("finished" if now.quiet >= SETTLED else "learning"), ""

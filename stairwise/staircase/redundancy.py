@@ -23,6 +23,7 @@ BELOW = 0.8  # a loss that was ever below this share of the first part is anothe
 MISSING = 0.4  # the charge is missing if less than this share of it is paid,
 SEEN = (0.2, 0.05)  # which can be seen if it is at least this share of the first part, for either loss,
 EXCESS = (0.3, 0.05)  # and the loss is the first part, up to these shares of it or of the charge,
+COPIES = (0.5, 4.0)  # coordinates are copies if their variance is between these multiples of 1
 DOUBT, ORDINARY = 1 / 3, 1.2  # or a third of that if it was never above this multiple of contrastive losses
 
 
@@ -53,11 +54,22 @@ def uncharged(lam: Floats, signs: Signs, rest: Rest) -> NDArray[np.bool_]:
         parts = (_barlow_twins(signs, d, used), _vicreg(signs, d, used))
         for (base, charge), seen in zip(parts, SEEN, strict=True):
             fits = np.logical_and.accumulate(~(loss < BELOW * base)) & (loss > 0) & narrow
-            sums = [_recent(values) for values in (loss - base, base, charge)]
-            allowed = np.where(_ordinary(signs, d), DOUBT, 1.0) * np.maximum(EXCESS[0] * sums[1], EXCESS[1] * sums[2])
-            out |= _lasting(fits) & (sums[0] <= np.minimum(MISSING * sums[2], allowed)) & (sums[2] >= seen * sums[1])
+            excess, first, due = (_recent(values) for values in (loss - base, base, charge))
+            allowed = np.where(_ordinary(signs, d), DOUBT, 1.0) * np.maximum(EXCESS[0] * first, EXCESS[1] * due)
+            out |= _lasting(fits) & (excess <= np.minimum(MISSING * due, allowed)) & (due >= seen * first)
     out[RECORDS - 1 :] &= used[RECORDS - 1 :] <= GROWS * used[: n - RECORDS + 1]
     return out
+
+
+def copied(lam: Floats, signs: Signs, rest: Rest) -> bool:
+    """Whether the coordinates are copies of few dimensions at the last record, and the loss is below what VICReg asks.
+
+    That is no collapse yet, but no success either.
+    """
+    d, last = lam.shape[1] + rest.number, slice(-1, None)
+    used = max(float(participation(lam[last], rest.where(last))[0]), 1.0)
+    copies = bool(few(lam[last], rest.where(last))[0]) and COPIES[0] * d <= signs.variance[-1] <= COPIES[1] * d
+    return bool(copies and 0 < signs.loss[-1] <= COPIES[0] * (d / used - 1))
 
 
 def _barlow_twins(signs: Signs, d: int, used: Floats) -> tuple[Floats, Floats]:
