@@ -18,15 +18,16 @@ SOONEST = 6  # the first records may overshoot: most kinds of collapse are named
 
 # All embeddings point the same way
 ALIKE, APART = 0.9, 0.1  # if the cosine of negatives is above the first, and of positives at most the second closer
+EXACT, NEARLY = 0.01, 0.05  # at 5 records, or 3 if the loss is a cosine or distance of the views; or nearly a cosine.
 CONSISTENT = 0.5  # The mean may only have drifted: what differs then agrees between views, at least this much,
 SURELY, DRIFTING = 0.985, 0.75  # or this much, if the cosine is as high.
 EQUAL = 0.998  # Below this cosine, embeddings that come to differ are no collapse:
 MENDING = 0.03  # views agree better, by this much over six records,
 SPREADING = 1.25  # or 1 − cosine has grown by this factor over the latest ones
-CHOSEN, AT_MOST = 0.6, 1.3  # Or a loss over d prototypes, never above the second multiple of ln d, is below the first,
+CHOSEN, AT_MOST = 0.5, 1.2  # Or a loss over d prototypes, never above the second multiple of ln d, is below the first,
 LESS = 0.9  # below this share of its first value,
-DEARER = 0.75  # and below this share of what Barlow Twins asks for views that agree so little: all choose the same one,
-ALWAYS, STARTED = 0.5, 1.15  # or it is below and began below these multiples, and the cosine has always been high.
+DEARER = 0.7  # and below this share of what Barlow Twins asks for views that agree so little: all choose the same one,
+STARTED = 1.15  # or it began below this multiple, and the cosine has always been high.
 NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this,
 UNIT = 0.01  # unless z is normalized: variance and ‖mean of z‖² sum to 1, up to this, at every record
 
@@ -153,7 +154,8 @@ def _alike(signs: Signs, most: float) -> bool:
     A mean that drifts makes cosines large without harm to losses that centre z: then what is left differs more between
     samples than between views. `most` is the largest variance so far.
     """
-    negative, gap = signs.negative[-3:], signs.positive[-3:] - signs.negative[-3:]
+    width = RECORDS if _attracts(signs) else RECENT
+    negative, gap = signs.negative[-width:], signs.positive[-width:] - signs.negative[-width:]
     if not ((negative >= ALIKE).all() and (gap <= APART).all()) or _spreading(signs.negative):
         return False
     now, cosine = signs.agreement, _is_cosine(signs)
@@ -162,6 +164,11 @@ def _alike(signs: Signs, most: float) -> bool:
     if negative[-1] < SURELY:
         return bool(now < CONSISTENT or cosine)
     return bool(now < DRIFTING or cosine or signs.variance[-1] <= LOST * most or _vanished(signs))
+
+
+def _attracts(signs: Signs) -> bool:
+    """Whether the loss is the cosine of the views, or their distance: nothing keeps different samples apart."""
+    return bool((_off_cosine(signs)[-RECORDS:] <= EXACT).all()) or (len(signs.loss) >= SOONEST and _is_distance(signs))
 
 
 def _spreading(negative: Floats) -> bool:
@@ -179,7 +186,7 @@ def _one_prototype(signs: Signs, d: int) -> bool:
         return False
     price = np.minimum(CHOSEN * np.log(d), DEARER * d * (1 - signs.agreements[now]) ** 2)
     always = loss[0] <= STARTED and (signs.negative[FIRST:] >= ALIKE).all()
-    return bool((signs.loss[now] <= price).all() or (always and (loss[now] <= ALWAYS).all()))
+    return bool((signs.loss[now] <= price).all() or (always and (loss[now] <= CHOSEN).all()))
 
 
 def _vanished(signs: Signs) -> bool:
@@ -189,13 +196,18 @@ def _vanished(signs: Signs) -> bool:
 
 
 def _is_cosine(signs: Signs) -> bool:
-    """Whether the loss is a function of the positive cosine alone, −cos or 2 − 2 cos."""
+    """Whether the loss is near the positive cosine, −cos or 2 − 2 cos, as those of SimSiam and BYOL may be."""
     return bool(_cosines(signs)[-1])
 
 
 def _cosines(signs: Signs) -> NDArray[np.bool_]:
+    return np.asarray(_off_cosine(signs) <= NEARLY)
+
+
+def _off_cosine(signs: Signs) -> Floats:
+    """How far the loss is from −cos or 2 − 2 cos of the views, (T,)."""
     loss, positive = signs.loss, signs.positive
-    return np.asarray(np.minimum(np.abs(loss + positive), np.abs(loss - 2 * (1 - positive))) <= 0.05)
+    return np.asarray(np.minimum(np.abs(loss + positive), np.abs(loss - 2 * (1 - positive))))
 
 
 def _is_distance(signs: Signs) -> bool:

@@ -51,7 +51,7 @@ def uncharged(lam: Floats, signs: Signs, rest: Rest) -> NDArray[np.bool_]:
         return out
     loss, narrow = signs.loss, few(lam, rest)
     with np.errstate(invalid="ignore", over="ignore"):
-        parts = (_barlow_twins(signs, d, used), _vicreg(signs, d, used))
+        parts = (of_barlow_twins(signs, d, used), of_vicreg(signs, d, used))
         for (base, charge), seen in zip(parts, SEEN, strict=True):
             fits = np.logical_and.accumulate(~(loss < BELOW * base)) & (loss > 0) & narrow
             excess, first, due = (_recent(values) for values in (loss - base, base, charge))
@@ -72,13 +72,13 @@ def copied(lam: Floats, signs: Signs, rest: Rest) -> bool:
     return bool(copies and 0 < signs.loss[-1] <= COPIES[0] * (d / used - 1))
 
 
-def _barlow_twins(signs: Signs, d: int, used: Floats) -> tuple[Floats, Floats]:
+def of_barlow_twins(signs: Signs, d: int, used: Floats) -> tuple[Floats, Floats]:
     """Barlow Twins without redundancy, and its charge for it."""
     correlation = np.clip((signs.trace - signs.mean_square) / np.maximum(signs.variance, 1e-300), -1.0, 1.0)
     return d * (1 - correlation) ** 2, BARLOW * d * (d / used - 1) * correlation**2
 
 
-def _vicreg(signs: Signs, d: int, used: Floats) -> tuple[Floats, Floats]:
+def of_vicreg(signs: Signs, d: int, used: Floats) -> tuple[Floats, Floats]:
     """VICReg without its covariance term, if all coordinates have the same variance, and that term."""
     variance = np.maximum(signs.variance, 0.0) / d
     distance = 2 * (signs.variance + signs.mean_square - signs.trace) / d
