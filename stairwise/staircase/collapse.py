@@ -18,7 +18,7 @@ SOONEST = 6  # the first records may overshoot: most kinds of collapse are named
 
 # All embeddings point the same way
 ALIKE, APART = 0.9, 0.1  # if the cosine of negatives is above the first, and of positives at most the second closer
-EXACT, NEARLY = 0.01, 0.05  # at 5 records, or 3 if the loss is a cosine or distance of the views; or nearly a cosine.
+EXACT, NEARLY = 0.01, 0.05  # at 6 records, or 3 if the loss is a cosine or distance of the views; or nearly a cosine.
 CONSISTENT = 0.5  # The mean may only have drifted: what differs then agrees between views, at least this much,
 SURELY, DRIFTING = 0.985, 0.75  # or this much, if the cosine is as high.
 EQUAL = 0.998  # Below this cosine, embeddings that come to differ are no collapse:
@@ -35,9 +35,8 @@ UNIT = 0.01  # unless z is normalized: variance and ‖mean of z‖² sum to 1, 
 SAME = 1e-8  # a point: the variance is below this multiple of the squared mean
 GONE = 1e-6  # zero: nothing is left above this share of the largest variance and mean
 LOST, LOSING = 0.02, 0.1  # small, or becoming so: the variance is below this share of its maximum,
-DISAGREE = 0.5  # unless the views of a sample agree this well,
-VANISHED = 1e-3  # and the loss has not fallen to this share of its maximum
-UNSEEN = 1e-3  # where it was not recorded how well they agree, below this multiple of those shares
+VANISHED = 1e-3  # and the loss is a distance of the views, or has fallen to this share of its maximum,
+UNSEEN = 2e-5  # or, where it was not recorded how well views agree, below this share
 HALVED, CONSTANT = 2.0, 0.15  # the loss is a distance if their ratio is the same, in log, since that halved
 SHRINKS, FOLLOWS = 0.1, 0.15  # z shrinks if distance and variance fall by this, in log, and their ratio by this share
 AT_VALUE = 0.04  # a loss sits at a telling value if it is this close to it
@@ -98,19 +97,17 @@ def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[s
     most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
     if v[-1] <= GONE * most and not ms[-1] > GONE * np.nanmax(signs.mean_square, initial=0.0):
         return "collapsed", "zero"
-    apart = len(lam) >= SOONEST and not signs.agreement > DISAGREE  # the first records may overshoot
-    sure = UNSEEN if np.isnan(signs.agreement) else 1.0
     distance = len(lam) >= SOONEST and _is_distance(signs)
     if (distance or not _mean_learned(level, signs)) and (
         v[-2:].max() <= VANISHED * most or not _never_started(signs, d)
     ):
         if _alike(signs, most) or _one_prototype(signs, d):
             return "collapsed", "point"
-        if v[-2:].max() <= sure * LOST * most and (
-            ((apart or distance) and v[-1] <= 1.3 * v.min()) or _vanished(signs)
-        ):
+        shortest = v[-1] <= 1.3 * v.min() and len(lam) >= SOONEST
+        unseen = np.isnan(signs.agreement) and shortest and v[-2:].max() <= UNSEEN * most
+        if unseen or (v[-2:].max() <= LOST * most and ((distance and shortest) or _vanished(signs))):
             return "collapsed", "variance"
-        if v[-2:].max() <= sure * LOSING * most and ((apart and v[-1] <= 0.5 * v[0]) or distance):
+        if v[-2:].max() <= LOSING * most and distance:
             return "collapsing", "falling"
     if level is None:
         return ("collapsed", "one") if _alone(lam, signs, rest) else ("", "")
@@ -154,7 +151,7 @@ def _alike(signs: Signs, most: float) -> bool:
     A mean that drifts makes cosines large without harm to losses that centre z: then what is left differs more between
     samples than between views. `most` is the largest variance so far.
     """
-    width = RECORDS if _attracts(signs) else RECENT
+    width = RECORDS if _attracts(signs) else SOONEST
     negative, gap = signs.negative[-width:], signs.positive[-width:] - signs.negative[-width:]
     if not ((negative >= ALIKE).all() and (gap <= APART).all()) or _spreading(signs.negative):
         return False

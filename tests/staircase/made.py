@@ -36,10 +36,15 @@ def said(t, lam, level=1.0, clock=None, **known):
     return advise(t, lam, clock, level, signs(np.asarray(lam), **known) if known else None)
 
 
+def fall(share):
+    """From 1 to a share of it over the last ten records."""
+    return np.r_[np.ones(T - 10), np.geomspace(1, share, 10)]
+
+
 def falling(share):
     """A covariance whose variance falls to a share of its maximum."""
     t, lam = steady(1.0, 0.6, 0.3, 0.1)
-    return t, lam * np.r_[np.ones(T - 10), np.geomspace(1, share, 10)][:, None]
+    return t, lam * fall(share)[:, None]
 
 
 def ruled_by_one():
