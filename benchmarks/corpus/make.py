@@ -2,8 +2,8 @@
 
 Each run is a dictionary of settings, drawn from the number of the run. Runs with the same loss, data and architecture
 form a group, and whole groups are in one part of the corpus, so that nothing is tuned on a neighbour of a run that is
-reported: the first two parts share their architectures (`held` tells them apart), the eighth has images of its own
-and all architectures, and every other part has an architecture of its own.
+reported: the first two parts share their architectures (`held` tells them apart), the eighth and the ninth have images
+of their own, and every other part has an architecture of its own.
 A run that has a file in the folder is not trained again.
 """
 

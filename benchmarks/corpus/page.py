@@ -34,6 +34,7 @@ LABELS = {
     "dino": "like DINO",
     "cifar10": "CIFAR-10",
     "stl10": "STL-10",
+    "leaves": "disks",
     "mlp": "MLP",
     "resnet": "ResNet",
     "vit": "ViT",
