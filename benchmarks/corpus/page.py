@@ -142,14 +142,16 @@ def charges(runs: Iterable[CorpusRun]) -> str:
     }
     for run in runs:
         if run.settings["loss"] in PRICED and np.isfinite(run.lam).all():
-            for missing, paid in _paid(run).items():
-                found[run.settings["loss"], missing].append(paid)
+            with np.errstate(invalid="ignore", over="ignore"):  # scalars of runs that diverge
+                paid = _paid(run)
+            for missing, shares in paid.items():
+                found[run.settings["loss"], missing].append(shares)
     rows: list[list[object]] = [["", "runs", "records", "5 % of records below", "median", "5 % above"]]
     for (loss, missing), some in found.items():
         values = [value for one in some for value in one]
-        shares = np.quantile(values, QUANTILES).round(2) + 0.0  # no negative zeros
+        middle = np.quantile(values, QUANTILES).round(2) + 0.0  # no negative zeros
         label = f"{LABELS[loss]}, {'without its term' if missing else 'healthy'}"
-        rows.append([label, sum(map(bool, some)), len(values), *(f"{x:.2f}" for x in shares)])
+        rows.append([label, sum(map(bool, some)), len(values), *(f"{x:.2f}" for x in middle)])
     return markdown(rows)
 
 

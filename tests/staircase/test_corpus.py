@@ -119,8 +119,12 @@ def test_the_corpus_is_a_part_of_what_is_defined(runs):
     defined = {run["name"]: run for run in settings()}
     stored = {run.name for part in runs.values() for run in part}
     assert stored <= set(defined)
+    later = {"stl10": "eighth", "leaves": "ninth"}
     old = ("mlp", "resnet", "vit")
-    early = [run for run in defined.values() if run["architecture"] in old and run["data"] != "stl10"]
+    early = [run for run in defined.values() if run["architecture"] in old and run["data"] not in later]
+    for data, part in later.items():
+        assert f"{sum(run['data'] == data for run in defined.values()) - len(runs[part])} of the {part}" in TEXT
+    assert f"of {sum(map(len, runs.values()))} short trainings" in TEXT
     assert f"{len(early) - len(runs['first']) - len(runs['second'])} of the first two parts" in TEXT
 
 
