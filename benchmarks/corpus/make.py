@@ -1,14 +1,16 @@
-"""Train the corpus and store its curves: `python -m benchmarks.corpus.make --cifar FILE.npz --out FOLDER`.
+"""Train the corpus and store its curves: `python -m benchmarks.corpus.make --images cifar10=FILE.npz --out FOLDER`.
 
 Each run is a dictionary of settings, drawn from the number of the run. Runs with the same loss, data and architecture
 form a group, and whole groups are in one part of the corpus, so that nothing is tuned on a neighbour of a run that is
-reported: the first two parts share their architectures (`held` tells them apart), every other part has its own.
+reported: the first two parts share their architectures (`held` tells them apart), the eighth and the ninth have images
+of their own, and every other part has an architecture of its own.
 A run that has a file in the folder is not trained again.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
 
 import stairwise as sw
 from benchmarks.corpus.methods import FAULTS_OF, Method, build, factor, optimizer_of
+from benchmarks.corpus.store import read
 from stairwise.data.images import load
 
 RECORDS = 60
@@ -31,8 +34,13 @@ ARCHITECTURES |= {"shallow": ("digits", "photos"), "recurrent": ("digits", "phot
 ARCHITECTURES["patches"] = ARCHITECTURES["recurrent"]
 STEPS = {"cnn": (720, 1200), "mixer": (720, 1200), "mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
 STEPS |= {"shallow": (720, 1200), "recurrent": (540, 840), "patches": (420, 660)}
+LATE = ("stl10", "leaves")  # images of the last parts, which are trained for fewer steps
+LATE_STEPS = STEPS | {"cnn": (480, 720), "mixer": (420, 660), "mlp": (540, 1080), "resnet": (360, 600)}
+LATE_STEPS |= {"shallow": (540, 840), "vit": (300, 480)}
 DONE = {"mlp": 2400, "recurrent": 1200, "patches": 900}  # steps to learn all they can; else 1800
-UNIT = {"shallow": 0.6, "recurrent": 0.4, "patches": 0.4}  # share of runs that normalize z, with these losses:
+LATE_DONE = dict.fromkeys(ARCHITECTURES, 1200) | dict.fromkeys(("mixer", "resnet", "vit"), 720)
+# share of runs that normalize z, with these losses:
+UNIT = {"shallow": 0.6, "recurrent": 0.4, "patches": 0.4, "stl10": 0.4, "leaves": 0.4}
 NORMALIZED = ("simclr", "spectral", "byol", "simsiam")
 RATES = {  # of SGD with momentum 0.9
     "barlow_twins": 0.01,
@@ -77,15 +85,23 @@ SIXTH = {
 }
 # made after the sixth part had been judged, to judge rules that were changed with it in view
 SEVENTH = {"patches": SIXTH["recurrent"] | {"done": (0, 6), "fault": (0, 10), "midway": (0, 10)}}
+# made after the seventh part had been judged: all architectures, on images that no other part has
+CHEAP = {"standard": (0, 4), "small": (0, 3), "finished": (0, 1), "done": (0, 3), "slow": (0, 1), "frozen": (0, 1)}
+CHEAP |= {"large": (0, 1), "fault": (0, 5), "midway": (0, 5)}
+DEAR = CHEAP | {"standard": (0, 2), "small": (0, 1), "done": (0, 1), "fault": (0, 3), "midway": (0, 3)}
+EIGHTH = {name: DEAR if name in ("resnet", "vit", "mixer") else CHEAP for name in ARCHITECTURES}
+# made after the eighth part had been judged, to judge rules that were changed with it in view
+NINTH = dict.fromkeys(("mlp", "cnn", "shallow", "recurrent", "patches"), CHEAP)
 
 
 def settings() -> list[dict[str, Any]]:
     """All runs of the corpus."""
     first = {name: {scenario: (0, k) for scenario, k in table.items()} for name, table in REPEATS.items()}
     runs: list[dict[str, Any]] = []
-    for tables in (first, MORE, THIRD, LAST, MORE_OF_LAST, STILL_MORE, FIFTH, SIXTH, SEVENTH):
+    for tables in (first, MORE, THIRD, LAST, MORE_OF_LAST, STILL_MORE, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH):
+        own = {id(EIGHTH): ("stl10",), id(NINTH): ("leaves",)}.get(id(tables))  # images of a part's own
         for architecture, table in tables.items():
-            for s, data in enumerate(ARCHITECTURES[architecture]):
+            for s, data in enumerate(own or ARCHITECTURES[architecture]):
                 for k, loss in enumerate(LOSSES):
                     held = (k + s + list(ARCHITECTURES).index(architecture)) % 2 == 1
                     for scenario, numbers in table.items():
@@ -112,7 +128,7 @@ def _draw(seed: int, loss: str, data: str, architecture: str, scenario: str, i: 
     d = int(rng.choice([8, 16, 32, 64, 128, 512], p=[0.2, 0.25, 0.27, 0.17, 0.08, 0.03]))
     optimizer = str(rng.choice(["sgd", "lars", "adam"], p=[0.45, 0.2, 0.35]))
     lr = {"sgd": RATES[loss], "lars": 0.15, "adam": 1e-3}[optimizer] * 2 ** rng.uniform(-1, 1)
-    steps = int(rng.integers(*STEPS[architecture]) // RECORDS * RECORDS)
+    steps = int(rng.integers(*(LATE_STEPS if data in LATE else STEPS)[architecture]) // RECORDS * RECORDS)
     run = {
         "seed": seed,
         "loss": loss,
@@ -132,8 +148,8 @@ def _draw(seed: int, loss: str, data: str, architecture: str, scenario: str, i: 
         "fault_at": 0.0,
     }
     run |= _of_scenario(run, rng, i)
-    if architecture in UNIT:
-        run |= {"unit": bool(loss in NORMALIZED and rng.random() < UNIT[architecture])}
+    if architecture in UNIT or data in UNIT:
+        run |= {"unit": bool(loss in NORMALIZED and rng.random() < UNIT.get(data, UNIT.get(architecture, 0.0)))}
     return run
 
 
@@ -155,7 +171,8 @@ def _of_scenario(run: dict[str, Any], rng: np.random.Generator, i: int) -> dict[
             size = {"d": int(rng.choice([3, 4, 6])) if few else max(d, 16)}
             size |= {"classes": 0 if few else int(rng.integers(3, 6))}
             way = {"optimizer": "adam", "lr": 1e-3 * 2 ** rng.uniform(-0.5, 1), "norm": True}
-            way |= {"steps": DONE.get(run["architecture"], 1800)}
+            steps = (LATE_DONE if run["data"] in LATE else DONE).get(run["architecture"], 1800)
+            way |= {"steps": steps}
             return size | way | {"schedule": "constant", "alpha": float(10 ** rng.uniform(-1.5, 0)), "batch": 128}
         case "slow":
             return {"lr": lr * 1e-4, "alpha": float(10 ** rng.uniform(-3, 0))}
@@ -171,15 +188,32 @@ def _of_scenario(run: dict[str, Any], rng: np.random.Generator, i: int) -> dict[
     return {}
 
 
+def leaves(number: int = 4000, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Images of disks that cover each other ("dead leaves"), each with one of ten palettes, which is its label."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(10, size=number)
+    palettes = rng.uniform(0, 255, (10, 4, 3))
+    pixels = np.zeros((number, side, side, 3), dtype=np.uint8)
+    y, x = np.mgrid[:side, :side]
+    for _ in range(60):
+        center, radius = rng.uniform(0, side, (2, number, 1, 1)), 1.5 / rng.uniform(0.1, 1, (number, 1, 1))
+        color = palettes[labels, rng.integers(4, size=number)] + rng.normal(0, 25, (number, 3))
+        inside = (x - center[0]) ** 2 + (y - center[1]) ** 2 <= radius**2
+        pixels = np.where(inside[..., None], color.clip(0, 255).astype(np.uint8)[:, None, None], pixels)
+    return pixels, labels
+
+
 class Source:
     """Images of one data set, and two views of random ones."""
 
     def __init__(
-        self, data: str, side: int, classes: int, cifar: Path, device: str, generator: torch.Generator
+        self, data: str, side: int, classes: int, files: Mapping[str, Path], device: str, generator: torch.Generator
     ) -> None:
-        if data == "cifar10":
-            with np.load(cifar) as stored:
+        if data in files:
+            with np.load(files[data]) as stored:
                 pixels, labels = stored["pixels"], stored["labels"]
+        elif data == "leaves":
+            pixels, labels = leaves()
         else:
             images = load(data)
             pixels, labels = np.asarray(images.pixels), np.asarray(images.labels)
@@ -232,13 +266,14 @@ class Source:
         return y * gains * (0.6 + 0.8 * u[6])[:, None, None, None] + (u[7] - 0.5)[:, None, None, None] + 0.1 * noise
 
 
-def train(run: dict[str, Any], cifar: Path, device: str) -> dict[str, np.ndarray]:
+def train(run: dict[str, Any], files: Mapping[str, Path], device: str) -> dict[str, np.ndarray]:
     """Train one run, and return its records."""
     torch.manual_seed(run["seed"])
     generator = torch.Generator(device).manual_seed(run["seed"])
-    side = {"digits": 8, "photos": 16, "cifar10": 32 if run["architecture"] != "mlp" else 8}[run["data"]]
-    side = 8 if run["architecture"] in ("cnn", "mixer", "shallow", "recurrent", "patches") else side
-    source = Source(run["data"], side, run["classes"], cifar, device, generator)
+    side = {"digits": 8, "photos": 16, "cifar10": 32, "stl10": 16, "leaves": 8}[run["data"]]
+    wide = {"vit": True, "resnet": run["data"] != "stl10", "mlp": run["data"] == "photos"}
+    side = side if wide.get(run["architecture"]) else 8
+    source = Source(run["data"], side, run["classes"], files, device, generator)
     network = build(run["architecture"], source.side, source.channels, run["d"], run["norm"])
     with torch.no_grad():
         for p in network[1][-1].parameters():
@@ -277,15 +312,15 @@ def _measured(monitor: sw.SpectrumMonitor, d: int, step: int, t: float, loss: fl
     return {"step": step, "t": t, "loss": loss} | values
 
 
-def _work(job: tuple[dict[str, Any], Path, Path, str]) -> str:
-    run, cifar, out, device = job
+def _work(job: tuple[dict[str, Any], Mapping[str, Path], Path, str, float]) -> str:
+    run, files, out, device, stop = job
     target = out / f"{run['name']}.npz"
-    if target.exists():
+    if target.exists() or time.time() > stop:
         return ""
     torch.set_num_threads(1)
     began = time.perf_counter()
     try:
-        arrays = train(run, cifar, device)
+        arrays = train(run, files, device)
     except Exception as error:  # one run must not stop the others
         return f"FAILED {run['name']}: {error!r}"
     followed = "eigenvalues" if run["loss"] == "barlow_twins" else "covariance"
@@ -301,31 +336,39 @@ def _work(job: tuple[dict[str, Any], Path, Path, str]) -> str:
     )
 
 
+def _image_file(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    return name, Path(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cifar", type=Path, required=True, help="npz with pixels (N, 32, 32, 3) and labels (N,)")
+    about = "NAME=FILE.npz with pixels (N, 32, 32, 3) and labels (N,), for cifar10 and stl10; repeat for several"
+    parser.add_argument("--images", type=_image_file, action="append", default=[], help=about)
     parser.add_argument("--out", type=Path, default=Path("local/corpus"))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", default="", help="architectures, separated by commas")
+    parser.add_argument("--only", default=",".join(ARCHITECTURES), help="architectures, separated by commas")
+    parser.add_argument("--data", default="digits,photos,cifar10", help="images, separated by commas")
+    parser.add_argument("--but", type=Path, help="a packed file whose runs are not trained again")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this long")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this long")
     parser.add_argument("--more", action="store_true", help="only the runs that were added later")
     parser.add_argument("--every", type=int, default=1, help="train every k-th run only")
     parser.add_argument("--backwards", action="store_true", help="last runs first, beside another process")
     choice = parser.parse_args()
     choice.out.mkdir(parents=True, exist_ok=True)
-    chosen = choice.only.split(",") if choice.only else list(ARCHITECTURES)
-    wanted = [run for run in settings() if run["architecture"] in chosen and (run["later"] or not choice.more)]
+    chosen = [run for run in settings() if run["architecture"] in choice.only.split(",")]
+    wanted = [run for run in chosen if run["data"] in choice.data.split(",") and (run["later"] or not choice.more)]
     order = np.random.default_rng(0).permutation(len(wanted))[:: choice.every]  # an interrupted corpus is balanced
     order = order[::-1] if choice.backwards else order
-    jobs = [(wanted[i], choice.cifar, choice.out, choice.device) for i in order]
-    began = time.perf_counter()
+    trained = {run.name for run in read(choice.but)} if choice.but else set()
+    stop = time.time() + 60 * choice.minutes
+    files = dict(choice.images)
+    jobs = [(wanted[i], files, choice.out, choice.device, stop) for i in order if wanted[i]["name"] not in trained]
     with get_context("spawn").Pool(choice.workers) as pool:
         for k, line in enumerate(pool.imap_unordered(_work, jobs)):
-            print(f"{k + 1}/{len(jobs)} {line}", flush=True)
-            if time.perf_counter() - began > choice.seconds:
-                pool.terminate()
-                break
+            if line:
+                print(f"{k + 1}/{len(jobs)} {line}", flush=True)
 
 
 if __name__ == "__main__":

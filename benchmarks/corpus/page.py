@@ -1,21 +1,28 @@
-"""Write the tables of docs/results/corpus.md: `python -m benchmarks.corpus.page`.
+"""Replay the corpus, and write the tables of docs/results/corpus.md: `python -m benchmarks.corpus.page`.
 
 Each table stands between two comments, `<!-- name -->` and `<!-- end -->`; the words around them are written by hand.
+What is said at every record is stored in docs/results/corpus_words.npz, so that a test need not replay all runs.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing import get_context
 
 import numpy as np
 
-from benchmarks.corpus.score import PARTS, PROMISES, STORED, STRICTER, Score, resampled, score
+from benchmarks.corpus.methods import FAULTS
+from benchmarks.corpus.score import PARTS, PROMISES, STORED, STRICTER, UNSEEN, Score, replay, resampled, score
 from benchmarks.corpus.store import CorpusRun, read
 from benchmarks.corpus.truth import truth
+from stairwise.staircase import redundancy
 from stairwise.staircase.advice import STATES
+from stairwise.staircase.growth import Rest
 
-PAGE = STORED / "corpus.md"
+PAGE, WORDS = STORED / "corpus.md", STORED / "corpus_words.npz"
 GOALS = ("at least 90 %", "at most 1 %", "at most 1 %", "at least 95 %", "at least 80 %")
+QUANTILES = (0.05, 0.5, 0.95)
+PRICED = {"barlow_twins_norm": redundancy.of_barlow_twins, "vicreg": redundancy.of_vicreg}
 LABELS = {
     "barlow_twins": "Barlow Twins without batch norm, λ = 1",
     "barlow_twins_norm": "Barlow Twins, usual form",
@@ -26,6 +33,8 @@ LABELS = {
     "simsiam": "SimSiam",
     "dino": "like DINO",
     "cifar10": "CIFAR-10",
+    "stl10": "STL-10",
+    "leaves": "disks",
     "mlp": "MLP",
     "resnet": "ResNet",
     "vit": "ViT",
@@ -126,6 +135,40 @@ def wrong(total: Score) -> str:
     return "\n".join(f"- {note}" for note in sorted(total.notes))
 
 
+def charges(runs: Iterable[CorpusRun]) -> str:
+    """What share of its charge for redundancy a loss pays, where few dimensions hold the variance."""
+    found: dict[tuple[str, bool], list[list[float]]] = {
+        (loss, missing): [] for loss in PRICED for missing in (False, True)
+    }
+    for run in runs:
+        if run.settings["loss"] in PRICED and np.isfinite(run.lam).all():
+            with np.errstate(invalid="ignore", over="ignore"):  # scalars of runs that diverge
+                paid = _paid(run)
+            for missing, shares in paid.items():
+                found[run.settings["loss"], missing].append(shares)
+    rows: list[list[object]] = [["", "runs", "records", "5 % of records below", "median", "5 % above"]]
+    for (loss, missing), some in found.items():
+        values = [value for one in some for value in one]
+        middle = np.quantile(values, QUANTILES).round(2) + 0.0  # no negative zeros
+        label = f"{LABELS[loss]}, {'without its term' if missing else 'healthy'}"
+        rows.append([label, sum(map(bool, some)), len(values), *(f"{x:.2f}" for x in middle)])
+    return markdown(rows)
+
+
+def _paid(run: CorpusRun) -> dict[bool, list[float]]:
+    """(loss − first part)/charge at the records at which it can be seen, before and after the term is taken away."""
+    rest, signs, d = Rest.of(run.lam), run.signs(), run.settings["d"]
+    of = PRICED[run.settings["loss"]]
+    first, charge = of(signs, d, np.maximum(redundancy.participation(run.lam, rest), 1.0))
+    seen = redundancy.few(run.lam, rest) & (charge >= redundancy.SEEN[list(PRICED).index(run.settings["loss"])] * first)
+    n, fault = len(run.lam), run.settings["fault"]
+    since = np.arange(n) >= (run.settings["fault_at"] * n if fault else n)
+    paid = {False: seen & ~since}
+    if FAULTS.get(fault) == "dimensional":
+        paid[True] = seen & since
+    return {missing: list((signs.loss - first)[some] / charge[some]) for missing, some in paid.items()}
+
+
 def numbers(runs: Mapping[str, Sequence[CorpusRun]]) -> str:
     """How many runs there are of each kind."""
     parts = list(runs)
@@ -158,15 +201,38 @@ def filled(text: str, tables: Mapping[str, str]) -> str:
 
 def all_tables(runs: Mapping[str, Sequence[CorpusRun]], scores: Mapping[str, Score]) -> dict[str, str]:
     """All tables of the page by name."""
-    last = scores["last"]
-    tables = {"results": results(scores), "delays": delays(scores), "matrix": matrix(last), "wrong": wrong(last)}
-    tables |= {"verdict": verdict(last), "by run": by_run(last)}
+    unseen = scores[UNSEEN]
+    tables = {"results": results(scores), "delays": delays(scores), "matrix": matrix(unseen), "wrong": wrong(unseen)}
+    tables |= {"verdict": verdict(unseen), "by run": by_run(unseen)}
+    tables |= {"charges": charges(run for part in runs.values() for run in part)}
     return tables | {"stricter": stricter(scores), "numbers": numbers(runs)}
+
+
+def letters(states: Sequence[str]) -> str:
+    """States as the numbers that they have in `STATES`.
+
+    >>> letters(["not started", "learning"]), spelled("01")
+    ('01', ['not started', 'learning'])
+    """
+    return "".join(str(STATES.index(state)) for state in states)
+
+
+def spelled(numbers: str) -> list[str]:
+    return [STATES[int(number)] for number in numbers]
+
+
+def stored_words() -> dict[str, list[list[str]]]:
+    """What was said at every record of all runs, by part."""
+    with np.load(WORDS) as stored:
+        return {part: [spelled(str(numbers)) for numbers in stored[part]] for part in stored.files}
 
 
 def main() -> None:
     runs = {part: read(path) for part, path in PARTS.items()}
-    scores = {part: score(some) for part, some in runs.items()}
+    with get_context("spawn").Pool() as pool:
+        said = {part: pool.map(replay, some, chunksize=8) for part, some in runs.items()}
+    np.savez_compressed(WORDS, **{part: np.array([letters(words) for words in some]) for part, some in said.items()})
+    scores = {part: score(some, said[part]) for part, some in runs.items()}
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), all_tables(runs, scores)), encoding="utf-8")
     print(PAGE)
 

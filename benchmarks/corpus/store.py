@@ -1,6 +1,7 @@
-"""The corpus in one file, and the truth of every record."""
+"""The corpus in one file: `python -m benchmarks.corpus.store FOLDER FILE.npz` joins what `make` has written."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,14 @@ class CorpusRun:
         return 1.0 if self.settings["loss"] == "barlow_twins" else None
 
     def signs(self) -> Signs:
-        names = ("loss", "trace_cov", "mean_square", "positive", "negative", "batch")
+        names = ("loss", "trace_cov", "mean_square", "positive", "negative", "batch", "trace_c")
         return Signs(*(self.scalars[name] for name in names))
 
 
 def pack(folder: Path, target: Path) -> None:
     """Join the files of `make` into one."""
     arrays: dict[str, np.ndarray] = {}
-    for path in sorted(folder.glob("*.npz")):
+    for path in sorted(set(folder.glob("*.npz")) - set(folder.glob("*.part.npz"))):
         with np.load(path) as stored:
             arrays[f"{path.stem}/settings"] = stored["settings"]
             with np.errstate(over="ignore"):
@@ -87,3 +88,7 @@ def coded(lam: np.ndarray) -> np.ndarray:
 def decoded(codes: np.ndarray) -> Floats:
     whole = np.cumsum(codes, axis=0, dtype=np.int16).astype(np.float64)
     return np.asarray(np.where(whole == INFINITE, np.inf, np.where(whole == ZERO, 0.0, 2 ** (whole / SCALE))))
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -30,8 +30,10 @@ NEAR, FAST = 6, 0.25  # it is plainly being learned if log λ gains this much wi
 # where it is slower, "waiting" is right as well
 SLACK = 3  # records around a change of state at which both states are right
 LATE = 0.2  # share of the run within which "finished" must be said
+EARLY = 3  # the first records are too few to tell anything
 UNIFORM = 0.92  # a loss over d prototypes that was never below this multiple of ln d has chosen none of them
 FELL, BACK = 0.85, 0.98  # training was undone if the loss, fallen to this share of its first value, is back at it
+BLIND = 0.1  # nothing of a sample is left in its embedding if views agree this little
 CAN_COLLAPSE = ("byol", "simsiam", "dino")  # these have no term that forbids it
 
 Window = tuple[int, int, NDArray[np.bool_], int]  # first record, end, where it is plain, when it has settled
@@ -73,12 +75,8 @@ def truth(run: CorpusRun) -> Truth:
     real = _collapse(run)
     may = run.settings["fault"] or run.settings["loss"] in CAN_COLLAPSE or scenario == "large"
     named = (real < n and may) or run.scalars["trace_cov"][-1] <= GONE * run.scalars["trace_cov"].max()
-    # Losses that do not forbid it may let one dimension take all. So may Barlow Twins with few dimensions, for which
-    # its usual weight of redundancy reduction, 0.0051, is too small.
-    weak = run.settings["loss"] in (*CAN_COLLAPSE, "barlow_twins_norm") and _share(run, 1)[-5:].min() >= ONE
-    # Outputs that are uniform from the start may still differ later, so nobody knows whether that is a collapse.
-    uniform = run.settings["loss"] == "dino" and run.scalars["loss"].min() >= UNIFORM * np.log(run.settings["d"])
-    weak |= (named and uniform and scenario != "large") or _undone(run.scalars["loss"])
+    weak = _one(run) or (_uniform(run, n) and scenario != "large" if named else _blind(run))
+    weak |= _undone(run.scalars["loss"])
     if (weak and not run.settings["fault"]) or (not named and (run.settings["fault"] or scenario == "large")):
         return Truth("unknown", [None] * n, n, None, no)
     if named and not run.settings["fault"]:
@@ -88,7 +86,8 @@ def truth(run: CorpusRun) -> Truth:
         gone = frozenset({"collapsing", "collapsed"})
         states = [None if i >= real else state for i, state in enumerate(states)]
         states += [gone if i >= real else None for i in range(end, n)]
-        return Truth("collapse", states, max(real, end), None, np.concatenate([later, no[end:]]), min(real, end))
+        doubtful = min(real, end, _looks_collapsed(run, end) if _uniform(run, end) else end)
+        return Truth("collapse", states, max(real, end), None, np.concatenate([later, no[end:]]), doubtful)
     return Truth("healthy", states, n, finished, later)
 
 
@@ -97,10 +96,28 @@ def _undone(loss: Floats) -> bool:
     return bool(loss[0] > 0 and loss.min() <= FELL * loss[0] and loss[-5:].min() >= BACK * loss[0])
 
 
+def _one(run: CorpusRun) -> bool:
+    """Whether one dimension ends with all the variance, under a loss that does not forbid it, or is Barlow Twins with
+    few dimensions, for which its usual weight of redundancy reduction, 0.0051, is too small."""
+    return run.settings["loss"] in (*CAN_COLLAPSE, "barlow_twins_norm") and bool(_share(run, 1)[-5:].min() >= ONE)
+
+
+def _blind(run: CorpusRun) -> bool:
+    """Whether views of a sample agree no better than different samples do, under a loss that does not forbid it."""
+    v = run.scalars
+    agreement = (v["positive"] - v["negative"]) / np.maximum(1 - v["negative"], 1e-12)
+    return run.settings["loss"] in CAN_COLLAPSE and bool(np.median(agreement[len(agreement) // 2 :]) <= BLIND)
+
+
+def _uniform(run: CorpusRun, end: int) -> bool:
+    """Whether outputs over prototypes are uniform up to a record: they may still differ later, so nobody knows whether
+    that is a collapse."""
+    loss = run.scalars["loss"][EARLY:end]
+    return run.settings["loss"] == "dino" and bool((loss >= UNIFORM * np.log(run.settings["d"])).all())
+
+
 def _kind(run: CorpusRun) -> str:
-    if run.settings["fault"]:
-        return FAULTS[run.settings["fault"]]
-    return "dimensional" if run.settings["loss"] == "barlow_twins_norm" else "complete"
+    return FAULTS[run.settings["fault"]] if run.settings["fault"] else "complete"
 
 
 def _share(run: CorpusRun, k: int) -> Floats:
@@ -111,15 +128,23 @@ def _share(run: CorpusRun, k: int) -> Floats:
 
 def _collapse(run: CorpusRun) -> int:
     """First record from which on the embedding is collapsed until the end."""
+    holds = np.flatnonzero(~_gone(run))
+    return int(holds[-1]) + 1 if len(holds) else 0
+
+
+def _looks_collapsed(run: CorpusRun, end: int) -> int:
+    """First record at which the embedding is collapsed, or `end`."""
+    return int(np.flatnonzero(np.append(_gone(run)[:end], True))[0])
+
+
+def _gone(run: CorpusRun) -> NDArray[np.bool_]:
+    """At which records the embedding is collapsed."""
     v = run.scalars
     if _kind(run) == "dimensional":
-        gone = _share(run, max(1, min(run.settings["d"] // FEW[0], FEW[1]))) >= ONE
-    else:
-        alike = (v["negative"] >= ALIKE) & (v["positive"] - v["negative"] <= APART)
-        lost = LOST if run.settings["fault"] in ("invariance", "no_variance") else GONE
-        gone = alike | (v["trace_cov"] <= lost * np.maximum.accumulate(v["trace_cov"]))
-    holds = np.flatnonzero(~gone)
-    return int(holds[-1]) + 1 if len(holds) else 0
+        return _share(run, max(1, min(run.settings["d"] // FEW[0], FEW[1]))) >= ONE
+    alike = (v["negative"] >= ALIKE) & (v["positive"] - v["negative"] <= APART)
+    lost = LOST if run.settings["fault"] in ("invariance", "no_variance") else GONE
+    return np.asarray(alike | (v["trace_cov"] <= lost * np.maximum.accumulate(v["trace_cov"])))
 
 
 def _idle(run: CorpusRun, n: int, no: NDArray[np.bool_]) -> Truth:

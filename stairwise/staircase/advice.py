@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from stairwise.checks import InputError, number, vector
 from stairwise.staircase import words
 from stairwise.staircase.clock import Clock
-from stairwise.staircase.collapse import Collapses, copied, one_point, shrinks
+from stairwise.staircase.collapse import Collapses, one_point, shrinks
 from stairwise.staircase.forecast import Forecast, forecast_steps
 from stairwise.staircase.growth import Growth, History, Rest
+from stairwise.staircase.redundancy import copied
 from stairwise.staircase.signs import Signs
 from stairwise.staircase.steps import FEWEST
 

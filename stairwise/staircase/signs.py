@@ -25,6 +25,7 @@ class Signs:
         positive: mean cosine of the two views of one sample.
         negative: mean cosine of views of different samples.
         batch: pairs per batch.
+        trace: tr C, the mean of z_a·z_b.
         samples, wanted: number of pairs in the spectra, and how many they need, if there were fewer; empty if unknown.
     """
 
@@ -34,6 +35,7 @@ class Signs:
     positive: Floats
     negative: Floats
     batch: Floats
+    trace: Floats
     samples: Floats = field(default_factory=lambda: np.zeros(0))
     wanted: Floats = field(default_factory=lambda: np.zeros(0))
 
@@ -44,9 +46,10 @@ class Signs:
         def column(name: str) -> Floats:
             return np.array([record.value(name) for record in records], dtype=np.float64)  # None becomes NaN
 
-        variance = np.array([record.total("covariance") for record in records])
-        others = ("mean_square", "positive", "negative", "batch", "samples", "wanted")
-        return cls(column("loss"), variance, *(column(name) for name in others))
+        variance, trace = (np.array([r.total(name) for r in records]) for name in ("covariance", "eigenvalues"))
+        means, cosines = column("mean_square"), (column("positive"), column("negative"))
+        pairs = {"batch": column("batch"), "samples": column("samples"), "wanted": column("wanted")}
+        return cls(column("loss"), variance, means, *cosines, trace=trace, **pairs)
 
     @property
     def agreements(self) -> Floats:
@@ -69,7 +72,7 @@ class Signs:
         """The signs if nothing but the followed spectrum was measured, (T, d), and the rest below it."""
         none = np.full(len(lam), np.nan)
         variance = (rest if rest is not None else Rest.of(lam)).totals(lam)[:, 0]
-        return cls(none, variance, none, none, none, none)
+        return cls(none, variance, none, none, none, none, none)
 
     def until(self, end: int) -> "Signs":
         """The signs of the first `end` records."""

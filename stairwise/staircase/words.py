@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.staircase.clock import Clock, duration
-from stairwise.staircase.collapse import participation
 from stairwise.staircase.forecast import Forecast
 from stairwise.staircase.growth import Growth, Rest
+from stairwise.staircase.redundancy import participation
 from stairwise.staircase.signs import Signs, telling_value
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,9 @@ from stairwise.staircase.signs import Signs
 
 T = 60
 SHRINKING = {"loss": np.geomspace(1, 0.5, T), "positive": 0.6, "negative": 0.1, "mean_square": 0}
-VICREG = {"loss": np.r_[25.0, np.linspace(1.2, 0.7, T - 1)], "batch": 128, "positive": 0.98, "negative": 0.3}
+WITHOUT_COVARIANCE = np.linspace(1.2, 0.7, T)  # VICReg of 32 coordinates of unit variance: 50 (1 − tr C/32)
+VICREG = {"loss": np.r_[25.0, WITHOUT_COVARIANCE[1:]], "batch": 128, "positive": 0.98, "negative": 0.3}
+VICREG |= {"mean_square": 0.0, "trace": 32 - 32 / 50 * WITHOUT_COVARIANCE}
 
 
 def staircase(*gamma, until=1.5, records=100, start=1e-6):
@@ -34,10 +36,15 @@ def said(t, lam, level=1.0, clock=None, **known):
     return advise(t, lam, clock, level, signs(np.asarray(lam), **known) if known else None)
 
 
+def fall(share):
+    """From 1 to a share of it over the last ten records."""
+    return np.r_[np.ones(T - 10), np.geomspace(1, share, 10)]
+
+
 def falling(share):
     """A covariance whose variance falls to a share of its maximum."""
     t, lam = steady(1.0, 0.6, 0.3, 0.1)
-    return t, lam * np.r_[np.ones(T - 10), np.geomspace(1, share, 10)][:, None]
+    return t, lam * fall(share)[:, None]
 
 
 def ruled_by_one():
@@ -50,6 +57,7 @@ def ruled_by_two(last=0.0):
     """Coordinates of unit variance, all copies of two dimensions; at the last record the others have a share `last`."""
     t, lam = steady(20.0, 12.0, *[1e-3] * 30)
     lam[:3] = 1.0
+    lam *= 32 / lam.sum(axis=1, keepdims=True)
     lam[-1] += np.r_[[-16.0 * last] * 2, [32.0 * last / 30] * 30]
     return t, lam
 

@@ -17,6 +17,7 @@ from tests.staircase.made import (
     SHRINKING,
     VICREG,
     T,
+    fall,
     falling,
     ruled_by_one,
     ruled_by_two,
@@ -63,6 +64,7 @@ def below():
     return t, lam
 
 
+DISTANCE = {"mean_square": 0.0, "positive": 0.5, "negative": 0.4}  # a loss that falls as the variance does is one
 CASES = {
     "too few": lambda: said(*steady(1.0, 0.5, records=3)),
     "few pairs": lambda: said(*staircase(2.0, 1.0, 0.9), samples=300, wanted=np.r_[np.full(99, np.nan), 2048]),
@@ -71,8 +73,8 @@ CASES = {
     "zero": lambda: said(*falling(1e-9), level=None),
     "same": lambda: said(*steady(1e-12, 1e-12), level=None, mean_square=1.0),
     "point": lambda: said(*steady(1.0, 0.5, 0.2), positive=0.972, negative=0.97, mean_square=30.0),
-    "variance": lambda: said(*falling(0.01), level=None, positive=0.5, negative=0.4),
-    "falling": lambda: said(*falling(0.05), level=None, positive=0.5, negative=0.4),
+    "variance": lambda: said(*falling(0.01), level=None, **DISTANCE, loss=fall(0.01)),
+    "falling": lambda: said(*falling(0.05), level=None, **DISTANCE, loss=fall(0.05)),
     "one": lambda: said(*ruled_by_one(), level=None, loss=np.linspace(10, 0.5, T)),
     "few": lambda: said(*ruled_by_two(), level=None, **VICREG),
     "kept": lambda: said(*ruled_by_two(0.3), level=None, **VICREG),

@@ -19,6 +19,7 @@ T30 = np.arange(30.0)
         ({"positive": 0.98}, False),  # agreement 0.6: the mean has drifted
         ({"positive": 0.98, "loss": -0.98}, True),  # but not if the loss is that cosine,
         ({"positive": np.linspace(0.97, 0.99, 30), "loss": -0.98}, False),  # unless the views come to agree
+        ({"positive": 0.96, "negative": np.linspace(0.958, 0.9, 30)}, False),  # embeddings come apart
         ({"positive": np.linspace(0.951, 0.972, 30)}, False),  # the views come to agree
         ({"positive": 0.999, "negative": 0.99}, False),  # agreement 0.9
         ({"positive": 0.999, "negative": 0.99, "loss": np.geomspace(1, 1e-5, 30)}, True),  # the loss has vanished
@@ -26,7 +27,8 @@ T30 = np.arange(30.0)
         ({"loss": np.log(16)}, False),  # no prototype is chosen yet
         ({"loss": np.log(127)}, False),  # a contrastive loss of 64 pairs has not begun
         ({"loss": np.log(127), "batch": np.nan}, True),
-        ({"loss": np.r_[0.5 * np.log(16), np.full(29, np.log(16))]}, True),  # they had been chosen
+        ({"loss": np.r_[0.5 * np.log(16), np.full(29, np.log(16))]}, False),  # the first records may overshoot
+        ({"loss": np.r_[np.full(9, 0.5 * np.log(16)), np.full(21, np.log(16))]}, True),  # they had been chosen
     ],
 )
 def test_when_equal_directions_are_a_collapse(known, bad):
@@ -65,8 +67,7 @@ def test_small_embeddings_are_a_collapse_where_the_loss_vanishes_too():
     [
         (3.0, (20, 10), False),  # 60 % is needed: it is, but the loss charges for redundancy
         (3.0, (20, 0.4), True),
-        (16.0, (20, 10), True),  # coordinates of unit variance, all alike
-        (16.0, (20, 19), False),
+        (3.0, (0.6, 0.4), False),
     ],
 )
 def test_when_one_dimension_is_a_collapse(size, loss, bad):
@@ -111,46 +112,26 @@ def test_nothing_is_finished_while_the_variance_is_small(share):
     assert steady_one.state in ("finished", "not started")
 
 
-def test_copies_of_two_dimensions_are_not_a_finish():
+@pytest.mark.parametrize("known", [VICREG, VICREG | {"trace": np.nan}])
+def test_copies_of_two_dimensions_are_not_a_finish(known):
     t, lam = ruled_by_two()
-    judge = Judge(t, lam, None, signs(lam, **VICREG))
+    judge = Judge(t, lam, None, signs(lam, **known))
     states = [judge.says(i).state for i in range(T)]
     assert "finished" not in states
-    assert set(states[12:]) == {"collapsed"}
-
-
-@pytest.mark.parametrize("loss", [np.linspace(5, 3, T), np.linspace(40, 16, T)])
-def test_few_dimensions_are_no_collapse_where_the_loss_may_be_contrastive_or_charges_for_them(loss):
-    assert said(*ruled_by_two(), level=None, **VICREG | {"loss": loss}).state != "collapsed"
-
-
-DISAGREEING = VICREG | {"positive": 0.86, "negative": 0.02}  # agreement 0.86
-ONCE_MORE = np.r_[np.full(20, 20.0), np.full(T - 20, 9.0)]
+    assert set(states[12:]) == {"collapsed" if known is VICREG else "waiting"}
 
 
 @pytest.mark.parametrize(
-    ("scale", "level", "loss", "bad"),
+    ("scale", "loss", "bad"),
     [
-        (1.0, None, 3.8, True),  # VICReg holds the variance at d, and would charge 16 for copies of two dimensions
-        (2.0, None, 3.8, False),  # it does not
-        (2.0, None, 1.3, True),  # Barlow Twins cannot have this loss: at least 2.4
-        (5.0, None, 1.3, False),  # coordinates that large need not be copies
-        (0.04, 1.0, 3.8, False),
-        (1.0, 1.0, 3.8, True),  # C, at 20 times its plateau
+        (0.03, 3.8, False),
+        (1.0, 3.8, True),  # C, at 20 times its plateau
+        (1.0, 25.0, False),  # from the start: nothing has been learned
     ],
 )
-def test_when_the_loss_shows_that_few_dimensions_are_a_collapse(scale, level, loss, bad):
+def test_when_few_dimensions_of_c_are_a_collapse(scale, loss, bad):
     t, lam = ruled_by_two()
-    known = DISAGREEING | {"loss": np.r_[25.0, np.full(T - 1, loss)]}
-    assert (said(t, scale * lam, level=level, **known).state == "collapsed") == bad
-
-
-@pytest.mark.parametrize(("before", "bad"), [(0.5, True), (0.05, False)])
-def test_dimensions_that_are_lost_while_the_loss_falls_are_a_collapse(before, bad):
-    t, lam = ruled_by_two()
-    lam *= 10  # too large for copies
-    lam[:20, 2:6] = lam[:20, :1] * before
-    assert (said(t, lam, level=None, **DISAGREEING | {"loss": ONCE_MORE}).state == "collapsed") == bad
+    assert (said(t, scale * lam, loss=np.r_[25.0, np.full(T - 1, loss)]).state == "collapsed") == bad
 
 
 @pytest.mark.parametrize(("others", "kept"), [(0.3, True), (0.9, False)])

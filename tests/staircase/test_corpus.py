@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from benchmarks.corpus import page
 from benchmarks.corpus.make import settings
-from benchmarks.corpus.score import PARTS, PROMISES, STRICTER, Score, Share, count_run, score, table
+from benchmarks.corpus.score import PARTS, PROMISES, STRICTER, UNSEEN, Score, Share, count_run, replay, score, table
 from benchmarks.corpus.store import SCALARS, CorpusRun, coded, decoded, read
 from benchmarks.corpus.truth import truth
 
@@ -32,18 +32,31 @@ def cells(markdown):
     ]
 
 
-SMALLEST = "fifth"  # fast enough for every test run
-LATER = [part if part == SMALLEST else pytest.param(part, marks=pytest.mark.slow) for part in PARTS]
+@pytest.fixture(scope="module")
+def runs():
+    return {part: read(path) for part, path in PARTS.items()}
 
 
-@pytest.mark.parametrize("part", LATER)
-def test_the_page_has_what_a_replay_gives(part):
-    total = score(read(PARTS[part]))
+@pytest.fixture(scope="module")
+def said():
+    return page.stored_words()
+
+
+@pytest.mark.slow
+def test_a_replay_of_a_sample_says_what_is_stored(runs, said):
+    for part in PARTS:
+        for k in range(len(part), len(runs[part]), 12):  # which ones does not matter, but they should differ
+            assert replay(runs[part][k]) == said[part][k], runs[part][k].name
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_page_has_what_the_stored_words_give(part, runs, said):
+    total = score(runs[part], said[part])
     print(table(total))
     print(f"false alarms per healthy run: {np.mean(total.alarms):.3f} records; delays: {sorted(total.delays)}")
     for name, made in (("results", page.results), ("stricter", page.stricter), ("delays", page.delays)):
         assert column(on_the_page(name), part) == column(cells(made({part: total})), part)
-    if part == "last":
+    if part == UNSEEN:
         for name, made in (
             ("matrix", page.matrix),
             ("wrong", page.wrong),
@@ -87,13 +100,12 @@ def test_what_is_said_before_the_fault_does_not_name_its_collapse():
     assert (known.real, total.named.hits, total.named.total) == (32, 0, 1)
 
 
-@pytest.fixture(scope="module")
-def runs():
-    return {part: read(path) for part, path in PARTS.items()}
-
-
 def test_the_numbers_of_runs(runs):
     assert on_the_page("numbers") == cells(page.numbers(runs))
+
+
+def test_what_losses_charge(runs):
+    assert on_the_page("charges") == cells(page.charges(run for part in runs.values() for run in part))
 
 
 def test_no_group_is_in_two_parts(runs):
@@ -107,7 +119,12 @@ def test_the_corpus_is_a_part_of_what_is_defined(runs):
     defined = {run["name"]: run for run in settings()}
     stored = {run.name for part in runs.values() for run in part}
     assert stored <= set(defined)
-    early = [run for run in defined.values() if run["architecture"] in ("mlp", "resnet", "vit")]
+    later = {"stl10": "eighth", "leaves": "ninth"}
+    old = ("mlp", "resnet", "vit")
+    early = [run for run in defined.values() if run["architecture"] in old and run["data"] not in later]
+    for data, part in later.items():
+        assert f"{sum(run['data'] == data for run in defined.values()) - len(runs[part])} of the {part}" in TEXT
+    assert f"of {sum(map(len, runs.values()))} short trainings" in TEXT
     assert f"{len(early) - len(runs['first']) - len(runs['second'])} of the first two parts" in TEXT
 
 
