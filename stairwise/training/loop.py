@@ -174,7 +174,7 @@ class Trainer:
         x_a, x_b = self.material.pairs.fixed(torch.arange(self.material.training))
         return x_a.chunk(world())[rank()], x_b.chunk(world())[rank()]
 
-    def _remaining_pairs(self) -> Iterator[Pair]:
+    def remaining_pairs(self) -> Iterator[Pair]:
         """Pairs of views for all remaining steps."""
         if self.recipe.fixed_views:
             return repeat(self.fixed_pairs())
@@ -183,6 +183,13 @@ class Trainer:
         pairs = material.pairs.stream(rows, self.step_number)
         return prefetch(pairs) if self.device.type == "cuda" else pairs
 
+    def advance(self, pairs: Iterator[Pair]) -> None:
+        """Take the next step of the run, on the next of its pairs."""
+        x_a, x_b = next(pairs)
+        self.t += self._set_rates()
+        self.take(x_a, x_b, measure=self.calendar.measures(self.step_number + 1))
+        self.step_number += 1
+
     # the run
 
     def run(self, stop: StopRequest, checkpoint_seconds: float, progress: Progress) -> None:
@@ -190,14 +197,11 @@ class Trainer:
         if self.step_number >= calendar.total:
             return
         self.objective.train()
-        pairs = self._remaining_pairs()
+        pairs = self.remaining_pairs()
         saved = began = time.perf_counter()
         first, earlier = self.step_number, self.seconds
         while self.step_number < calendar.total:
-            x_a, x_b = next(pairs)
-            self.t += self._set_rates()
-            self.take(x_a, x_b, measure=calendar.measures(self.step_number + 1))
-            self.step_number += 1
+            self.advance(pairs)
             self.seconds = earlier + time.perf_counter() - began
             if self.step_number in calendar.records or self.step_number in calendar.probes:
                 rate = 2 * self.material.batch * (self.step_number - first) / max(self.seconds - earlier, 1e-9)

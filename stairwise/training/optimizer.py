@@ -1,4 +1,4 @@
-r"""SGD and LARS on flat memory.
+r"""SGD, LARS and AdamW on flat memory.
 
 All parameters are moved into one vector, and their gradients into another. A step then takes a few kernels for any
 network, data parallelism takes one reduction, and a checkpoint of the optimizer is one tensor. Matrices and filters
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
 
-OPTIMIZERS = ("sgd", "lars")
+OPTIMIZERS = ("sgd", "lars", "adamw")
 TRUST = 1e-3  # LARS: norm of a step relative to the norm of the weights
+BETA, EPSILON = 0.999, 1e-8  # AdamW: decay of the mean square, and the smallest divisor
 
 
 class FlatOptimizer:
@@ -20,11 +21,14 @@ class FlatOptimizer:
     "sgd" (torch's rule): u = g + weight_decay · w for all parameters.
     "lars" (Meta's rule): for parameters with more than one axis, u = g + weight_decay · w, scaled by 1e-3 ‖w‖ / ‖u‖ if
     both norms are positive; for the others u = g.
+    "adamw" (torch's rule): v and the mean square s of g are exponential averages, both corrected for their start at 0;
+    w ← (1 − lr · weight_decay) w − lr v / (√s + 1e-8), where weights decay, and biases and norms do not.
 
     Attributes:
         lr: learning rates of (weights, biases and norms); a tensor that the caller fills before each step.
         gradient: the flat gradient; the parameters' `.grad` are views of it.
         momentum_buffer: v, flat.
+        square_buffer, count: s, flat, and the number of steps so far; only AdamW uses them.
     """
 
     def __init__(
@@ -45,10 +49,12 @@ class FlatOptimizer:
         self.values = torch.zeros(sum(sizes), device=device)
         self.gradient = torch.zeros_like(self.values)
         self.momentum_buffer = torch.zeros_like(self.values)
+        self.square_buffer = torch.zeros_like(self.values) if kind == "adamw" else self.values.new_zeros(0)
+        self.count = self.values.new_zeros(1)
         self.lr = torch.zeros(2, device=device)
         self.weights: list[Tensor] = []
         self.weight_gradients: list[Tensor] = []
-        self.momenta: list[Tensor] = []  # views of momentum_buffer in the shape of each parameter
+        self.momenta: list[Tensor] = []  # views of the buffers in the shape of each parameter
         start = 0
         for p, size in zip(parameters, sizes, strict=True):
             value, gradient = (_shaped(flat[start : start + size], p) for flat in (self.values, self.gradient))
@@ -60,6 +66,9 @@ class FlatOptimizer:
                 self.weights.append(value)
                 self.weight_gradients.append(gradient)
             start += size
+        if kind == "adamw":
+            pieces = zip(self.square_buffer.split(sizes), parameters, strict=True)
+            self.momenta += [*(_shaped(piece, p) for piece, p in pieces), self.count]
 
     def zero_grad(self) -> None:
         """Set the gradient to zero, before the backward pass."""
@@ -84,6 +93,9 @@ class FlatOptimizer:
         norm = self.gradient.norm()
         if self.clip:
             self.gradient.mul_((self.clip / (norm + 1e-6)).clamp_max(1.0))
+        if self.kind == "adamw":
+            self._step_adamw()
+            return norm
         g, w = self.gradient[: self.split], self.values[: self.split]
         if self.weight_decay:
             if self.kind == "sgd":
@@ -101,6 +113,19 @@ class FlatOptimizer:
         w.addcmul_(v[: self.split], self.lr[0], value=-1)
         self.values[self.split :].addcmul_(v[self.split :], self.lr[1], value=-1)
         return norm
+
+    def _step_adamw(self) -> None:
+        g, v, s, w = self.gradient, self.momentum_buffer, self.square_buffer, self.values
+        self.count.add_(1)
+        v.lerp_(g, 1 - self.momentum)
+        s.mul_(BETA).addcmul_(g, g, value=1 - BETA)
+        t = self.count.double()  # 1 − 0.999 has few digits in float32
+        started_v, started_s = ((1 - beta**t).float() for beta in (self.momentum, BETA))
+        step = (v / started_v) / ((s / started_s).sqrt_() + EPSILON)
+        if self.weight_decay:
+            w[: self.split].mul_(1 - self.lr[0] * self.weight_decay)
+        w[: self.split].addcmul_(step[: self.split], self.lr[0], value=-1)
+        w[self.split :].addcmul_(step[self.split :], self.lr[1], value=-1)
 
 
 def _shaped(flat: Tensor, like: Tensor) -> Tensor:
