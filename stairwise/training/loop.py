@@ -183,11 +183,11 @@ class Trainer:
         pairs = material.pairs.stream(rows, self.step_number)
         return prefetch(pairs) if self.device.type == "cuda" else pairs
 
-    def advance(self, pairs: Iterator[Pair]) -> None:
-        """Take the next step of the run, on the next of its pairs."""
+    def advance(self, pairs: Iterator[Pair], measure: bool = False) -> None:
+        """Take the next step of the run, on the next of its pairs; `measure`: add it to the spectra."""
         x_a, x_b = next(pairs)
         self.t += self._set_rates()
-        self.take(x_a, x_b, measure=self.calendar.measures(self.step_number + 1))
+        self.take(x_a, x_b, measure=measure)
         self.step_number += 1
 
     # the run
@@ -201,7 +201,7 @@ class Trainer:
         saved = began = time.perf_counter()
         first, earlier = self.step_number, self.seconds
         while self.step_number < calendar.total:
-            self.advance(pairs)
+            self.advance(pairs, calendar.measures(self.step_number + 1))
             self.seconds = earlier + time.perf_counter() - began
             if self.step_number in calendar.records or self.step_number in calendar.probes:
                 rate = 2 * self.material.batch * (self.step_number - first) / max(self.seconds - earlier, 1e-9)

@@ -1,0 +1,212 @@
+"""Run, continue or merge the race; see `benchmarks/race/plan.py` for its rules.
+
+    python -m benchmarks.race --plan                               what would be run, and how long it may take
+    python -m benchmarks.race --minutes 9 --store FILE             run what comes next, stop in time
+    python -m benchmarks.race --merge FILE …                       take results of other machines into the store
+
+Every run is stored when it is done; the same command continues. `--data-file` reads images from files instead of the
+package's own datasets; several files are joined.
+"""
+
+import argparse
+import multiprocessing
+import queue
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.race.entrants import METHODS, RACED, RaceRun
+from benchmarks.race.images import RaceImages, named_images, read_images
+from benchmarks.race.plan import Race, Rules
+from benchmarks.race.store import Result, Store
+
+STORE = Path("docs/results/race.jsonl")
+TINY = {
+    **{"encoder_options": {"stem": "small", "width": 4}, "batch": 32, "d": 8, "hidden": [16], "held_out": 64},
+    **{"probes": ["knn", "logistic"], "probe_images": 100, "precision": "float32"},
+}
+STEPS_PER_SECOND, MUON_COST, OVERHEAD = 100.0, 1.3, 4.0  # of one H200, to plan with; seconds to set up and to probe
+
+
+def main() -> None:
+    options = _options()
+    store = Store(options.store)
+    if options.merge:
+        print(f"{store.merge(options.merge)} results in {store.path}")
+        return
+    rules = _rules(options)
+    if options.plan:
+        print(_plan(rules, store))
+        return
+    images = _images(options)
+    rules = replace(rules, data=_name(images, options.data))
+    deadline = time.monotonic() + 60 * options.minutes
+    if options.jobs == 1:
+        _run_here(rules, store, images, deadline, options)
+    else:
+        _run_jobs(rules, store, images, deadline, options)
+    left = Race(rules, store.results()).pending()
+    print(f"{len(store.results())} results in {store.path}; {len(left)} runs can be started next", flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, default=STORE)
+    parser.add_argument("--merge", type=Path, nargs="+", help="files of results to take in")
+    parser.add_argument(
+        "--plan", action="store_true", help="print the runs that come next and an estimate of their time"
+    )
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no run that would not end in this time")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once; their seconds are not compared")
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--data-file", type=Path, nargs="+", help=".npz files of images")
+    parser.add_argument("--most", type=int, default=0, help="use only so many images of each split")
+    parser.add_argument("--losses", nargs="+", default=list(RACED))
+    parser.add_argument("--methods", nargs="+", default=list(Rules().methods), choices=list(METHODS))
+    parser.add_argument("--stages", nargs="+", default=["tune", "long", "final"], help="run only these")
+    parser.add_argument("--length", type=int, default=3000, help="L, steps of a baseline")
+    parser.add_argument("--trial", type=int, default=0, help="steps of a trial; default L/5")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tiny", action="store_true", help="a narrow network, to try the script")
+    return parser.parse_args()
+
+
+def _rules(options: argparse.Namespace) -> Rules:
+    return Rules(
+        length=options.length,
+        trial=options.trial or options.length // 5,
+        seeds=options.seeds,
+        data=options.data,
+        losses=tuple(options.losses),
+        methods=tuple(options.methods),
+        changes=TINY if options.tiny else {},
+    )
+
+
+def _images(options: argparse.Namespace) -> RaceImages:
+    if options.data_file:
+        return read_images(options.data_file, options.data, options.most)
+    return named_images(options.data)
+
+
+def _name(images: RaceImages, name: str) -> str:
+    """The dataset, with the number of training images if these are not all of CIFAR-10 or STL-10."""
+    return name if images.training == {"cifar10": 50_000, "stl10": 5_000}.get(name) else f"{name}[{images.training}]"
+
+
+def seconds_of(run: RaceRun, results: dict[str, Result]) -> float:
+    """Expected duration: from runs of the same loss and method, or else assumed."""
+    same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method) and r.get("duration")]
+    per_step = max(((r["duration"] - OVERHEAD) / r["step"][-1] for r in same if r["step"]), default=0.0)
+    if per_step <= 0:
+        per_step = (MUON_COST if run.method == "muon" else 1.0) / STEPS_PER_SECOND
+    return OVERHEAD + run.steps * per_step
+
+
+def _plan(rules: Rules, store: Store) -> str:
+    """Pending runs per stage; runs that depend on others are counted as the rules will make them."""
+    results = store.results()
+    pending = Race(rules, results).pending()
+    lines = [
+        f"{run.stage:<6}{run.loss:<14}{run.method:<8}lr {run.lr:<8g}{run.steps:>6} steps  seed {run.seed}"
+        for run in pending
+    ]
+    total = sum(seconds_of(run, results) for run in pending)
+    lines.append(f"{len(pending)} runs can start now, about {total / 60:.0f} minutes one after the other")
+    L, n, k = rules.length, rules.seeds, len(rules.losses)
+    speed = STEPS_PER_SECOND
+    stages = {
+        "tune": k * sum(len(METHODS[m].rates) * (OVERHEAD + rules.trial * _cost(m) / speed) for m in rules.methods),
+        "long": k * (3 * (OVERHEAD + L / speed) + 2 * (OVERHEAD + L / 3 * MUON_COST / speed)),
+        "final, best baseline": k * n * (OVERHEAD + L / speed),
+        "final, Muon L/3 and L/2": k * n * (2 * OVERHEAD + 5 / 6 * L * MUON_COST / speed),
+        "final, Muon L/4 and L": k * n * (2 * OVERHEAD + 5 / 4 * L * MUON_COST / speed),
+        "final, other baselines": k * n * (len(rules.baselines) - 1) * (OVERHEAD + L / speed),
+    }
+    lines += [f"whole race: {name:<26}{seconds / 60:>6.1f} min" for name, seconds in stages.items()]
+    return "\n".join([*lines, f"whole race: {sum(stages.values()) / 60:.1f} min one run after the other"])
+
+
+def _cost(method: str) -> float:
+    return MUON_COST if method == "muon" else 1.0
+
+
+def _next(rules: Rules, store: Store, deadline: float, stages: list[str], busy: set[RaceRun]) -> RaceRun | None:
+    results = store.results()
+    for run in Race(rules, results).pending():
+        if run.stage in stages and run not in busy and time.monotonic() + seconds_of(run, results) < deadline:
+            return run
+    return None
+
+
+def _timed(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: bool, device: str) -> Result | None:
+    """The result of a run; None if it fails for another reason than divergence, which must not end the race."""
+    from benchmarks.race.single import race
+
+    began = time.monotonic()
+    try:
+        result = race(run, images, changes, alone, device)
+    except Exception:
+        print(f"{run} failed:\n{traceback.format_exc()}", flush=True)
+        return None
+    result["duration"] = round(time.monotonic() - began, 2)
+    end = result["logistic"][-1:] or ["diverged" if result["diverged"] else "-"]
+    print(f"{result['key']}: {end[0]}, {result['seconds'][-1:]} s of training, {result['duration']} s", flush=True)
+    return result
+
+
+def _run_here(rules: Rules, store: Store, images: RaceImages, deadline: float, options: argparse.Namespace) -> None:
+    failed: set[RaceRun] = set()
+    while run := _next(rules, store, deadline, options.stages, failed):
+        result = _timed(run, images, rules.changes, True, options.device)
+        if result is None:
+            failed.add(run)
+        else:
+            store.add(result)
+
+
+def _work(stored: Path, name: str, changes: dict[str, Any], device: str, orders: Any, done: Any) -> None:
+    """A process of its own: takes runs until it is told to stop."""
+    images = read_images([stored], name)
+    while (run := orders.get()) is not None:
+        done.put((run, _timed(run, images, changes, False, device)))
+
+
+def _run_jobs(rules: Rules, store: Store, images: RaceImages, deadline: float, options: argparse.Namespace) -> None:
+    """Keep several processes busy; each new run is chosen with all results so far."""
+    context = multiprocessing.get_context("spawn")
+    orders, done = context.Queue(), context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        stored = images.save(Path(folder) / "images.npz")
+        arguments = (stored, images.name, rules.changes, options.device, orders, done)
+        workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(options.jobs)]
+        for worker in workers:
+            worker.start()
+        busy: set[RaceRun] = set()
+        failed: set[RaceRun] = set()
+        while all(worker.is_alive() for worker in workers):
+            while len(busy) < options.jobs and (run := _next(rules, store, deadline, options.stages, busy | failed)):
+                busy.add(run)
+                orders.put(run)
+            if not busy:
+                break
+            with suppress(queue.Empty):
+                run, result = done.get(timeout=10)
+                busy.discard(run)
+                if result is None:
+                    failed.add(run)
+                else:
+                    store.add(result)
+        for _ in workers:
+            orders.put(None)
+        for worker in workers:
+            worker.join(timeout=60)
+
+
+if __name__ == "__main__":
+    main()

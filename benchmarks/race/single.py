@@ -1,0 +1,108 @@
+"""One run of the race: train, stop the clock for probes, measure."""
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.race.entrants import RaceRun
+from benchmarks.race.images import RaceImages
+from benchmarks.race.store import Result
+from stairwise.data.images import DATASETS
+from stairwise.distributed import choose_device
+from stairwise.runs.record import spectrum_of_loss
+from stairwise.staircase.growth import learned
+from stairwise.theory.spectra import effective_rank
+from stairwise.training.loop import Trainer
+from stairwise.training.measure import held_out_spectra, probe_accuracies
+
+WARM = 10  # steps before the clock starts: cuDNN chooses its algorithms, steps are recorded as graphs
+CHECK = 100  # steps between two looks for a loss that is not finite
+LEADING = 64  # stored eigenvalues
+
+
+class Clock:
+    """Seconds of training; waits for the device when it is read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.total, self.began = device, 0.0, 0.0
+
+    def go(self) -> None:
+        self._wait()
+        self.began = perf_counter()
+
+    def pause(self) -> float:
+        self._wait()
+        self.total += perf_counter() - self.began
+        return self.total
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def race(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: bool, device: str = "auto") -> Result:
+    """Train one run and return its result: everything as lists over its checkpoints."""
+    images.offer()
+    where = choose_device(device)
+    torch.backends.cudnn.benchmark = where.type == "cuda"
+    recipe = run.recipe(changes, DATASETS[run.settings(changes)["data"]].load(Path()).training or 0)
+    result: Result = {"key": run.key(changes), **asdict(run), "alone": alone, "batch": recipe.batch}
+    result |= {name: [] for name in ("step", "seconds", "loss_value", "logistic", "knn", "rank", "grown")}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(recipe, Path(folder), where)
+        try:
+            result["diverged"] = _train(trainer, run, result)
+        finally:
+            trainer.close()
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
+    return result | {"device": name, "torch": torch.__version__}
+
+
+def checkpoints(run: RaceRun) -> list[int]:
+    """Steps at which a run is measured: L/16, L/8, … for the first seed of a final run, else the end only."""
+    halvings = 4 if run.stage == "final" and run.seed == 0 else 0
+    return sorted({max(1, run.steps >> k) for k in range(halvings + 1)})
+
+
+def _train(trainer: Trainer, run: RaceRun, result: Result) -> bool:
+    """Take all steps; returns whether training diverged."""
+    trainer.objective.train()
+    pairs = trainer.remaining_pairs()
+    clock, due = Clock(trainer.device), checkpoints(run)
+    warm = min(WARM, run.steps - 1)
+    for step in range(1, run.steps + 1):
+        trainer.advance(pairs)
+        if step == warm:
+            clock.go()
+        if step not in due and step % CHECK:
+            continue
+        numbers = trainer.recorder.numbers()
+        if numbers["bad_step"]:
+            result["bad_step"] = int(numbers["bad_step"])
+            return True
+        if step in due:
+            elapsed = clock.pause() * step / max(1, step - warm) if step > warm else None
+            result["step"].append(step)
+            result["seconds"].append(elapsed and round(elapsed, 3))
+            result["loss_value"].append(numbers["loss"])
+            if run.stage != "clock":
+                _measure(trainer, run, result)
+            trainer.recorder.values[:2] = 0
+            clock.go()
+    return False
+
+
+def _measure(trainer: Trainer, run: RaceRun, result: Result) -> None:
+    """Probes and spectra, off the clock."""
+    for name, value in probe_accuracies(trainer.network, trainer.recipe, trainer.material).items():
+        result[name].append(round(value, 5))
+    followed = spectrum_of_loss(trainer.recipe.loss, trainer.recipe.loss_options)
+    spectra = held_out_spectra(trainer.network, trainer.recipe, trainer.material)
+    result["rank"].append(round(float(effective_rank(spectra["held_covariance"])), 2))
+    spectrum = spectra[f"held_{followed}"]
+    result["grown"].append(learned(spectrum, 1.0 if followed == "eigenvalues" else None))
+    result["spectrum"] = [float(f"{value:.4g}") for value in spectra["held_covariance"][:LEADING]]
