@@ -2,7 +2,7 @@
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,24 @@ def on_two_streams(first: Callable[[], Any], second: Callable[[], Any]) -> tuple
     b = second()  # launched second, so that random numbers are drawn in this order
     here.wait_stream(side)
     return a, b
+
+
+def in_parallel(calls: Sequence[Callable[[], None]]) -> None:
+    """Make all calls; inside a recording each gets a stream of its own, so they must not depend on one another."""
+    if len(calls) < 2 or not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        for call in calls:
+            call()
+        return
+    here = torch.cuda.current_stream()
+    sides = [torch.cuda.Stream() for _ in calls[1:]]
+    for side in sides:
+        side.wait_stream(here)
+    for side, call in zip(sides, calls[1:], strict=True):
+        with torch.cuda.stream(side):
+            call()
+    calls[0]()
+    for side in sides:
+        here.wait_stream(side)
 
 
 def prefetch(pairs: Iterator[Pair]) -> Iterator[Pair]:

@@ -1,4 +1,4 @@
-r"""SGD, LARS and AdamW on flat memory.
+r"""SGD, LARS, AdamW and Muon on flat memory.
 
 All parameters are moved into one vector, and their gradients into another. A step then takes a few kernels for any
 network, data parallelism takes one reduction, and a checkpoint of the optimizer is one tensor. Matrices and filters
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
+from stairwise.training.newton_schulz import descend
 
-OPTIMIZERS = ("sgd", "lars", "adamw")
+OPTIMIZERS = ("sgd", "lars", "adamw", "muon")
 TRUST = 1e-3  # LARS: norm of a step relative to the norm of the weights
 BETA, EPSILON = 0.999, 1e-8  # AdamW: decay of the mean square, and the smallest divisor
 
@@ -23,6 +24,9 @@ class FlatOptimizer:
     both norms are positive; for the others u = g.
     "adamw" (torch's rule): v and the mean square s of g are exponential averages, both corrected for their start at 0;
     w ← (1 − lr · weight_decay) w − lr v / (√s + 1e-8), where weights decay, and biases and norms do not.
+    "muon": parameters with more than one axis move by a fraction lr of their length along the polar factor O of the
+    momentum, w ← (1 − lr · weight_decay) w − lr ‖w‖ O / ‖O‖ with O ≈ polar(g + m v); for the others u = g. A gradient
+    that is not finite changes nothing.
 
     Attributes:
         lr: learning rates of (weights, biases and norms); a tensor that the caller fills before each step.
@@ -55,6 +59,8 @@ class FlatOptimizer:
         self.weights: list[Tensor] = []
         self.weight_gradients: list[Tensor] = []
         self.momenta: list[Tensor] = []  # views of the buffers in the shape of each parameter
+        self.matrices: list[Tensor] = []  # weights as (out, rest), with the columns in memory order
+        self.matrix_updates: list[Tensor] = []
         start = 0
         for p, size in zip(parameters, sizes, strict=True):
             value, gradient = (_shaped(flat[start : start + size], p) for flat in (self.values, self.gradient))
@@ -65,6 +71,8 @@ class FlatOptimizer:
             if p.ndim > 1:
                 self.weights.append(value)
                 self.weight_gradients.append(gradient)
+                for matrices, flat in ((self.matrices, self.values), (self.matrix_updates, self.gradient)):
+                    matrices.append(flat[start : start + size].view(p.shape[0], -1))
             start += size
         if kind == "adamw":
             pieces = zip(self.square_buffer.split(sizes), parameters, strict=True)
@@ -96,6 +104,9 @@ class FlatOptimizer:
         if self.kind == "adamw":
             self._step_adamw()
             return norm
+        if self.kind == "muon":
+            self._step_of_muon(norm)
+            return norm
         g, w = self.gradient[: self.split], self.values[: self.split]
         if self.weight_decay:
             if self.kind == "sgd":
@@ -126,6 +137,17 @@ class FlatOptimizer:
             w[: self.split].mul_(1 - self.lr[0] * self.weight_decay)
         w[: self.split].addcmul_(step[: self.split], self.lr[0], value=-1)
         w[self.split :].addcmul_(step[self.split :], self.lr[1], value=-1)
+
+    def _step_of_muon(self, norm: Tensor) -> None:
+        finite = torch.isfinite(norm)
+        lr = torch.where(finite, self.lr, 0.0)
+        g, v = self.gradient.masked_fill_(~finite, 0.0), self.momentum_buffer
+        v.mul_(torch.where(finite, self.momentum, 1.0)).add_(g)
+        if self.weight_decay:
+            self.values[: self.split].mul_(1 - self.weight_decay * lr[0])
+        self.values[self.split :].addcmul_(v[self.split :], lr[1], value=-1)
+        g[: self.split].add_(v[: self.split], alpha=self.momentum)
+        descend(self.matrices, self.matrix_updates, lr[0])
 
 
 def _shaped(flat: Tensor, like: Tensor) -> Tensor:

@@ -1,0 +1,170 @@
+r"""Polar factors of many matrices at once, by the Newton–Schulz iteration.
+
+A polar factor of G = U S Vᵀ is U Vᵀ: the same singular vectors, all singular values 1. Five steps of
+
+    X ← a X + b (X Xᵀ) X + c (X Xᵀ)² X,        X₀ = G / ‖G‖_F,
+
+bring all singular values of G above about 1e-3 ‖G‖_F to between 0.7 and 1.2, with nothing but products of matrices.
+Matrices of equal shape are stacked; those of similar shape are padded with zeros and stacked too, because zero rows and
+columns stay zero and leave the rest as it is, and a few large products take less time than many small ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from stairwise.training.graph import in_parallel
+
+QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of Keller Jordan: the steepest at 0 among those that stay near 1
+STEPS = 5
+SHORTEST = 1e-18  # matrices with a smaller Frobenius norm count as zero; their squares vanish in float32
+PADDING = 3e9  # operations that padding one matrix may add on a GPU, about the time of the launches that it saves
+LEAST = 1e-3  # relative steps: shortest length of a matrix, relative to orthonormal rows, so that zeros can move
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Matrices stacked for one iteration.
+
+    Attributes:
+        members: their numbers in the list, in the order of the stack.
+        shape: (rows, columns) of each page of the stack, rows ≤ columns.
+    """
+
+    members: tuple[int, ...]
+    shape: tuple[int, int]
+
+
+def operations(rows: int, columns: int, steps: int = STEPS) -> float:
+    """Number of additions and multiplications of the iteration for one matrix with rows ≤ columns."""
+    return steps * (4.0 * rows * rows * columns + 2.0 * rows**3)
+
+
+@lru_cache(maxsize=64)
+def plan(shapes: tuple[tuple[int, int], ...], padding: float = 0.0) -> tuple[Stack, ...]:
+    """Divide matrices among stacks, the costliest first; padding may add `padding` operations per matrix.
+
+    >>> [(stack.members, stack.shape) for stack in plan(((8, 4), (4, 8), (3, 8)))]
+    [((0, 1), (4, 8)), ((2,), (3, 8))]
+    >>> [(stack.members, stack.shape) for stack in plan(((8, 4), (4, 8), (3, 8)), padding=1e4)]
+    [((0, 1, 2), (4, 8))]
+    """
+    lying = [(min(shape), max(shape)) for shape in shapes]
+    pages: list[tuple[int, int]] = []
+    members: list[list[int]] = []
+    for i in sorted(range(len(lying)), key=lambda i: operations(*lying[i]), reverse=True):
+        rows, columns = lying[i]
+        for page, stacked in zip(pages, members, strict=True):
+            holds = rows <= page[0] and columns <= page[1]
+            if holds and operations(*page) - operations(rows, columns) <= padding:
+                stacked.append(i)
+                break
+        else:
+            pages.append((rows, columns))
+            members.append([i])
+    return tuple(Stack(tuple(stacked), page) for stacked, page in zip(members, pages, strict=True))
+
+
+def padding_on(device: torch.device) -> float:
+    """The padding that saves time: none on CPUs, where starting a product costs little."""
+    return PADDING if device.type == "cuda" else 0.0
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """Number format of the iteration: bfloat16 on GPUs, which compute faster with it, float32 elsewhere."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def lying_page(x: Tensor) -> Tensor:
+    """The matrix, or its transpose if it has more rows than columns."""
+    return x.mT if x.shape[0] > x.shape[1] else x
+
+
+def stacked(matrices: Sequence[Tensor], stack: Stack, dtype: torch.dtype) -> Tensor:
+    """The members of a stack as one tensor, (members, rows, columns), padded with zeros."""
+    pages = [lying_page(matrices[i]) for i in stack.members]
+    if all(page.shape == stack.shape for page in pages):
+        return torch.stack(pages).to(dtype)
+    out = pages[0].new_zeros((len(pages), *stack.shape), dtype=dtype)
+    for to, page in zip(out, pages, strict=True):
+        to[: page.shape[0], : page.shape[1]].copy_(page)
+    return out
+
+
+def newton_schulz(x: Tensor, steps: int = STEPS) -> Tensor:
+    """The iteration for a stack of matrices, (k, rows, columns) with rows ≤ columns, in the dtype of x.
+
+    Matrices shorter than 1e-18 stay (almost) zero.
+
+    >>> x = torch.tensor([[[3.0, 0.0], [0.0, 0.5]]])
+    >>> newton_schulz(x).diagonal(dim1=1, dim2=2).round(decimals=2)
+    tensor([[0.7100, 1.0400]])
+    """
+    a, b, c = QUINTIC
+    lengths = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32)
+    x = x / lengths.clamp_min(SHORTEST).to(x.dtype)
+    for _ in range(steps):
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x
+
+
+def pages_like(x: Tensor, matrices: Sequence[Tensor], stack: Stack) -> list[Tensor]:
+    """Views of a stack in the shapes of its members, without padding."""
+    views = []
+    for page, i in zip(x, stack.members, strict=True):
+        rows, columns = matrices[i].shape
+        views.append(page[:columns, :rows].mT if rows > columns else page[:rows, :columns])
+    return views
+
+
+def descend(
+    weights: Sequence[Tensor],
+    updates: Sequence[Tensor],
+    rate: Tensor,
+    factors: Sequence[float] | None = None,
+    *,
+    steps: int = STEPS,
+    dtype: torch.dtype | None = None,
+    padding: float | None = None,
+) -> None:
+    """Move matrices against the polar factors O of their updates, in place and without waiting for the device.
+
+    w ← w − rate · factor · O for given factors; without them the step is relative to the length of the weights,
+    w ← w − rate · ‖w‖_F · O / ‖O‖_F, and a matrix shorter than 1e-3 times one with orthonormal rows counts as that long.
+    Inside a CUDA graph the stacks are computed in parallel.
+    """
+    if not weights:
+        return
+    device = weights[0].device
+    layout = plan(tuple((x.shape[0], x.shape[1]) for x in updates), padding_on(device) if padding is None else padding)
+    move = partial(_move_stack, weights, updates, rate, factors, steps=steps, dtype=dtype or default_dtype(device))
+    in_parallel([partial(move, stack) for stack in layout])
+
+
+def _move_stack(
+    weights: Sequence[Tensor],
+    updates: Sequence[Tensor],
+    rate: Tensor,
+    factors: Sequence[float] | None,
+    stack: Stack,
+    *,
+    steps: int,
+    dtype: torch.dtype,
+) -> None:
+    x = newton_schulz(stacked(updates, stack, dtype), steps)
+    moved = [weights[i] for i in stack.members]
+    if factors is None:
+        least = [LEAST * min(w.shape) ** 0.5 for w in moved]
+        lengths = torch.stack(torch._foreach_clamp_min(torch._foreach_norm(moved), least))
+        of_polar = torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float32)
+        rates = torch.where(of_polar > SHORTEST, rate * lengths / of_polar, 0.0).unbind()
+        scales = [1.0] * len(moved)
+    else:
+        rates, scales = (rate,) * len(moved), [factors[i] for i in stack.members]
+    for w, page, r, scale in zip(moved, pages_like(x, updates, stack), rates, scales, strict=True):
+        w.addcmul_(page, r, value=-scale)
