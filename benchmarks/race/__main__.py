@@ -9,27 +9,21 @@ package's own datasets; several files are joined.
 """
 
 import argparse
-import multiprocessing
-import queue
-import tempfile
 import time
-import traceback
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.race.entrants import METHODS, RACED, RaceRun
+from benchmarks.race.entrants import METHODS, RACED
 from benchmarks.race.images import RaceImages, named_images, read_images
+from benchmarks.race.jobs import MUON_COST, OVERHEAD, STEPS_PER_SECOND, run_here, run_jobs, seconds_of
 from benchmarks.race.plan import Race, Rules
-from benchmarks.race.store import Result, Store
+from benchmarks.race.store import Store
 
 STORE = Path("docs/results/race.jsonl")
 TINY = {
     **{"encoder_options": {"stem": "small", "width": 4}, "batch": 32, "d": 8, "hidden": [16], "held_out": 64},
     **{"probes": ["knn", "logistic"], "probe_images": 100, "precision": "float32"},
 }
-STEPS_PER_SECOND, MUON_COST, OVERHEAD = 100.0, 1.3, 4.0  # of one H200, to plan with; seconds to set up and to probe
 
 
 def main() -> None:
@@ -42,13 +36,13 @@ def main() -> None:
     if options.plan:
         print(_plan(rules, store))
         return
+    deadline = time.monotonic() + 60 * options.minutes
     images = _images(options)
     rules = replace(rules, data=_name(images, options.data))
-    deadline = time.monotonic() + 60 * options.minutes
     if options.jobs == 1:
-        _run_here(rules, store, images, deadline, options)
+        run_here(rules, store, images, deadline, options.stages, options.device)
     else:
-        _run_jobs(rules, store, images, deadline, options)
+        run_jobs(rules, store, images, deadline, options.stages, options.device, options.jobs)
     left = Race(rules, store.results()).pending()
     print(f"{len(store.results())} results in {store.path}; {len(left)} runs can be started next", flush=True)
 
@@ -67,7 +61,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=0, help="use only so many images of each split")
     parser.add_argument("--losses", nargs="+", default=list(RACED))
     parser.add_argument("--methods", nargs="+", default=list(Rules().methods), choices=list(METHODS))
-    parser.add_argument("--stages", nargs="+", default=["tune", "long", "final"], help="run only these")
+    parser.add_argument("--stages", nargs="+", default=["tune", "long", "final", "clock"], help="run only these")
     parser.add_argument("--length", type=int, default=3000, help="L, steps of a baseline")
     parser.add_argument("--trial", type=int, default=0, help="steps of a trial; default L/5")
     parser.add_argument("--seeds", type=int, default=5)
@@ -99,15 +93,6 @@ def _name(images: RaceImages, name: str) -> str:
     return name if images.training == {"cifar10": 50_000, "stl10": 5_000}.get(name) else f"{name}[{images.training}]"
 
 
-def seconds_of(run: RaceRun, results: dict[str, Result]) -> float:
-    """Expected duration: from runs of the same loss and method, or else assumed."""
-    same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method) and r.get("duration")]
-    per_step = max(((r["duration"] - OVERHEAD) / r["step"][-1] for r in same if r["step"]), default=0.0)
-    if per_step <= 0:
-        per_step = (MUON_COST if run.method == "muon" else 1.0) / STEPS_PER_SECOND
-    return OVERHEAD + run.steps * per_step
-
-
 def _plan(rules: Rules, store: Store) -> str:
     """Pending runs per stage; runs that depend on others are counted as the rules will make them."""
     results = store.results()
@@ -134,78 +119,6 @@ def _plan(rules: Rules, store: Store) -> str:
 
 def _cost(method: str) -> float:
     return MUON_COST if method == "muon" else 1.0
-
-
-def _next(rules: Rules, store: Store, deadline: float, stages: list[str], busy: set[RaceRun]) -> RaceRun | None:
-    results = store.results()
-    for run in Race(rules, results).pending():
-        if run.stage in stages and run not in busy and time.monotonic() + seconds_of(run, results) < deadline:
-            return run
-    return None
-
-
-def _timed(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: bool, device: str) -> Result | None:
-    """The result of a run; None if it fails for another reason than divergence, which must not end the race."""
-    from benchmarks.race.single import race
-
-    began = time.monotonic()
-    try:
-        result = race(run, images, changes, alone, device)
-    except Exception:
-        print(f"{run} failed:\n{traceback.format_exc()}", flush=True)
-        return None
-    result["duration"] = round(time.monotonic() - began, 2)
-    end = result["logistic"][-1:] or ["diverged" if result["diverged"] else "-"]
-    print(f"{result['key']}: {end[0]}, {result['seconds'][-1:]} s of training, {result['duration']} s", flush=True)
-    return result
-
-
-def _run_here(rules: Rules, store: Store, images: RaceImages, deadline: float, options: argparse.Namespace) -> None:
-    failed: set[RaceRun] = set()
-    while run := _next(rules, store, deadline, options.stages, failed):
-        result = _timed(run, images, rules.changes, True, options.device)
-        if result is None:
-            failed.add(run)
-        else:
-            store.add(result)
-
-
-def _work(stored: Path, name: str, changes: dict[str, Any], device: str, orders: Any, done: Any) -> None:
-    """A process of its own: takes runs until it is told to stop."""
-    images = read_images([stored], name)
-    while (run := orders.get()) is not None:
-        done.put((run, _timed(run, images, changes, False, device)))
-
-
-def _run_jobs(rules: Rules, store: Store, images: RaceImages, deadline: float, options: argparse.Namespace) -> None:
-    """Keep several processes busy; each new run is chosen with all results so far."""
-    context = multiprocessing.get_context("spawn")
-    orders, done = context.Queue(), context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        stored = images.save(Path(folder) / "images.npz")
-        arguments = (stored, images.name, rules.changes, options.device, orders, done)
-        workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(options.jobs)]
-        for worker in workers:
-            worker.start()
-        busy: set[RaceRun] = set()
-        failed: set[RaceRun] = set()
-        while all(worker.is_alive() for worker in workers):
-            while len(busy) < options.jobs and (run := _next(rules, store, deadline, options.stages, busy | failed)):
-                busy.add(run)
-                orders.put(run)
-            if not busy:
-                break
-            with suppress(queue.Empty):
-                run, result = done.get(timeout=10)
-                busy.discard(run)
-                if result is None:
-                    failed.add(run)
-                else:
-                    store.add(result)
-        for _ in workers:
-            orders.put(None)
-        for worker in workers:
-            worker.join(timeout=60)
 
 
 if __name__ == "__main__":

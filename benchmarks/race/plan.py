@@ -8,7 +8,8 @@ The rules were fixed before the first run:
    with L/3 steps; settings are then fixed. Both stages train on nine tenths of the training images and are judged by
    a logistic probe on the last tenth.
 3. final: five seeds on all training images, judged on the test images. The best baseline with L steps; Muon with L/3
-   and L/2, then L/4 and L; then the other baselines with L.
+   and L/2, then L/4 and L; then the other baselines with L. Their curves are over views.
+4. clock: 300 steps of each method alone on the machine, for seconds per step.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 from benchmarks.race.entrants import BASELINES, METHODS, RACED, RaceRun
 from benchmarks.race.store import Result
 
+CLOCK = 300
 FIRST, THEN = (3, 2), (4, 1)  # Muon's lengths are L divided by these
 EXTENSIONS = 2
 KEPT, SAME, KEPT_MUON = 3, 2, 2  # trials that are repeated with more steps, and how many of them may be of one method
@@ -77,6 +79,8 @@ class Race:
             for loss in rules.losses:
                 yield from self.finals(loss, self.best_baseline(loss), (1,), seed)
                 yield from self.finals(loss, MUON, FIRST, seed)
+        for loss in rules.losses:
+            yield from self.clocks(loss)
         for seed in range(rules.seeds):
             for loss in rules.losses:
                 yield from self.finals(loss, MUON, THEN, seed)
@@ -139,6 +143,12 @@ class Race:
         if method and rate:
             for part in parts:
                 yield self.rules.run("final", loss, method, rate, self.rules.length // part, seed)
+
+    def clocks(self, loss: str) -> Iterator[RaceRun]:
+        for method in self.rules.methods:
+            rate = self.chosen_rate(loss, method)
+            if rate:
+                yield self.rules.run("clock", loss, method, rate, min(CLOCK, self.rules.length))
 
     def _best(self, runs: list[RaceRun]) -> RaceRun | None:
         scores = {run: self.score(run) for run in runs}

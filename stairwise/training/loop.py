@@ -132,6 +132,8 @@ class Trainer:
         ).to(device)
         if world() > 1:
             self.objective = with_joint_norms(self.objective, device)
+        if recipe.compile:
+            self.objective.compile_network()
         self.optimizer = FlatOptimizer(
             self.objective, recipe.optimizer, recipe.momentum, recipe.weight_decay, recipe.clip
         )

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -36,22 +37,35 @@ class AbstractObjective(nn.Module, ABC):
     """A network and its loss. All its parameters are trained, and all its state is checkpointed."""
 
     network: Network
+    compiled: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # the network's pass in training
 
     @abstractmethod
     def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded: ...
+
+    def compile_network(self) -> None:
+        """Fuse the operations of the network in training by `torch.compile`; probes use the network as it is."""
+        if next(self.network.parameters()).is_cuda and find_spec("triton") is None:
+            raise InputError("compile", "needs triton on a GPU", "triton is not installed", "set compile=false")
+        self.compiled = torch.compile(self.network.forward)
 
     def after_step(self) -> None:
         """Called after each step of the optimizer."""
 
     def embed(self, x_a: Tensor, x_b: Tensor, together: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """h_a, z_a, h_b, z_b; if `together`, both views pass through the network as one batch."""
+        through = self.compiled or self.network
         if together:
-            h, z = self.network(torch.cat([x_a, x_b]))
+            h, z = through(torch.cat([x_a, x_b]))
             (h_a, h_b), (z_a, z_b) = h.chunk(2), z.chunk(2)
-        elif x_a.is_cuda and torch.cuda.is_current_stream_capturing() and can_pass_at_once(self.network):
+        elif (
+            self.compiled is None
+            and x_a.is_cuda
+            and torch.cuda.is_current_stream_capturing()
+            and can_pass_at_once(self.network)
+        ):
             (h_a, z_a), (h_b, z_b) = two_passes(self.network, x_a, x_b, on_two_streams)
         else:
-            (h_a, z_a), (h_b, z_b) = self.network(x_a), self.network(x_b)
+            (h_a, z_a), (h_b, z_b) = through(x_a), through(x_b)
         return h_a, z_a, h_b, z_b
 
 

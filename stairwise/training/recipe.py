@@ -48,6 +48,7 @@ class Recipe:
         precision: "bf16" (autocast, encoder only) or "float32" (convolutions in TF32, if torch allows it).
         channels_last: use this memory format on GPUs.
         graph: record the step as a CUDA graph if possible.
+        compile: fuse the network's operations by `torch.compile`; starting takes longer.
         seed: of initialization, order and views.
         records: number of measurements in the run, evenly spaced.
         window: number of images per measured spectrum; 0: the larger of 4 d and 512.
@@ -92,6 +93,7 @@ class Recipe:
     precision: str = "bf16"
     channels_last: bool = True
     graph: bool = True
+    compile: bool = False
     seed: int = 0
     records: int = 200
     window: int = 0
