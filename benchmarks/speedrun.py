@@ -38,16 +38,14 @@ GOALS = tomllib.loads((Path(__file__).parent / "speedrun.toml").read_text())
 STORE = Path("docs/results/speedrun.jsonl")
 COMMON: dict[str, Any] = {
     **{"views": "barlow-small", "encoder": "resnet18", "encoder_options": {"stem": "small"}, "schedule": "cosine"},
-    **{"optimizer": "muon", "momentum": 0.95, "weight_decay": 0.01, "warmup_epochs": 1.0, "final_lr": 0.0},
+    **{"optimizer": "muon", "momentum": 0.95, "warmup_epochs": 1.0, "final_lr": 0.0},
     **{"probes": ["knn", "logistic"], "held_out": 4096, "records": 1, "hidden_spectrum": False},
 }
-BIAS = 2.0  # lr_bias / lr, unless it is set
 
 
 def recipe_of(goal: str, seed: int, held_out: bool, changes: dict[str, str]) -> Recipe:
     settings = COMMON | GOALS[goal]["recipe"] | {"seed": seed, "data": "race-tune" if held_out else "race-final"}
-    recipe = Recipe().with_settings(settings).with_settings(changes)
-    return recipe if recipe.lr_bias else recipe.with_settings({"lr_bias": BIAS * recipe.lr})
+    return Recipe().with_settings(settings).with_settings(changes)
 
 
 def key_of(goal: str, recipe: Recipe, training: int) -> str:

@@ -43,9 +43,7 @@ METHODS: dict[str, Method] = {
     "sgd": Method({"optimizer": "sgd", "weight_decay": 5e-4}, (0.01, 0.03, 0.1, 0.3, 1.0)),
     "lars": Method({"optimizer": "lars", "weight_decay": 1e-4}, (0.75, 1.5, 3.0, 6.0, 12.0), bias=1 / 30),
     "adamw": Method({"optimizer": "adamw", "weight_decay": 0.01}, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)),
-    "muon": Method(
-        {"optimizer": "muon", "momentum": 0.95, "weight_decay": 0.01}, (0.005, 0.01, 0.02, 0.04, 0.08), bias=2.0
-    ),
+    "muon": Method({"optimizer": "muon", "momentum": 0.95}, (0.01, 0.02, 0.04, 0.08, 0.16)),
     "precondition": Method(
         {"optimizer": "lars", "weight_decay": 1e-4, "precondition": {"damping": 1.0, "power": 0.5}},
         (0.75, 1.5, 3.0, 6.0, 12.0),

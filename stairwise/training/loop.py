@@ -135,7 +135,7 @@ class Trainer:
         if recipe.compile:
             self.objective.compile_network()
         self.optimizer = FlatOptimizer(
-            self.objective, recipe.optimizer, recipe.momentum, recipe.weight_decay, recipe.clip
+            self.objective, recipe.optimizer, recipe.momentum, recipe.weight_decay, recipe.clip, recipe.scaling
         )
         self.calendar, self.continued = continued_calendar(recipe, self.material, self.stored)
         self.schedule = Schedule(recipe.schedule, self.calendar.total, self.calendar.warmup, recipe.final_lr)
@@ -319,7 +319,7 @@ class Trainer:
         if log is not None:
             log.sync()
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
-            tensors |= {"momentum": self.optimizer.saved_momentum()} | self.recorder.state()
+            tensors |= self.optimizer.state() | self.recorder.state()
             tensors["rng.cpu"] = torch.get_rng_state()
             if self.device.type == "cuda":
                 tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -349,7 +349,7 @@ class Trainer:
         self.material.check_same(self.recipe.data, stored.facts["images"])
         self.objective.load_state_dict(stored.part("objective"))
         in_memory_order = stored.facts.get("momentum") != "contiguous" and stored.facts["recipe"]["channels_last"]
-        self.optimizer.load_momentum(stored.tensors["momentum"], channels_last=in_memory_order)
+        self.optimizer.load(stored.tensors, channels_last=in_memory_order)
         self.recorder.load(stored.tensors["numbers"], stored.part("monitor"))
         torch.set_rng_state(stored.tensors["rng.cpu"])
         if self.device.type == "cuda" and "rng.cuda" in stored.tensors:

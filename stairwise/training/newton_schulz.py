@@ -21,8 +21,9 @@ from stairwise.training.graph import in_parallel
 QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of Keller Jordan: the steepest at 0 among those that stay near 1
 STEPS = 5
 SHORTEST = 1e-18  # matrices with a smaller Frobenius norm count as zero; their squares vanish in float32
+TO_LENGTHS = ("relative", "fixed")  # scalings of steps that refer to the length of the weights at the start
+SCALINGS = (*TO_LENGTHS, "keller", "moonshot")
 PADDING = 3e9  # operations that padding one matrix may add on a GPU, about the time of the launches that it saves
-LEAST = 1e-3  # relative steps: shortest length of a matrix, relative to orthonormal rows, so that zeros can move
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +123,18 @@ def pages_like(x: Tensor, matrices: Sequence[Tensor], stack: Stack) -> list[Tens
     return views
 
 
+def start_lengths(matrices: Sequence[Tensor]) -> list[Tensor]:
+    """‖w‖_F of every matrix; one of zeros counts as long as a matrix with orthonormal rows, so that it can move."""
+    lengths = torch._foreach_norm([w.float() for w in matrices])
+    return [torch.where(n > SHORTEST, n, min(w.shape) ** 0.5) for n, w in zip(lengths, matrices, strict=True)]
+
+
 def descend(
     weights: Sequence[Tensor],
     updates: Sequence[Tensor],
     rate: Tensor,
-    factors: Sequence[float] | None = None,
+    scaling: str,
+    lengths: Sequence[Tensor] = (),
     *,
     steps: int = STEPS,
     dtype: torch.dtype | None = None,
@@ -134,37 +142,32 @@ def descend(
 ) -> None:
     """Move matrices against the polar factors O of their updates, in place and without waiting for the device.
 
-    w ← w − rate · factor · O for given factors; without them the step is relative to the length of the weights,
-    w ← w − rate · ‖w‖_F · O / ‖O‖_F, and a matrix shorter than 1e-3 times one with orthonormal rows counts as that long.
-    Inside a CUDA graph the stacks are computed in parallel.
+    Scalings, with ℓ = `lengths` of the matrices at the start: "relative": w ← w − rate · ℓ · O / ‖O‖_F; "fixed": the
+    same, then w ← ℓ w / ‖w‖_F; "keller": w ← w − rate · max(1, rows/columns)^½ · O; "moonshot":
+    w ← w − rate · 0.2 max(rows, columns)^½ · O. Inside a CUDA graph the stacks are computed in parallel.
     """
     if not weights:
         return
     device = weights[0].device
     layout = plan(tuple((x.shape[0], x.shape[1]) for x in updates), padding_on(device) if padding is None else padding)
-    move = partial(_move_stack, weights, updates, rate, factors, steps=steps, dtype=dtype or default_dtype(device))
+
+    def move(stack: Stack) -> None:
+        x = newton_schulz(stacked(updates, stack, dtype or default_dtype(device)), steps)
+        moved = [weights[i] for i in stack.members]
+        rates: Sequence[Tensor] = [rate] * len(moved)
+        if scaling in TO_LENGTHS:
+            its = [lengths[i] for i in stack.members]
+            of_polar = torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float32)
+            rates = torch.where(of_polar > SHORTEST, rate * torch.stack(its) / of_polar, 0.0).unbind()
+        for w, page, r in zip(moved, pages_like(x, updates, stack), rates, strict=True):
+            w.addcmul_(page, r, value=-_factor(scaling, *w.shape))
+        if scaling == "fixed":
+            torch._foreach_mul_(moved, torch._foreach_div(its, torch._foreach_norm(moved)))
+
     in_parallel([partial(move, stack) for stack in layout])
 
 
-def _move_stack(
-    weights: Sequence[Tensor],
-    updates: Sequence[Tensor],
-    rate: Tensor,
-    factors: Sequence[float] | None,
-    stack: Stack,
-    *,
-    steps: int,
-    dtype: torch.dtype,
-) -> None:
-    x = newton_schulz(stacked(updates, stack, dtype), steps)
-    moved = [weights[i] for i in stack.members]
-    if factors is None:
-        least = [LEAST * min(w.shape) ** 0.5 for w in moved]
-        lengths = torch.stack(torch._foreach_clamp_min(torch._foreach_norm(moved), least))
-        of_polar = torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float32)
-        rates = torch.where(of_polar > SHORTEST, rate * lengths / of_polar, 0.0).unbind()
-        scales = [1.0] * len(moved)
-    else:
-        rates, scales = (rate,) * len(moved), [factors[i] for i in stack.members]
-    for w, page, r, scale in zip(moved, pages_like(x, updates, stack), rates, scales, strict=True):
-        w.addcmul_(page, r, value=-scale)
+def _factor(scaling: str, rows: int, columns: int) -> float:
+    if scaling == "keller":
+        return max(1.0, rows / columns) ** 0.5
+    return 0.2 * max(rows, columns) ** 0.5 if scaling == "moonshot" else 1.0

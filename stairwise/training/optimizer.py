@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
-from stairwise.training.newton_schulz import descend
+from stairwise.training.newton_schulz import SCALINGS, descend, start_lengths
 
 OPTIMIZERS = ("sgd", "lars", "adamw", "muon")
+LONGEST = 1e18  # Muon skips a step if the gradient is longer or not finite, because its squares may overflow
 TRUST = 1e-3  # LARS: norm of a step relative to the norm of the weights
 BETA, EPSILON = 0.999, 1e-8  # AdamW: decay of the mean square, and the smallest divisor
 
@@ -24,21 +25,29 @@ class FlatOptimizer:
     both norms are positive; for the others u = g.
     "adamw" (torch's rule): v and the mean square s of g are exponential averages, both corrected for their start at 0;
     w ← (1 − lr · weight_decay) w − lr v / (√s + 1e-8), where weights decay, and biases and norms do not.
-    "muon": parameters with more than one axis move by a fraction lr of their length along the polar factor O of the
-    momentum, w ← (1 − lr · weight_decay) w − lr ‖w‖ O / ‖O‖ with O ≈ polar(g + m v); for the others u = g. A gradient
-    that is not finite changes nothing.
+    "muon": parameters with more than one axis move along the polar factor O of the momentum (see `sw.Muon`),
+    w ← (1 − lr · weight_decay) w − lr ‖w₀‖ O / ‖O‖ with O ≈ polar(g + m v) and the initial weights w₀; for the others
+    u = g. A gradient that is not finite, or longer than 1e18, changes nothing.
 
     Attributes:
         lr: learning rates of (weights, biases and norms); a tensor that the caller fills before each step.
         gradient: the flat gradient; the parameters' `.grad` are views of it.
         momentum_buffer: v, flat.
         square_buffer, count: s, flat, and the number of steps so far; only AdamW uses them.
+        lengths: ‖w₀‖ of every weight, for "muon".
     """
 
     def __init__(
-        self, module: nn.Module, kind: str = "sgd", momentum: float = 0.9, weight_decay: float = 0.0, clip: float = 0.0
+        self,
+        module: nn.Module,
+        kind: str = "sgd",
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        clip: float = 0.0,
+        scaling: str = "relative",
     ) -> None:
         self.kind = one_of(kind, "optimizer", OPTIMIZERS)
+        self.scaling = one_of(scaling, "scaling", SCALINGS)
         self.momentum = number(momentum, "momentum", least=0)
         self.weight_decay = number(weight_decay, "weight_decay", least=0)
         self.clip = number(clip, "clip", least=0)
@@ -77,23 +86,27 @@ class FlatOptimizer:
         if kind == "adamw":
             pieces = zip(self.square_buffer.split(sizes), parameters, strict=True)
             self.momenta += [*(_shaped(piece, p) for piece, p in pieces), self.count]
+        self.lengths = torch.stack(start_lengths(self.matrices)) if self.matrices else torch.zeros(0, device=device)
 
     def zero_grad(self) -> None:
         """Set the gradient to zero, before the backward pass."""
         self.gradient.zero_()
 
-    def saved_momentum(self) -> Tensor:
-        """v for a checkpoint: every parameter contiguous, because layouts differ between CPU and GPU."""
-        return torch.cat([v.reshape(-1) for v in self.momenta])
+    def state(self) -> dict[str, Tensor]:
+        """Tensors for a checkpoint: v with every parameter contiguous, because layouts differ between CPU and GPU."""
+        momentum = {"momentum": torch.cat([v.reshape(-1) for v in self.momenta])}
+        return momentum | ({"lengths": self.lengths} if self.kind == "muon" else {})
 
-    def load_momentum(self, saved: Tensor, channels_last: bool = False) -> None:
-        """Continue from `saved_momentum`. `channels_last`: filters are in that order, as version 0.1 saved them."""
-        for v, part in zip(self.momenta, saved.split([v.numel() for v in self.momenta]), strict=True):
+    def load(self, saved: dict[str, Tensor], channels_last: bool = False) -> None:
+        """Continue from `state()`. `channels_last`: filters of v are in that order, as version 0.1 saved them."""
+        for v, part in zip(self.momenta, saved["momentum"].split([v.numel() for v in self.momenta]), strict=True):
             if channels_last and v.ndim == 4:
                 n, c, high, wide = v.shape
                 v.copy_(part.view(n, high, wide, c).permute(0, 3, 1, 2))
             else:
                 v.copy_(part.view(v.shape))
+        if self.kind == "muon":
+            self.lengths.copy_(saved["lengths"])
 
     @torch.no_grad()
     def step(self) -> Tensor:
@@ -139,15 +152,15 @@ class FlatOptimizer:
         w[self.split :].addcmul_(step[self.split :], self.lr[1], value=-1)
 
     def _step_of_muon(self, norm: Tensor) -> None:
-        finite = torch.isfinite(norm)
-        lr = torch.where(finite, self.lr, 0.0)
-        g, v = self.gradient.masked_fill_(~finite, 0.0), self.momentum_buffer
-        v.mul_(torch.where(finite, self.momentum, 1.0)).add_(g)
+        usable = norm < LONGEST  # false for NaN
+        lr = torch.where(usable, self.lr, 0.0)
+        g, v = self.gradient.masked_fill_(~usable, 0.0), self.momentum_buffer
+        v.mul_(torch.where(usable, self.momentum, 1.0)).add_(g)
         if self.weight_decay:
             self.values[: self.split].mul_(1 - self.weight_decay * lr[0])
         self.values[self.split :].addcmul_(v[self.split :], lr[1], value=-1)
         g[: self.split].add_(v[: self.split], alpha=self.momentum)
-        descend(self.matrices, self.matrix_updates, lr[0])
+        descend(self.matrices, self.matrix_updates, lr[0], self.scaling, self.lengths.unbind())
 
 
 def _shaped(flat: Tensor, like: Tensor) -> Tensor:

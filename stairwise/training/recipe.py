@@ -13,6 +13,7 @@ from stairwise.evaluate.classifiers import PROBES
 from stairwise.losses import MODULES
 from stairwise.nets.initial import SCOPES
 from stairwise.runs.reader import Run
+from stairwise.training.newton_schulz import SCALINGS, TO_LENGTHS
 from stairwise.training.optimizer import OPTIMIZERS
 from stairwise.training.schedule import SCHEDULES
 
@@ -40,7 +41,9 @@ class Recipe:
         together: pass both views through the network as one batch, which matters for batch norm.
         alpha: factor of the initial parameters in `scope`; "auto": the factor for which the largest eigenvalue is
             `target` (0: the paper's 1e-3, or 1e-6 for SimCLR).
-        optimizer, lr, momentum, weight_decay, clip: clip 0 is off.
+        optimizer, lr, momentum, weight_decay, clip: clip 0 is off. With "muon", lr is the length of a step relative to
+            the weights (start with 0.02, and momentum 0.95).
+        scaling: of the steps of "muon", see `sw.Muon`.
         lr_bias: learning rate of biases and norms; 0: that of the weights.
         schedule, warmup_epochs, final_lr: final_lr is a multiple of lr.
         batch: images per step, over all processes.
@@ -84,6 +87,7 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 0.0
     clip: float = 0.0
+    scaling: str = "relative"
     schedule: str = "cosine"
     warmup_epochs: float = 0.0
     final_lr: float = 0.001
@@ -108,6 +112,7 @@ class Recipe:
         one_of(self.views, "views", PIPELINES)
         one_of(self.loss, "loss", MODULES)
         one_of(self.optimizer, "optimizer", OPTIMIZERS)
+        one_of(self.scaling, "scaling", SCALINGS)
         one_of(self.schedule, "schedule", SCHEDULES)
         one_of(self.precision, "precision", PRECISIONS)
         one_of(self.scope, "scope", SCOPES)
@@ -122,6 +127,8 @@ class Recipe:
         if self.alpha != "auto":
             number(self.alpha, "alpha", above=0)
         number(self.lr, "lr", above=0)
+        if self.optimizer == "muon" and self.scaling in TO_LENGTHS and self.lr > 1:
+            raise InputError("lr", "must be at most 1, the length of the weights", self.lr, "begin with 0.02 for muon")
         for name in ("pretrain", "size", "target", "lr_bias", "momentum", "weight_decay", "clip", "final_lr"):
             number(getattr(self, name), name, least=0)
         for name in ("warmup_epochs", "steps", "window", "probe_images", "keep"):

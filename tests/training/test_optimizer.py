@@ -104,18 +104,18 @@ def test_adamw_is_torchs_and_continues(channels_last):
 
     expected = descend(theirs, take)
     first = FlatOptimizer(ours, "adamw", weight_decay=0.1)
-    state: list[torch.Tensor] = []
+    state = []
 
     def continued(loss, lr):
         """A new optimizer in every step, which continues from the state of the one before."""
         optimizer = FlatOptimizer(ours, "adamw", weight_decay=0.1) if state else first
         if state:
-            optimizer.load_momentum(state[-1])
+            optimizer.load(state[-1])
         optimizer.zero_grad()
         loss.backward()
         optimizer.lr.copy_(torch.tensor([lr, 0.5 * lr]))
         optimizer.step()
-        state.append(optimizer.saved_momentum())
+        state.append(optimizer.state())
 
     found = descend(ours, continued)
     for name, value in expected.items():
