@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.race.entrants import METHODS, RACED
+from benchmarks.race.entrants import LOSSES, METHODS, RACED
 from benchmarks.race.images import RaceImages, named_images, read_images
 from benchmarks.race.jobs import MUON_COST, OVERHEAD, STEPS_PER_SECOND, run_here, run_jobs, seconds_of
 from benchmarks.race.plan import Race, Rules
@@ -59,8 +59,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-file", type=Path, nargs="+", help=".npz files of images")
     parser.add_argument("--most", type=int, default=0, help="use only so many images of each split")
-    parser.add_argument("--losses", nargs="+", default=list(RACED))
+    parser.add_argument("--losses", nargs="+", default=list(RACED), choices=list(LOSSES))
     parser.add_argument("--methods", nargs="+", default=list(Rules().methods), choices=list(METHODS))
+    parser.add_argument(
+        "--start", default="standard", choices=("standard", "small"), help="scale of the initial weights"
+    )
     parser.add_argument("--stages", nargs="+", default=["tune", "long", "final", "clock"], help="run only these")
     parser.add_argument("--length", type=int, default=3000, help="L, steps of a baseline")
     parser.add_argument("--trial", type=int, default=0, help="steps of a trial; default L/5")
@@ -78,6 +81,7 @@ def _rules(options: argparse.Namespace) -> Rules:
         data=options.data,
         losses=tuple(options.losses),
         methods=tuple(options.methods),
+        start=options.start,
         changes=TINY if options.tiny else {},
     )
 

@@ -24,6 +24,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "frossl": HEADS["joint"] | {"loss": "frossl"},
     "plain": HEADS["modes"] | {"loss": "barlow_twins", "loss_options": PLAIN},
     "sharpened": HEADS["modes"] | {"loss": "sharpened"},
+    "flat": HEADS["modes"] | {"loss": "smoothed", "loss_options": {"epsilon": 0.0}},
     "smoothed": HEADS["modes"] | {"loss": "smoothed"},
     "fourth_power": HEADS["modes"] | {"loss": "fourth_power"},
     "hinged": HEADS["modes"] | {"loss": "hinged"},
@@ -45,9 +46,8 @@ METHODS: dict[str, Method] = {
     "adamw": Method({"optimizer": "adamw", "weight_decay": 0.01}, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)),
     "muon": Method({"optimizer": "muon", "momentum": 0.95}, (0.01, 0.02, 0.04, 0.08, 0.16)),
     "precondition": Method(
-        {"optimizer": "lars", "weight_decay": 1e-4, "precondition": {"damping": 1.0, "power": 0.5}},
-        (0.75, 1.5, 3.0, 6.0, 12.0),
-        bias=1 / 30,
+        {"optimizer": "sgd", "weight_decay": 5e-4, "precondition": {"damping": 0.1, "power": 0.5}},
+        (0.01, 0.03, 0.1, 0.3, 1.0),
     ),
 }
 BASELINES = ("sgd", "lars", "adamw")
