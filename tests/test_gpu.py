@@ -42,6 +42,8 @@ TINY = Recipe(
         {"loss": "vicreg", "precondition": {"power": 0.5}},
         {"loss": "vicreg", "precondition": {"power": 1.0}},
         {"optimizer": "lars"},
+        {"optimizer": "adamw"},
+        {"compile": True},
         {"loss": "byol"},
     ],
 )

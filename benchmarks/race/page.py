@@ -38,14 +38,14 @@ def verdict_table(results: dict[str, Result], data: str) -> str:
         if found is None:
             continue
         best, muon = found.baseline, found.shortest
-        row = [NAMES[loss], f"{METHOD_NAMES[best.method]}, {best.steps} steps", f"{best.words()} %"]
+        row = [NAMES[loss], f"{METHOD_NAMES[best.method]}, {best.steps} updates", f"{best.words()} %"]
         if muon is None or found.views is None:
-            rows.append([*row, f"no length up to {found.below.steps if found.below else 0} steps", "", "", "no"])
+            rows.append([*row, f"no length up to {found.below.steps if found.below else 0} updates", "", "", "no"])
             continue
         share = "" if found.seconds is None else f"{found.seconds:.2f}"
         kept = found.views <= HALF and (found.seconds or 0.0) <= SECONDS
         word = ("yes" if kept else "no") if found.seconds is not None else f"views: {'yes' if kept else 'no'}"
-        rows.append([*row, f"{muon.steps} steps: {muon.words()} %", f"{found.views:.2f}", share, word])
+        rows.append([*row, f"{muon.steps} updates: {muon.words()} %", f"{found.views:.2f}", share, word])
     head = [
         "loss",
         "best baseline",
@@ -70,7 +70,19 @@ def finals_table(results: dict[str, Result], data: str) -> str:
                 f"{time * group.steps:.1f}" if time else "",
             ]
         )
-    head = ["loss", "method", "lr", "steps", "views", "seeds", "logistic", "kNN", "effective rank", "modes", "seconds"]
+    head = [
+        "loss",
+        "method",
+        "lr",
+        "updates",
+        "views",
+        "seeds",
+        "logistic",
+        "kNN",
+        "effective rank",
+        "modes",
+        "seconds",
+    ]
     return markdown([head, *rows]) if rows else NOTHING
 
 
@@ -86,7 +98,7 @@ def trials_table(results: dict[str, Result], data: str) -> str:
                 for steps in sorted({g.steps for g in trials}):
                     cells = [f"{g.lr:g}: {g.words()}" for g in trials if g.steps == steps]
                     rows.append([NAMES.get(loss, loss), METHOD_NAMES[method], steps, "; ".join(cells)])
-    return markdown([["loss", "method", "steps", "learning rate: accuracy in %"], *rows]) if rows else NOTHING
+    return markdown([["loss", "method", "updates", "learning rate: accuracy in %"], *rows]) if rows else NOTHING
 
 
 def speedrun_table(runs: dict[str, Result]) -> str:
@@ -113,10 +125,10 @@ def parts_table(runs: dict[str, Result]) -> str:
         for r in runs.values()
         if not r["held_out"] and "parts_ms" in r
     }
-    return markdown([["goal", *_PARTS], *(rows[goal] for goal in sorted(rows))]) if rows else NOTHING
+    return markdown([["goal", *_PARTS.values()], *(rows[goal] for goal in sorted(rows))]) if rows else NOTHING
 
 
-_PARTS = ("step", "network", "loss", "optimizer", "views")
+_PARTS = {"step": "all but views", "network": "network", "loss": "loss", "optimizer": "optimizer", "views": "views"}
 
 
 def engine_table(found: dict[str, Any]) -> str:
@@ -125,7 +137,9 @@ def engine_table(found: dict[str, Any]) -> str:
         for name, values in found.items()
         if isinstance(values, dict) and "optimizer ms" in values
     ]
-    return markdown([["variant", "step", "run", "views alone", "optimizer, ms"], *rows]) if rows else NOTHING
+    return (
+        markdown([["variant", "fixed views", "new views", "views alone", "optimizer, ms"], *rows]) if rows else NOTHING
+    )
 
 
 def kernels_table(found: dict[str, Any]) -> str:
@@ -137,7 +151,7 @@ def kernels_table(found: dict[str, Any]) -> str:
                 [name.removeprefix("kernels of "), f"{values['wall ms']:.2f}", f"{values['no kernel']:.0%}", kinds]
             )
     return (
-        markdown([["variant", "ms per step", "time without a kernel", "sum of kernels, ms"], *rows])
+        markdown([["variant", "ms per update", "time without a kernel", "sum of kernels, ms"], *rows])
         if rows
         else NOTHING
     )

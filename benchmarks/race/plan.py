@@ -14,6 +14,7 @@ The rules were fixed before the first run:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from benchmarks.race.entrants import BASELINES, METHODS, RACED, RaceRun
@@ -52,9 +53,12 @@ class Race:
 
     def __init__(self, rules: Rules, results: dict[str, Result]) -> None:
         self.rules, self.results = rules, results
+        self.key = cache(lambda run: run.key(rules.changes))
+        self.trials = cache(self._trials)
+        self.long_trials = cache(self._long_trials)
 
     def result(self, run: RaceRun) -> Result | None:
-        return self.results.get(run.key(self.rules.changes))
+        return self.results.get(self.key(run))
 
     def score(self, run: RaceRun) -> float | None:
         """Accuracy of the logistic probe at the end; 0 if training diverged, None if it was not run."""
@@ -91,7 +95,7 @@ class Race:
 
     # tuning
 
-    def trials(self, loss: str, method: str) -> list[RaceRun]:
+    def _trials(self, loss: str, method: str) -> list[RaceRun]:
         """Short trials: the grid, and what lies beyond an edge that was best."""
         rates = list(METHODS[method].rates)
         for _ in range(EXTENSIONS):
@@ -106,7 +110,7 @@ class Race:
                 rates.insert(0, _rounded(rates[0] ** 2 / rates[1]))
         return [self.rules.run("tune", loss, method, lr, self.rules.trial) for lr in rates]
 
-    def long_trials(self, loss: str, methods: tuple[str, ...]) -> list[RaceRun]:
+    def _long_trials(self, loss: str, methods: tuple[str, ...]) -> list[RaceRun]:
         """The best short trials of these methods, with more steps; none before all short trials are done."""
         if not set(methods) <= set(self.rules.methods):
             return []
