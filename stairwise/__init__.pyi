@@ -35,6 +35,7 @@ from stairwise.theory.solutions import top_spectral_weights as top_spectral_weig
 from stairwise.theory.spectra import subspace_alignment as subspace_alignment
 from stairwise.theory.trajectory import Trajectory as Trajectory
 from stairwise.training.loop import train as train
+from stairwise.training.muon import Muon as Muon
 from stairwise.training.networks import load_network as load_network
 from stairwise.training.recipe import Recipe as Recipe
 from stairwise.training.recipe import load_recipe as load_recipe

@@ -4,7 +4,7 @@ A polar factor of G = U S Vᵀ is U Vᵀ: the same singular vectors, all singula
 
     X ← a X + b (X Xᵀ) X + c (X Xᵀ)² X,        X₀ = G / ‖G‖_F,
 
-bring all singular values of G above about 1e-3 ‖G‖_F to between 0.7 and 1.2, with nothing but products of matrices.
+bring all singular values of G above 0.0015 ‖G‖_F to between 0.68 and 1.21, with nothing but products of matrices.
 Matrices of equal shape are stacked; those of similar shape are padded with zeros and stacked too, because zero rows and
 columns stay zero and leave the rest as it is, and a few large products take less time than many small ones.
 """
@@ -16,14 +16,17 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
+from stairwise.checks import InputError, number
 from stairwise.training.graph import in_parallel
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of Keller Jordan: the steepest at 0 among those that stay near 1
 STEPS = 5
 SHORTEST = 1e-18  # matrices with a smaller Frobenius norm count as zero; their squares vanish in float32
+LONGEST = 1e18  # a step is skipped if the gradient is longer or not finite, because its squares may overflow
+LARGEST = 1e6  # learning rate; with gradients up to LONGEST, weights stay finite
 TO_LENGTHS = ("relative", "fixed")  # scalings of steps that refer to the length of the weights at the start
 SCALINGS = (*TO_LENGTHS, "keller", "moonshot")
-PADDING = 3e9  # operations that padding one matrix may add on a GPU, about the time of the launches that it saves
+PADDING = 1e9  # operations that padding one matrix may add on a GPU; its product then starts with those of others
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +126,25 @@ def pages_like(x: Tensor, matrices: Sequence[Tensor], stack: Stack) -> list[Tens
     return views
 
 
+def largest_rate(scaling: str) -> float:
+    """The largest learning rate of a scaling."""
+    return 1.0 if scaling in TO_LENGTHS else LARGEST
+
+
+def check_rate(lr: float, name: str, most: float) -> float:
+    """A learning rate from 0 to `most`."""
+    if number(lr, name, least=0) > most:
+        why = "the length of the weights" if most == 1 else "beyond which weights may overflow"
+        raise InputError(name, f"must be at most {most:g}, {why}", lr, "begin with 0.02 for muon")
+    return float(lr)
+
+
 def start_lengths(matrices: Sequence[Tensor]) -> list[Tensor]:
     """‖w‖_F of every matrix; one of zeros counts as long as a matrix with orthonormal rows, so that it can move."""
     lengths = torch._foreach_norm([w.float() for w in matrices])
+    for n, w in zip(lengths, matrices, strict=True):
+        if not torch.isfinite(n):
+            raise InputError(f"weights of shape {tuple(w.shape)}", "must be finite at the start", float(n))
     return [torch.where(n > SHORTEST, n, min(w.shape) ** 0.5) for n, w in zip(lengths, matrices, strict=True)]
 
 
@@ -158,7 +177,7 @@ def descend(
         if scaling in TO_LENGTHS:
             its = [lengths[i] for i in stack.members]
             of_polar = torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float32)
-            rates = torch.where(of_polar > SHORTEST, rate * torch.stack(its) / of_polar, 0.0).unbind()
+            rates = torch.where(of_polar > SHORTEST, rate * torch.stack(its).float() / of_polar, 0.0).unbind()
         for w, page, r in zip(moved, pages_like(x, updates, stack), rates, strict=True):
             w.addcmul_(page, r, value=-_factor(scaling, *w.shape))
         if scaling == "fixed":

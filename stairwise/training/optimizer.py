@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
-from stairwise.training.newton_schulz import SCALINGS, descend, start_lengths
+from stairwise.training.newton_schulz import LONGEST, SCALINGS, descend, start_lengths
 
 OPTIMIZERS = ("sgd", "lars", "adamw", "muon")
-LONGEST = 1e18  # Muon skips a step if the gradient is longer or not finite, because its squares may overflow
 TRUST = 1e-3  # LARS: norm of a step relative to the norm of the weights
 BETA, EPSILON = 0.999, 1e-8  # AdamW: decay of the mean square, and the smallest divisor
 

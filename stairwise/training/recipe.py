@@ -13,7 +13,7 @@ from stairwise.evaluate.classifiers import PROBES
 from stairwise.losses import MODULES
 from stairwise.nets.initial import SCOPES
 from stairwise.runs.reader import Run
-from stairwise.training.newton_schulz import SCALINGS, TO_LENGTHS
+from stairwise.training.newton_schulz import LARGEST, SCALINGS, check_rate, largest_rate
 from stairwise.training.optimizer import OPTIMIZERS
 from stairwise.training.schedule import SCHEDULES
 
@@ -127,8 +127,9 @@ class Recipe:
         if self.alpha != "auto":
             number(self.alpha, "alpha", above=0)
         number(self.lr, "lr", above=0)
-        if self.optimizer == "muon" and self.scaling in TO_LENGTHS and self.lr > 1:
-            raise InputError("lr", "must be at most 1, the length of the weights", self.lr, "begin with 0.02 for muon")
+        if self.optimizer == "muon":
+            check_rate(self.lr, "lr", largest_rate(self.scaling))
+            check_rate(self.lr_bias, "lr_bias", LARGEST)
         for name in ("pretrain", "size", "target", "lr_bias", "momentum", "weight_decay", "clip", "final_lr"):
             number(getattr(self, name), name, least=0)
         for name in ("warmup_epochs", "steps", "window", "probe_images", "keep"):

@@ -1,0 +1,305 @@
+r"""Muon for any training loop: matrices and filters move along the polar factor of their momentum, the rest by SGD or
+AdamW, in one `torch.optim.Optimizer`. `optimizer = "muon"` in recipes shares its steps (`newton_schulz.descend`)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stairwise.checks import InputError, flag, number, one_of, positive_int
+from stairwise.training.newton_schulz import (
+    LARGEST,
+    LONGEST,
+    SCALINGS,
+    check_rate,
+    descend,
+    largest_rate,
+    start_lengths,
+)
+from stairwise.training.rest import move_by_adamw, move_by_sgd
+
+RULES = ("muon", "sgd", "adamw")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+class Muon(Optimizer):
+    r"""Muon: every matrix moves at the same speed in all directions that its momentum has singular vectors for.
+
+    For a matrix or filter w, viewed as (out, rest), with gradient g and initial value w₀,
+
+        v ← m v + (1 − m) g,    O ≈ polar(m v + (1 − m) g),    w ← (1 − lr · weight_decay) w − lr ‖w₀‖_F O / ‖O‖_F,
+
+    where the polar factor of U S Vᵀ is U Vᵀ, computed by five Newton–Schulz steps for all matrices of similar shape at
+    once. So lr is the length of a step relative to the weights. A matrix of zeros counts as long as one with
+    orthonormal rows. Parameters with fewer than two axes move by momentum SGD, or AdamW, with `rest_lr`.
+
+    A step with a gradient that is not finite (or longer than 1e18) changes nothing and is counted in `skipped`.
+    Nothing waits for the device, so the step can be recorded in a CUDA graph after one ordinary step; make `lr` a
+    tensor on the device to change it afterwards. Under data parallelism (DDP) all processes take the same step; sharded
+    parameters (FSDP) are not supported.
+
+    Arguments:
+        params: parameters, named parameters or groups, as for other optimizers. A group is divided by the number of
+            axes: two or more move by "muon", the others by `rest`; a group with its own `rule` ("muon", "sgd" or
+            "adamw") is taken as it is, for example embeddings with `{"params": ..., "rule": "adamw", "lr": 1e-3}`.
+        lr: relative step, at most 1, for matrices; a number or a tensor with one element.
+        momentum: m, also of SGD. nesterov: False takes polar(v).
+        weight_decay: decoupled, for matrices; the others decay only in groups of their own with a weight_decay.
+        scaling: "relative", as above. "fixed": afterwards w ← ‖w₀‖ w / ‖w‖, so that the angle of a step is lr until the
+            end; for weights that batch norm follows. "keller": w ← w − lr max(1, rows/columns)^½ O and "moonshot":
+            w ← w − lr 0.2 max(rows, columns)^½ O are torch.optim.Muon's "original" and "match_rms_adamw".
+        rest: "sgd" or "adamw".
+        rest_lr: its learning rate; None: lr for SGD, 1e-3 for AdamW.
+        betas, eps: of AdamW.
+        steps: of Newton–Schulz.
+        dtype: number format of the iteration; None: bfloat16 on GPUs, float32 elsewhere.
+        foreach: False handles one parameter after the other, which is slower.
+
+    >>> layer = torch.nn.Linear(3, 2)
+    >>> optimizer = Muon(layer.parameters(), lr=0.02)
+    >>> before = layer.weight.detach().clone()
+    >>> layer(torch.eye(3)).square().sum().backward()
+    >>> optimizer.step()
+    >>> round(((layer.weight - before).norm() / before.norm()).item(), 4)
+    0.02
+    """
+
+    _skipped: Tensor | None = None
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.02,
+        *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        scaling: str = "relative",
+        rest: str = "sgd",
+        rest_lr: float | Tensor | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        steps: int = 5,
+        dtype: torch.dtype | None = None,
+        foreach: bool = True,
+    ) -> None:
+        params = _listed(params, "params")
+        if not params:
+            raise InputError("params", "must not be empty", None, "give model.parameters()")
+        defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        defaults |= {"scaling": scaling, "rest": rest, "rest_lr": rest_lr, "betas": betas, "eps": eps, "steps": steps}
+        defaults |= {"dtype": dtype, "foreach": foreach}
+        defaults |= {"capturable": True}  # then torch loads the counters of AdamW to the device of their parameters
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; without its own `rule` it is divided by the number of axes."""
+        group = {**param_group, "params": _listed(param_group["params"], "params")}
+        if group.get("rule") is not None:
+            self._add_checked(group)
+            return
+        matrices = [item for item in group["params"] if _tensor(item).ndim > 1]
+        others = [item for item in group["params"] if _tensor(item).ndim <= 1]
+        if matrices or not others:
+            self._add_checked({**group, "params": matrices, "rule": "muon"})
+        if others:
+            values = {**self.defaults, **group}
+            rest, lr = values["rest"], values["rest_lr"]
+            lr = lr if lr is not None else values["lr"] if rest == "sgd" else 1e-3
+            own = {"lr": lr, "weight_decay": 0.0} | ({} if matrices else group)
+            self._add_checked({**group, **own, "params": others, "rule": rest})
+
+    def _add_checked(self, group: dict[str, Any]) -> None:
+        values = {**self.defaults, **group}
+        one_of(values["rule"], "rule", RULES)
+        one_of(values["scaling"], "scaling", SCALINGS)
+        one_of(values["rest"], "rest", RULES[1:])
+        _checked_rate(values)
+        flag(values["foreach"], "foreach")
+        if values["dtype"] not in (None, *DTYPES):
+            raise InputError("dtype", "must be float32, float64 or bfloat16", values["dtype"], "leave it out")
+        for name in ("momentum", "weight_decay", "eps"):
+            number(values[name], name, least=0)
+        for name, value in (("momentum", values["momentum"]), *(("betas", b) for b in values["betas"])):
+            if not 0 <= number(value, name) < 1:
+                raise InputError(name, "must be at least 0 and less than 1", value)
+        flag(values["nesterov"], "nesterov")
+        positive_int(values["steps"], "steps", most=99)
+        for item in group["params"]:
+            _check_parameter(_tensor(item), values["rule"])
+        super().add_param_group(group)
+
+    @property
+    def skipped(self) -> int:
+        """Number of steps that were skipped because of a gradient that is not finite; waits for the device."""
+        return 0 if self._skipped is None else int(self._skipped)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step; `closure` computes loss and gradients again and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moving = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
+        if not moving:
+            return loss
+        usable = _usable([_gradient(p) for p in moving])
+        first = moving[0].device
+        if self._skipped is None:
+            self._skipped = torch.zeros((), device=first)
+        self._skipped.add_(~usable[first])
+        for group in self.param_groups:
+            for params in _sets(group):
+                self._move(group, params, usable[params[0].device])
+        return loss
+
+    def _move(self, group: dict[str, Any], params: list[Tensor], usable: Tensor) -> None:
+        lr = _checked_rate(group)
+        device = params[0].device
+        rate = torch.full((), lr, device=device) if isinstance(lr, float) else lr.reshape(()).to(device, torch.float32)
+        usable = usable & (rate >= 0) & (rate <= _most(group))
+        rate = torch.where(usable, rate, 0.0)
+        self._begin(group["rule"], params)
+        states = [self.state[p] for p in params]
+        if group["rule"] == "muon":
+            self._move_matrices(group, params, states, rate, usable)
+        else:
+            gradients = _cleaned([cast(Tensor, p.grad) for p in params], usable)
+            move = move_by_sgd if group["rule"] == "sgd" else move_by_adamw
+            move(params, gradients, states, rate, usable, group)
+
+    def _begin(self, rule: str, params: list[Tensor]) -> None:
+        """Make the state of parameters that have none."""
+        new = [p for p in params if not self.state[p]]
+        if not new:
+            return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise InputError("step", "must be taken once before it is recorded in a CUDA graph", None, "warm up first")
+        names = ("exp_avg", "exp_avg_sq") if rule == "adamw" else ("momentum_buffer",)
+        for p in new:
+            self.state[p] = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names}
+            if rule == "adamw":
+                self.state[p]["step"] = torch.zeros((), device=p.device)
+        if rule == "muon":
+            for p, length in zip(new, start_lengths([as_matrix(p, p) for p in new]), strict=True):
+                self.state[p]["length"] = length.to(p.dtype)  # torch loads states in the format of the parameter
+
+    def _move_matrices(
+        self, group: dict[str, Any], params: list[Tensor], states: list[dict[str, Tensor]], rate: Tensor, usable: Tensor
+    ) -> None:
+        m = group["momentum"]
+        weights = [as_matrix(p, p) for p in params]
+        updates = _cleaned([as_matrix(cast(Tensor, p.grad), p) for p in params], usable)
+        momenta = [as_matrix(state["momentum_buffer"], p) for state, p in zip(states, params, strict=True)]
+        torch._foreach_mul_(momenta, torch.where(usable, m, 1.0))
+        torch._foreach_add_(momenta, updates, alpha=1 - m)
+        if group["nesterov"]:
+            torch._foreach_mul_(updates, 1 - m)
+            torch._foreach_add_(updates, momenta, alpha=m)
+        if group["weight_decay"]:
+            torch._foreach_mul_(weights, 1 - group["weight_decay"] * rate)
+        lengths = [state["length"] for state in states]
+        along = updates if group["nesterov"] else momenta
+        descend(weights, along, rate, group["scaling"], lengths, steps=group["steps"], dtype=group["dtype"])
+
+
+def _sets(group: dict[str, Any]) -> list[list[Tensor]]:
+    """Parameters of a group that have gradients, divided into sets that are handled together."""
+    sets: dict[Any, list[Tensor]] = {}
+    for p in group["params"]:
+        if p.grad is not None and p.numel():
+            sets.setdefault((p.device, p.dtype) if group["foreach"] else id(p), []).append(p)
+    return list(sets.values())
+
+
+def as_matrix(x: Tensor, like: Tensor) -> Tensor:
+    """View x as (out, rest), with columns in the memory order of the parameter `like`, so that this is a view for it.
+
+    The order of the columns does not matter: polar factors permute with them.
+    """
+    if like.ndim == 2:
+        return x
+    if like.is_contiguous():
+        return x.reshape(x.shape[0], -1)
+    return x.movedim(1, -1).reshape(x.shape[0], -1)  # channels-last
+
+
+def _check_parameter(p: Tensor, rule: str) -> None:
+    what = f"parameter of shape {tuple(p.shape)}"
+    if p.dtype not in DTYPES:
+        remedy = "keep float32 weights, and compute in half precision with torch.autocast"
+        raise InputError(what, "must be float32, float64 or bfloat16", p.dtype, remedy)
+    if p.is_sparse:
+        raise InputError(what, "must not be sparse", p.layout, "convert it with .to_dense()")
+    if rule != "muon":
+        return
+    if p.ndim < 2:
+        raise InputError(
+            what, "must have two or more axes for muon", p.ndim, 'give its group the rule "sgd" or "adamw"'
+        )
+    dense = p.ndim == 2 or p.is_contiguous() or p.movedim(1, -1).is_contiguous()
+    if not dense:
+        raise InputError(what, "must be contiguous or channels-last", p.stride(), "call .contiguous() on it")
+
+
+def _most(group: dict[str, Any]) -> float:
+    return largest_rate(group["scaling"]) if group["rule"] == "muon" else LARGEST
+
+
+def _checked_rate(group: dict[str, Any]) -> float | Tensor:
+    """The learning rate of a group; values of tensors are checked on their device, during the step."""
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        return check_rate(lr, "lr", _most(group))
+    if lr.numel() != 1:
+        raise InputError("lr", "must have one element", f"shape {tuple(lr.shape)}")
+    return lr
+
+
+def _gradient(p: Tensor) -> Tensor:
+    gradient = cast(Tensor, p.grad)
+    if gradient.is_sparse:
+        what = f"gradient of the parameter of shape {tuple(p.shape)}"
+        raise InputError(what, "must not be sparse", gradient.layout, "use torch.nn.Embedding(..., sparse=False)")
+    return gradient
+
+
+def _usable(gradients: Sequence[Tensor]) -> dict[torch.device, Tensor]:
+    """Whether the length of all gradients is finite and below 1e18, as a tensor on each of their devices."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for gradient in gradients:
+        by_device.setdefault(gradient.device, []).append(gradient)
+    flags = {
+        d: torch.stack([n.float() for n in torch._foreach_norm(gs)]).norm() < LONGEST for d, gs in by_device.items()
+    }
+    if len(flags) > 1:
+        first = gradients[0].device
+        joint = torch.stack([usable.to(first) for usable in flags.values()]).all()
+        flags = {device: joint.to(device) for device in flags}
+    return flags
+
+
+def _cleaned(gradients: Sequence[Tensor], usable: Tensor) -> list[Tensor]:
+    """A copy of the gradients, or zeros if they are not usable."""
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).masked_fill_(~usable, 0.0)
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    return [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
+
+
+def _tensor(item: Any) -> Tensor:
+    """The tensor of a parameter or of a pair (name, parameter)."""
+    p = item[1] if isinstance(item, tuple) else item
+    if not isinstance(p, Tensor):
+        raise InputError("params", "must hold tensors", type(p).__name__, "give model.parameters()")
+    return p
+
+
+def _listed(params: Any, name: str) -> list[Any]:
+    if isinstance(params, Tensor):
+        return [params]
+    if isinstance(params, set) or not isinstance(params, Iterable):
+        raise InputError(name, "must be an ordered collection", type(params).__name__, "give a list")
+    return list(params)

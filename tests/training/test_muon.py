@@ -1,0 +1,446 @@
+"""`sw.Muon`, compared with torch's optimizers, with the optimizer of recipes and with itself after a detour."""
+
+import io
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+import stairwise as sw
+from stairwise.checks import InputError
+from stairwise.training.muon import Muon, as_matrix
+from stairwise.training.optimizer import FlatOptimizer
+from tests.two_processes import run_two
+
+
+def net(channels_last=False):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 2, bias=False)
+    )
+    return network.to(memory_format=torch.channels_last) if channels_last else network
+
+
+def matrices():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9, bias=False), nn.Linear(9, 4, bias=False), nn.Linear(4, 4, bias=False))
+
+
+def descend(network, optimizer, steps=6, shape=(3, 4, 4), begin=0):
+    """Take steps on random batches, the same for the same numbers of steps; parameters at the end."""
+    for i in range(begin, begin + steps):
+        x = torch.randn(8, *shape, generator=torch.Generator().manual_seed(i))
+        optimizer.zero_grad()
+        (network(x) - 1).square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in network.parameters()]
+
+
+def same(found, expected, **tolerance):
+    return all(torch.allclose(a, b, **tolerance) for a, b in zip(found, expected, strict=True))
+
+
+# compared with others
+
+
+def by_random_gradients(network, optimizer, steps=6):
+    """Parameters after steps along random gradients, the same every time."""
+    random = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        for p in network.parameters():
+            p.grad = torch.randn(p.shape, generator=random)
+        optimizer.step()
+    return [p.detach().clone() for p in network.parameters()]
+
+
+@pytest.mark.parametrize(("scaling", "theirs"), [("keller", "original"), ("moonshot", "match_rms_adamw")])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_it_is_torchs_for_matrices(scaling, theirs, nesterov):
+    options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
+    a, b, before = matrices(), matrices(), matrices()
+    found = by_random_gradients(a, Muon(a.parameters(), scaling=scaling, dtype=torch.bfloat16, **options))
+    expected = by_random_gradients(b, torch.optim.Muon(b.parameters(), adjust_lr_fn=theirs, **options))
+    for x, y, start in zip(found, expected, before.parameters(), strict=True):
+        assert (x - y).norm() < 3e-3 * (y - start).norm()  # sums before the iteration may round to another bfloat16
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_it_is_the_optimizer_of_recipes(channels_last, decay):
+    a, b = net(channels_last), net(channels_last)
+    flat = FlatOptimizer(b, "muon", momentum=0.95, weight_decay=decay)
+    flat.lr.fill_(0.05)
+    found = descend(a, Muon(a.parameters(), lr=0.05, weight_decay=decay))
+    assert same(found, descend(b, flat), atol=2e-6)
+
+
+def test_the_memory_format_of_filters_does_not_matter():
+    a, b = net(), net(channels_last=True)
+    assert same(descend(a, Muon(a.parameters())), descend(b, Muon(b.parameters())), atol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_rest_is_torchs_sgd_and_adamw(decay):
+    for rule, options, theirs in (
+        ("sgd", {"momentum": 0.9}, torch.optim.SGD),
+        ("adamw", {"betas": (0.8, 0.99), "eps": 1e-6}, torch.optim.AdamW),
+    ):
+        a, b = net(), net()
+        group = {"params": a.parameters(), "rule": rule, "lr": 0.01, "weight_decay": decay, **options}
+        expected = by_random_gradients(b, theirs(b.parameters(), lr=0.01, weight_decay=decay, **options))
+        assert same(by_random_gradients(a, Muon([group])), expected, atol=1e-6), rule
+
+
+def test_one_after_the_other_is_the_same():
+    for rest in ("sgd", "adamw"):
+        a, b = net(), net()
+        together, apart = Muon(a.parameters(), rest=rest), Muon(b.parameters(), rest=rest, foreach=False)
+        assert same(descend(a, together), descend(b, apart), atol=1e-6)
+
+
+# groups
+
+
+def rules(optimizer):
+    return [
+        (group["rule"], len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups
+    ]
+
+
+def test_groups_are_divided_by_axes():
+    assert rules(Muon(net().parameters(), weight_decay=0.1)) == [("muon", 3, 0.02, 0.1), ("sgd", 4, 0.02, 0.0)]
+    assert rules(Muon(net().parameters(), rest="adamw"))[1] == ("adamw", 4, 1e-3, 0.0)
+    assert rules(Muon(net().parameters(), rest_lr=0.3))[1] == ("sgd", 4, 0.3, 0.0)
+    network = net()
+    groups = [
+        {"params": network[0].parameters(), "lr": 0.05},
+        {"params": [network[1].weight, network[1].bias], "lr": 0.1, "weight_decay": 0.2},
+        {"params": network[3].weight, "rule": "adamw", "lr": 0.3, "weight_decay": 0.4},
+        {"params": []},
+    ]
+    optimizer = Muon(groups, rest_lr=0.01, weight_decay=0.5)
+    assert rules(optimizer) == [
+        ("muon", 1, 0.05, 0.5),
+        ("sgd", 1, 0.01, 0.0),
+        ("sgd", 2, 0.1, 0.2),
+        ("adamw", 1, 0.3, 0.4),
+        ("muon", 0, 0.02, 0.5),
+    ]
+    network(torch.randn(8, 3, 4, 4)).sum().backward()
+    optimizer.step()  # with an empty group, and network[5], which is in no group
+
+
+def test_named_parameters():
+    optimizer = Muon(net().named_parameters())
+    assert optimizer.param_groups[0]["param_names"] == ["0.weight", "3.weight", "5.weight"]
+
+
+def test_only_1d_parameters():
+    norm = nn.BatchNorm1d(3)
+    optimizer = Muon(norm.parameters(), lr=0.5)
+    assert [group["rule"] for group in optimizer.param_groups] == ["sgd"]
+    before = norm.bias.detach().clone()
+    norm(torch.randn(8, 3)).sum().backward()
+    optimizer.step()
+    assert torch.allclose(norm.bias, before - 0.5 * 8)
+
+
+def test_shapes_of_all_kinds():
+    parameters = [
+        nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (2, 3, 5), (2, 3, 2, 2, 2), (), (0, 4), (1, 1))
+    ]
+    parameters.append(nn.Parameter(torch.randn(4, 6).mT))
+    parameters.append(nn.Parameter(torch.randn(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d)))
+    before = [p.detach().clone() for p in parameters]
+    optimizer = Muon(parameters, lr=0.1)
+    for p in parameters:
+        p.grad = torch.randn(p.shape)  # contiguous, also where the parameter is not
+    optimizer.step()
+    for p, old in zip(parameters, before, strict=True):
+        if p.ndim > 1 and p.numel():
+            assert (p - old).norm().item() == pytest.approx(0.1 * old.norm().item(), rel=1e-5)
+            step, o = as_matrix(old - p.detach(), p), torch.linalg.svd(as_matrix(p.grad, p), full_matrices=False)
+            assert nn.functional.cosine_similarity(step.flatten(), (o[0] @ o[2]).flatten(), dim=0) > 0.9
+
+
+# state
+
+
+@pytest.mark.parametrize("rest", ["sgd", "adamw"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_goes_round_bit_by_bit(rest, dtype):
+    shape = (6,)
+    network = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)).to(dtype)
+
+    def steps(network, optimizer, begin):
+        for i in range(begin, begin + 3):
+            x = torch.randn(8, *shape, generator=torch.Generator().manual_seed(i)).to(dtype)
+            optimizer.zero_grad()
+            network(x).square().mean().backward()
+            optimizer.step()
+
+    optimizer = Muon(network.parameters(), rest=rest, lr=0.05)
+    steps(network, optimizer, 0)
+    stored = io.BytesIO()
+    torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict()}, stored)
+    stored.seek(0)
+    state = torch.load(stored, weights_only=True)
+    other = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)).to(dtype)
+    other.load_state_dict(state["network"])
+    again = Muon(other.parameters(), rest=rest, lr=0.9)
+    again.load_state_dict(state["optimizer"])
+    steps(network, optimizer, 3)
+    steps(other, again, 3)
+    assert all(torch.equal(p, q) for p, q in zip(network.parameters(), other.parameters(), strict=True))
+    assert again.param_groups[0]["lr"] == 0.05
+
+
+def test_copies_go_on():
+    network = net()
+    optimizer = Muon(network.parameters())
+    descend(network, optimizer, 2)
+    twin, twins = deepcopy((network, optimizer))
+    assert same(descend(network, optimizer, begin=2), descend(twin, twins, begin=2), rtol=0, atol=0)
+
+
+def test_parameters_without_gradients_stay():
+    network = net()
+    optimizer = Muon(network.parameters())
+    network[0].requires_grad_(False)
+    before = network[0].weight.clone()
+    descend(network, optimizer, 2)
+    assert torch.equal(network[0].weight, before)
+    assert network[0].weight not in optimizer.state
+    Muon(net().parameters()).step()  # no gradient at all
+
+
+# in loops
+
+
+def test_schedulers():
+    for lr in (0.04, torch.tensor(0.04)):
+        network = net()
+        optimizer = Muon(network.parameters(), lr=lr, rest_lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (i + 1))
+        for i in range(3):
+            before = network[3].weight.detach().clone()
+            start = optimizer.state[network[3].weight].get("length", before.norm())
+            descend(network, optimizer, 1, begin=i)
+            moved = (network[3].weight - before).norm() / start
+            assert moved.item() == pytest.approx(0.04 / (i + 1), rel=1e-4)
+            assert optimizer.param_groups[1]["lr"] == pytest.approx(0.1 / (i + 1))
+            schedule.step()
+
+
+def test_closures():
+    network = matrices()
+    optimizer = Muon(network.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = network(torch.ones(2, 6)).square().sum()
+        loss.backward()
+        return loss
+
+    first = optimizer.step(closure)
+    assert closure().item() < first.item()
+
+
+def test_a_gradient_scaler_skips():
+    network = matrices()
+    optimizer, scaler = Muon(network.parameters()), torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = [p.detach().clone() for p in network.parameters()]
+    for value in (math.inf, 1.0):
+        optimizer.zero_grad()
+        scaler.scale((network(torch.ones(2, 6)) * value).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert same(network.parameters(), before) == (value == math.inf)
+    assert scaler.get_scale() == 2.0
+
+
+TWO = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import stairwise as sw
+from stairwise.distributed import rank
+from tests.training.test_muon import matrices
+dist.init_process_group("gloo")
+network = matrices()
+model = DistributedDataParallel(network)
+optimizer = sw.Muon(network.parameters(), lr=0.05)
+for i in range(5):
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(i)).chunk(2)[rank()]
+    optimizer.zero_grad()
+    (model(x) - 1).square().mean().backward()
+    optimizer.step()
+torch.save(network.state_dict(), f"{sys.argv[1]}/{rank()}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_train_like_one(tmp_path):
+    assert run_two("-c", TWO, str(tmp_path)) == [0, 0]
+    first, second = (torch.load(tmp_path / f"{r}.pt").values() for r in range(2))
+    assert same(first, second, rtol=0, atol=0)
+    alone = matrices()
+    assert same(first, descend(alone, sw.Muon(alone.parameters(), lr=0.05), 5, shape=(6,)), atol=1e-6)
+
+
+# bad input
+
+
+def broken_gradients(network, value):
+    for p in network.parameters():
+        p.grad = torch.randn(p.shape)
+    network[3].bias.grad[1] = value
+
+
+@pytest.mark.parametrize("rest", ["sgd", "adamw"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("first", [True, False])
+def test_gradients_that_are_not_finite_change_nothing(value, rest, first):
+    network = net()
+    optimizer = Muon(network.parameters(), rest=rest, weight_decay=0.1)
+    if not first:
+        descend(network, optimizer, 2)
+    before = [p.detach().clone() for p in network.parameters()]
+    states = deepcopy(dict(enumerate(optimizer.state.values())))
+    for _ in range(2):
+        broken_gradients(network, value)
+        optimizer.step()
+    assert optimizer.skipped == 2
+    assert same(network.parameters(), before, rtol=0, atol=0)
+    for i, state in states.items():
+        for name, tensor in list(optimizer.state.values())[i].items():
+            assert torch.equal(tensor, state[name]), name
+    twin = net()
+    healthy = Muon(twin.parameters(), rest=rest, weight_decay=0.1)
+    expected = descend(twin, healthy, 4 if not first else 2)
+    assert same(descend(network, optimizer, 2, begin=0 if first else 2), expected, atol=1e-6)
+    assert optimizer.skipped == 2
+
+
+def test_weights_of_zeros_move():
+    layer = nn.Linear(4, 9, bias=False)
+    nn.init.zeros_(layer.weight)
+    optimizer = Muon(layer.parameters(), lr=0.1)
+    layer.weight.grad = torch.randn(9, 4)
+    optimizer.step()
+    assert layer.weight.norm().item() == pytest.approx(0.1 * 2)  # as if it had four orthonormal columns
+
+
+def vicreg_losses(lr, scaling="relative", steps=400, current=False):
+    """Losses of a small network with batch norm, at a constant learning rate; and the number of skipped steps.
+    `current`: steps are relative to the present length of the weights."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, 32, bias=False), nn.Linear(32, 32, bias=False), nn.Linear(32, 8, bias=False)]
+    norms = [part for _ in range(2) for part in (nn.BatchNorm1d(32), nn.ReLU())]
+    network = nn.Sequential(layers[0], *norms[:2], layers[1], *norms[2:], layers[2])
+    optimizer, losses = Muon(network.parameters(), lr=lr, scaling=scaling), []
+    data = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        x = torch.randn(64, 16, generator=data)
+        views = [x + 0.2 * torch.randn(64, 16, generator=data) for _ in "ab"]
+        optimizer.zero_grad()
+        loss = sw.losses.vicreg(network(views[0]), network(views[1]))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        for layer in layers if current else ():
+            optimizer.state[layer.weight]["length"].copy_(layer.weight.detach().norm())
+    assert all(torch.isfinite(p).all() for p in network.parameters())
+    return losses, optimizer.skipped
+
+
+@pytest.mark.parametrize("scaling", ["relative", "fixed"])
+@pytest.mark.parametrize("lr", [0.02, 0.1])
+def test_large_constant_steps_do_not_diverge(scaling, lr):
+    losses, skipped = vicreg_losses(lr, scaling)
+    assert sum(losses[-20:]) / 20 < 0.7 * losses[0]
+    assert skipped == 0
+
+
+def test_steps_relative_to_the_present_length_would_diverge():
+    """So the length at the start is the right one: w grows, then its steps, then w."""
+    losses, skipped = vicreg_losses(0.1, current=True)
+    assert skipped
+    assert max(losses[:100]) > 1e3 or not math.isfinite(losses[-1])
+
+
+@pytest.mark.parametrize("scaling", ["relative", "fixed"])
+def test_the_largest_step_leaves_finite_weights(scaling):
+    vicreg_losses(1.0, scaling, 100)
+
+
+@pytest.mark.parametrize("lr", [math.nan, 1.5, -1.0])
+def test_a_bad_learning_rate_in_a_tensor_skips(lr):
+    network = net()
+    optimizer = Muon(network.parameters(), lr=torch.tensor(lr), rest_lr=torch.tensor(math.nan))
+    before = [p.detach().clone() for p in network.parameters()]
+    assert same(descend(network, optimizer, 2), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lr": 1.5}, "lr must be at most 1, the length of the weights .* begin with 0.02"),
+        ({"lr": math.nan}, "lr must be finite"),
+        ({"lr": -0.1}, "lr must be at least 0"),
+        ({"lr": torch.ones(2)}, "lr must have one element"),
+        ({"rest_lr": 1e9}, "lr must be at most 1e.06"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and less than 1"),
+        ({"betas": (0.9, 1.0)}, "betas must be"),
+        ({"weight_decay": -1}, "weight_decay must be at least 0"),
+        ({"scaling": "relativ"}, "did you mean 'relative'"),
+        ({"rest": "muon"}, "rest is unknown"),
+        ({"steps": 0}, "steps must be"),
+        ({"dtype": torch.float16}, "dtype must be"),
+        ({"nesterov": 1}, "nesterov must be True or False"),
+        ({"foreach": None}, "foreach must be True or False"),
+    ],
+)
+def test_bad_options(options, says):
+    with pytest.raises(InputError, match=says):
+        Muon(net().parameters(), **options)
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ([], "params must not be empty"),
+        ({nn.Parameter(torch.ones(2, 2))}, "params must be an ordered collection"),
+        (3, "params must be an ordered collection"),
+        (["weight"], "params must hold tensors"),
+        ([{"params": [nn.Parameter(torch.ones(2))], "rule": "muon"}], r"shape \(2,\) must have two or more axes"),
+        ([{"params": [nn.Parameter(torch.ones(2))], "rule": "lion"}], "rule is unknown"),
+        ([nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))], "float32, float64 or bfloat16 .got torch.complex64"),
+        ([nn.Parameter(torch.ones(2, 2, dtype=torch.float16))], "keep float32 weights"),
+        ([nn.Parameter(torch.ones(2, 3, 4).permute(0, 2, 1).expand(2, 4, 3)[:, ::2])], "contiguous or channels-last"),
+    ],
+)
+def test_bad_parameters(params, says):
+    with pytest.raises(InputError, match=says):
+        Muon(params)
+
+
+def test_what_shows_only_in_a_step():
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = Muon(table.parameters())
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(InputError, match=r"gradient of the parameter of shape \(5, 3\) must not be sparse"):
+        optimizer.step()
+    network = net()
+    optimizer = Muon(network.parameters())
+    optimizer.param_groups[0]["lr"] = 2.0  # by a scheduler, for example
+    with pytest.raises(InputError, match="lr must be at most 1"):
+        descend(network, optimizer, 1)
+    network = net()
+    with torch.no_grad():
+        network[3].weight[0, 0] = math.nan
+    with pytest.raises(InputError, match="must be finite at the start"):
+        descend(network, Muon(network.parameters()), 1)
