@@ -122,7 +122,7 @@ def _plan(rules: Rules, store: Store) -> str:
 
 
 def _cost(method: str) -> float:
-    return MUON_COST if method == "muon" else 1.0
+    return MUON_COST if method.startswith("muon") else 1.0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stairwise.training.recipe import Recipe
@@ -50,6 +50,9 @@ METHODS: dict[str, Method] = {
         (0.01, 0.03, 0.1, 0.3, 1.0),
     ),
 }
+MORE_VIEWS = {"views_per_image": 4}
+METHODS["lars, 4 views"] = replace(METHODS["lars"], settings=METHODS["lars"].settings | MORE_VIEWS)
+METHODS["muon, 4 views"] = replace(METHODS["muon"], settings=METHODS["muon"].settings | MORE_VIEWS)
 BASELINES = ("sgd", "lars", "adamw")
 RACED = ("simclr", "vicreg", "barlow_twins")
 

@@ -22,7 +22,7 @@ def seconds_of(run: RaceRun, results: dict[str, Result]) -> float:
     same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method) and r.get("duration")]
     per_step = max(((r["duration"] - OVERHEAD) / r["step"][-1] for r in same if r["step"]), default=0.0)
     if per_step <= 0:
-        per_step = (MUON_COST if run.method == "muon" else 1.0) / STEPS_PER_SECOND
+        per_step = (MUON_COST if run.method.startswith("muon") else 1.0) / STEPS_PER_SECOND
     return OVERHEAD + run.steps * per_step
 
 

@@ -20,7 +20,7 @@ from stairwise.figures.style import key, panels, style
 RESULTS = Path("docs/results")
 NOTHING = "*Not run yet.*"
 NAMES = {"simclr": "SimCLR", "vicreg": "VICReg", "barlow_twins": "Barlow Twins", "frossl": "FroSSL", "plain": "λ = 1"}
-METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned"}
+METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned SGD"}
 COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
 HALF, SECONDS = 0.5, 0.6  # at most this share of views and of seconds
 
@@ -65,7 +65,12 @@ def finals_table(results: dict[str, Result], data: str) -> str:
         time = seconds_per_step(results, data, group.loss, group.method)
         rows.append(
             [
-                *(NAMES.get(group.loss, group.loss), METHOD_NAMES[group.method], f"{group.lr:g}", group.steps),
+                *(
+                    NAMES.get(group.loss, group.loss),
+                    METHOD_NAMES.get(group.method, group.method),
+                    f"{group.lr:g}",
+                    group.steps,
+                ),
                 *(f"{group.views / 1e6:.2f} M", len(group.runs), group.words(), group.words("knn"), rank, modes),
                 f"{time * group.steps:.1f}" if time else "",
             ]
@@ -97,7 +102,7 @@ def trials_table(results: dict[str, Result], data: str) -> str:
                 ]
                 for steps in sorted({g.steps for g in trials}):
                     cells = [f"{g.lr:g}: {g.words()}" for g in trials if g.steps == steps]
-                    rows.append([NAMES.get(loss, loss), METHOD_NAMES[method], steps, "; ".join(cells)])
+                    rows.append([NAMES.get(loss, loss), METHOD_NAMES.get(method, method), steps, "; ".join(cells)])
     return markdown([["loss", "method", "updates", "learning rate: accuracy in %"], *rows]) if rows else NOTHING
 
 
@@ -183,12 +188,12 @@ def draw(results: dict[str, Result], data: str) -> Figure | None:
             axis.set(xscale="log", title=NAMES[loss], xlabel="views")
         axes[0].set_ylabel("accuracy of the logistic probe")
         methods = [m for m in METHODS if any(g.method == m for g in shown)]
-        key(figure, [(METHOD_NAMES[m], {"color": COLORS[m]}) for m in methods])
+        key(figure, [(METHOD_NAMES.get(m, m), {"color": COLORS.get(m, "tab:purple")}) for m in methods])
     return figure
 
 
 def _draw_group(axis: Any, group: Group) -> None:
-    color, ends, first = COLORS[group.method], group.ends("logistic"), group.runs[0]
+    color, ends, first = COLORS.get(group.method, "tab:purple"), group.ends("logistic"), group.runs[0]
     spread = ends.std(ddof=1) if len(ends) > 1 else 0.0
     axis.errorbar([group.views], [ends.mean()], [spread], fmt="o", color=color, markersize=3, capsize=2, linewidth=1)
     if not first["diverged"]:

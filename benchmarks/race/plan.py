@@ -42,7 +42,12 @@ class Rules:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        return tuple(m for m in self.methods if m != MUON)
+        return tuple(m for m in self.methods if not m.startswith(MUON))
+
+    @property
+    def fast(self) -> tuple[str, ...]:
+        """Muon and its variants."""
+        return tuple(m for m in self.methods if m.startswith(MUON))
 
     def run(self, stage: str, loss: str, method: str, lr: float, steps: int, seed: int = 0) -> RaceRun:
         return RaceRun(stage, self.data, loss, method, lr, steps, seed, self.start)
@@ -78,16 +83,19 @@ class Race:
                 yield from self.trials(loss, method)
         for loss in rules.losses:
             yield from self.long_trials(loss, rules.baselines)
-            yield from self.long_trials(loss, (MUON,))
+            for method in rules.fast:
+                yield from self.long_trials(loss, (method,))
         for seed in range(rules.seeds):
             for loss in rules.losses:
                 yield from self.finals(loss, self.best_baseline(loss), (1,), seed)
-                yield from self.finals(loss, MUON, FIRST, seed)
+                for method in rules.fast:
+                    yield from self.finals(loss, method, FIRST, seed)
         for loss in rules.losses:
             yield from self.clocks(loss)
         for seed in range(rules.seeds):
             for loss in rules.losses:
-                yield from self.finals(loss, MUON, THEN, seed)
+                for method in rules.fast:
+                    yield from self.finals(loss, method, THEN, seed)
         for seed in range(rules.seeds):
             for loss in rules.losses:
                 for method in rules.baselines:
@@ -112,13 +120,11 @@ class Race:
 
     def _long_trials(self, loss: str, methods: tuple[str, ...]) -> list[RaceRun]:
         """The best short trials of these methods, with more steps; none before all short trials are done."""
-        if not set(methods) <= set(self.rules.methods):
-            return []
         trials = [run for method in methods for run in self.trials(loss, method)]
         scores = {run: self.score(run) for run in trials}
         if None in scores.values() or not trials:
             return []
-        muon = methods == (MUON,)
+        muon = methods[0] in self.rules.fast
         kept: list[RaceRun] = []
         for run in sorted(trials, key=lambda r: -(scores[r] or 0.0)):
             if scores[run] and sum(k.method == run.method for k in kept) < SAME:
@@ -135,7 +141,7 @@ class Race:
 
     def chosen_rate(self, loss: str, method: str) -> float | None:
         """The learning rate of the best long trial of a method, or of its best short one if it had no long one."""
-        group = (MUON,) if method == MUON else self.rules.baselines
+        group = (method,) if method in self.rules.fast else self.rules.baselines
         long = self.long_trials(loss, group)
         if not long or any(self.score(run) is None for run in long):
             return None

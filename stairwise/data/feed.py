@@ -91,14 +91,18 @@ def build_feed(images: Images, device: torch.device, budget: float | None = None
     return kind(images.pixels, device)
 
 
-def batch_rows(total: int, batch: int, seed: int, first: int = 0, rank: int = 0, world: int = 1) -> Iterator[Tensor]:
+def batch_rows(
+    total: int, batch: int, seed: int, first: int = 0, rank: int = 0, world: int = 1, repeats: int = 1
+) -> Iterator[Tensor]:
     """Yield the row numbers of batches `first`, `first` + 1, … forever; they depend only on the seed.
 
-    Each epoch is a new shuffle; its last, incomplete batch is dropped. Process `rank` gets its part of each batch.
+    Each epoch is a new shuffle; its last, incomplete batch is dropped. Process `rank` gets its part of each batch, and
+    the whole part is repeated, so that `batch` / `repeats` images differ.
 
     >>> [rows.tolist() for rows, _ in zip(batch_rows(5, 2, seed=0), range(2))]
     [[4, 1], [3, 2]]
     """
+    batch //= repeats
     per_epoch = total // batch
     if per_epoch == 0:
         raise InputError("batch", f"must be at most {total}, the number of training images", batch)
@@ -109,7 +113,7 @@ def batch_rows(total: int, batch: int, seed: int, first: int = 0, rank: int = 0,
         order = torch.randperm(total, generator=generator.manual_seed(mixed(ORDER, seed, epoch)))
         for i in range(place, per_epoch):
             start = i * batch + rank * share
-            yield order[start : start + share]
+            yield order[start : start + share].repeat(repeats)
         epoch, place = epoch + 1, 0
 
 

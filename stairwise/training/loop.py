@@ -127,8 +127,9 @@ class Trainer:
         if recipe.channels_last and device.type == "cuda":
             cast(Any, network).to(memory_format=torch.channels_last)  # in place; missing from torch's type stubs
         self.alpha = self.stored.facts["alpha"] if self.stored else self._scale(network)
+        loss = recipe.loss, recipe.loss_options, recipe.precondition
         self.objective: AbstractObjective = build_objective(
-            network, recipe.d, recipe.loss, recipe.loss_options, recipe.precondition, recipe.together
+            network, recipe.d, *loss, recipe.together, recipe.repeats
         ).to(device)
         if world() > 1:
             self.objective = with_joint_norms(self.objective, device)
@@ -181,7 +182,8 @@ class Trainer:
         if self.recipe.fixed_views:
             return repeat(self.fixed_pairs())
         material = self.material
-        rows = batch_rows(material.training, material.batch, self.recipe.seed, self.step_number, rank(), world())
+        share = rank(), world(), self.recipe.repeats
+        rows = batch_rows(material.training, material.batch, self.recipe.seed, self.step_number, *share)
         pairs = material.pairs.stream(rows, self.step_number)
         return prefetch(pairs) if self.device.type == "cuda" else pairs
 

@@ -164,6 +164,31 @@ def test_compiling_on_a_gpu_needs_triton(monkeypatch):
         objective.compile_network()
 
 
+def test_the_loss_of_four_views_is_the_mean_over_six_pairs():
+    class Same(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    views = [torch.randn(8, 3, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    objective = build_objective(Same(), 3, "vicreg", {}, {}, repeats=2)
+    found = objective(torch.cat(views[:2]), torch.cat(views[2:])).loss
+    expected = torch.stack([sw.losses.vicreg(a, b) for i, a in enumerate(views) for b in views[i + 1 :]]).mean()
+    assert torch.allclose(found, expected)
+
+
+def test_training_with_four_views_per_image(tmp_path):
+    run = sw.train(replace(TINY, loss="simclr", views_per_image=4, steps=30, lr=0.1), tmp_path)
+    assert run.series("loss")[-1] < run.series("loss")[0]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"views_per_image": 3}, {"views_per_image": 6}, {"batch": 2, "views_per_image": 4}]
+)
+def test_impossible_numbers_of_views(changes):
+    with pytest.raises(InputError, match="views_per_image"):
+        replace(TINY, **changes)
+
+
 def test_any_module_by_import_path(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "my_package", sys.modules[__name__])
     recipe = replace(TINY, encoder="my_package:Classifier", encoder_options={"width": 8})
