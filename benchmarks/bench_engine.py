@@ -9,6 +9,7 @@ medians of five parts, after ten steps.
   run      the same with new views for every step, as in `stairwise train`
   views    drawing two views of every image, nothing else
   kernels  time on the GPU by kind of kernel, from torch's profiler, and the share of time in which no kernel runs
+  team     several runs whose steps are recorded in one graph
   jobs     several processes at once, with and without NVIDIA's multi-process service if that can be started
 
 The last line is JSON.
@@ -34,6 +35,7 @@ import numpy as np
 import torch
 
 from benchmarks.bench_train import smooth_images, sync
+from benchmarks.race.team import Team
 from stairwise.data.feed import batch_rows
 from stairwise.training.graph import Recorded
 from stairwise.training.loop import Trainer
@@ -198,6 +200,12 @@ def jobs_rate(count: int, seconds: float, environment: dict[str, str] | None) ->
     return sum(float(job.communicate(timeout=120)[0].splitlines()[-1]) for job in running)
 
 
+def team_rate(recipe: Recipe, device: torch.device, count: int, seconds: float) -> float:
+    """Sum of the rates of several runs whose steps are recorded in one graph."""
+    team = Team([make(replace(recipe, seed=i), device) for i in range(count)])
+    return rate(device, team.advance, 2 * recipe.batch * count, seconds)
+
+
 def job(recipe: Recipe, device: torch.device, at: float, seconds: float) -> float:
     trainer = make(recipe, device)
     call = run_call(trainer)
@@ -220,7 +228,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a narrow network, to try the script")
     parser.add_argument("--seconds", type=float, default=3.0, help="per rate")
-    parser.add_argument("--only", nargs="+", choices=[*VARIANTS, "kernels", "ahead", "jobs"], help="measure only these")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*VARIANTS, "kernels", "ahead", "team", "jobs"], help="measure only these"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--job-at", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -250,7 +260,7 @@ def main() -> None:
 
 
 def everything(recipe: Recipe, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
-    wanted = options.only or [*VARIANTS, "ahead", *(["kernels", "jobs"] if device.type == "cuda" else [])]
+    wanted = options.only or [*VARIANTS, "ahead", "team", *(["kernels", "jobs"] if device.type == "cuda" else [])]
     found: dict[str, Any] = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
 
     def attempt(name: str, work: Callable[[], Any]) -> None:
@@ -276,6 +286,9 @@ def everything(recipe: Recipe, device: torch.device, options: argparse.Namespace
             trained = replace(recipe, **VARIANTS[name])
             attempt(f"kernels of {name}", lambda r=trained: kernels(step_call(make(r, device))))
         attempt("kernels of views", lambda: kernels(views_call(make(recipe, device))))
+    if "team" in wanted:
+        for count in (3, 5):
+            attempt(f"{count} runs in one graph", lambda n=count: team_rate(recipe, device, n, options.seconds))
     if "jobs" in wanted:
         attempt(f"{JOBS} jobs", lambda: jobs_rate(JOBS, options.seconds, None))
         with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as environment:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.race.entrants import LOSSES, METHODS, RACED
 from benchmarks.race.images import RaceImages, named_images, read_images
-from benchmarks.race.jobs import MUON_COST, OVERHEAD, STEPS_PER_SECOND, run_here, run_jobs, seconds_of
+from benchmarks.race.jobs import MUON_COST, OVERHEAD, STEPS_PER_SECOND, run_here, run_jobs, run_teams, seconds_of
 from benchmarks.race.plan import Race, Rules
 from benchmarks.race.store import Store
 
@@ -39,7 +39,9 @@ def main() -> None:
     deadline = time.monotonic() + 60 * options.minutes
     images = _images(options)
     rules = replace(rules, data=_name(images, options.data))
-    if options.jobs == 1:
+    if options.team > 1:
+        run_teams(rules, store, images, deadline, options.stages, options.device, options.team)
+    elif options.jobs == 1:
         run_here(rules, store, images, deadline, options.stages, options.device)
     else:
         run_jobs(rules, store, images, deadline, options.stages, options.device, options.jobs)
@@ -56,6 +58,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run that would not end in this time")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once; their seconds are not compared")
+    parser.add_argument("--team", type=int, default=1, help="runs at once in one graph; their seconds are not compared")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-file", type=Path, nargs="+", help=".npz files of images")
     parser.add_argument("--most", type=int, default=0, help="use only so many images of each split")

@@ -60,6 +60,38 @@ def run_here(rules: Rules, store: Store, images: RaceImages, deadline: float, st
             store.add(result)
 
 
+def run_teams(
+    rules: Rules, store: Store, images: RaceImages, deadline: float, stages: list[str], device: str, most: int
+) -> None:
+    """Runs of equal length at once, recorded in one graph. Clocks need the machine alone."""
+    from benchmarks.race.team import race_together, teams
+
+    failed: set[RaceRun] = set()
+    slowest = 1.0  # of the estimates so far
+    while True:
+        results = store.results()
+        left = [
+            r for r in Race(rules, results).pending() if r.stage in stages and r.stage != "clock" and r not in failed
+        ]
+        fitting = [r for r in left if time.monotonic() + slowest * seconds_of(r, {}) < deadline]
+        if not fitting:
+            return
+        team, began = teams(fitting, most), time.monotonic()
+        try:
+            found = race_together(team, images, rules.changes, device)
+        except Exception:
+            print(f"{team} failed:\n{traceback.format_exc()}", flush=True)
+            failed |= set(team)
+            continue
+        took = time.monotonic() - began
+        slowest = max(slowest, took / seconds_of(team[0], {}))
+        for result in found:
+            store.add(result | {"duration": round(took, 2)})
+            end = result["logistic"][-1:] or ["diverged"]
+            print(f"{result['key']}: {end[0]}", flush=True)
+        print(f"{len(team)} runs together took {took:.1f} s", flush=True)
+
+
 def _work(stored: Path, name: str, changes: dict[str, Any], device: str, orders: Any, done: Any) -> None:
     """A process of its own: takes runs until it is told to stop."""
     images = read_images([stored], name)

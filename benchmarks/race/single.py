@@ -1,6 +1,5 @@
 """One run of the race: train, stop the clock for probes, measure."""
 
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +17,7 @@ from stairwise.staircase.growth import learned
 from stairwise.theory.spectra import effective_rank
 from stairwise.training.loop import Trainer
 from stairwise.training.measure import held_out_spectra, probe_accuracies
+from stairwise.training.recipe import Recipe
 
 WARM = 10  # steps before the clock starts: cuDNN chooses its algorithms, steps are recorded as graphs
 CHECK = 100  # steps between two looks for a loss that is not finite
@@ -44,22 +44,32 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
 
+def recipe_of(run: RaceRun, changes: dict[str, Any]) -> Recipe:
+    """The recipe of a run; its images must have been offered."""
+    images = DATASETS[run.settings(changes)["data"]].load(Path())
+    return run.recipe(changes, images.training or 0)
+
+
+def described(run: RaceRun, changes: dict[str, Any], device: torch.device, alone: bool) -> Result:
+    """A result without measurements yet: lists over the checkpoints."""
+    about: Result = {"key": run.key(changes), **asdict(run), "alone": alone, "batch": run.settings(changes)["batch"]}
+    about |= {name: [] for name in ("step", "seconds", "loss_value", "logistic", "knn", "rank", "grown")}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return about | {"diverged": False, "device": name, "torch": torch.__version__}
+
+
 def race(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: bool, device: str = "auto") -> Result:
-    """Train one run and return its result: everything as lists over its checkpoints."""
+    """Train one run and return its result."""
     images.offer()
     where = choose_device(device)
     torch.backends.cudnn.benchmark = where.type == "cuda"
-    recipe = run.recipe(changes, DATASETS[run.settings(changes)["data"]].load(Path()).training or 0)
-    result: Result = {"key": run.key(changes), **asdict(run), "alone": alone, "batch": recipe.batch}
-    result |= {name: [] for name in ("step", "seconds", "loss_value", "logistic", "knn", "rank", "grown")}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(recipe, Path(folder), where)
-        try:
-            result["diverged"] = _train(trainer, run, result)
-        finally:
-            trainer.close()
-    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
-    return result | {"device": name, "torch": torch.__version__}
+    result = described(run, changes, where, alone)
+    trainer = Trainer(recipe_of(run, changes), Path("unused"), where)  # only Trainer.run writes to the folder
+    try:
+        _train(trainer, run, result)
+    finally:
+        trainer.close()
+    return result
 
 
 def checkpoints(run: RaceRun) -> list[int]:
@@ -68,8 +78,7 @@ def checkpoints(run: RaceRun) -> list[int]:
     return sorted({max(1, run.steps >> k) for k in range(halvings + 1)})
 
 
-def _train(trainer: Trainer, run: RaceRun, result: Result) -> bool:
-    """Take all steps; returns whether training diverged."""
+def _train(trainer: Trainer, run: RaceRun, result: Result) -> None:
     trainer.objective.train()
     pairs = trainer.remaining_pairs()
     clock, due = Clock(trainer.device), checkpoints(run)
@@ -78,31 +87,32 @@ def _train(trainer: Trainer, run: RaceRun, result: Result) -> bool:
         trainer.advance(pairs)
         if step == warm:
             clock.go()
-        if step not in due and step % CHECK:
-            continue
-        numbers = trainer.recorder.numbers()
-        if numbers["bad_step"]:
-            result["bad_step"] = int(numbers["bad_step"])
-            return True
-        if step in due:
-            elapsed = clock.pause() * step / max(1, step - warm) if step > warm else None
-            result["step"].append(step)
-            result["seconds"].append(elapsed and round(elapsed, 3))
-            result["loss_value"].append(numbers["loss"])
-            if run.stage != "clock":
-                _measure(trainer, run, result)
-            trainer.recorder.values[:2] = 0
-            clock.go()
-    return False
+        if step in due or step % CHECK == 0:
+            elapsed = clock.pause() * step / (step - warm) if step in due and step > warm else None
+            measure(trainer, run, result, step, elapsed, step in due)
+            if step in due:
+                clock.go()
+        if result["diverged"]:
+            return
 
 
-def _measure(trainer: Trainer, run: RaceRun, result: Result) -> None:
-    """Probes and spectra, off the clock."""
+def measure(trainer: Trainer, run: RaceRun, result: Result, step: int, seconds: float | None, due: bool) -> None:
+    """Note whether training has diverged; if measurements are due, add them to the result, off the clock."""
+    numbers = trainer.recorder.numbers()
+    if numbers["bad_step"]:
+        result |= {"diverged": True, "bad_step": int(numbers["bad_step"])}
+    if numbers["bad_step"] or not due:
+        return
+    result["step"].append(step)
+    result["seconds"].append(seconds and round(seconds, 3))
+    result["loss_value"].append(numbers["loss"])
+    trainer.recorder.values[:2] = 0
+    if run.stage == "clock":
+        return
     for name, value in probe_accuracies(trainer.network, trainer.recipe, trainer.material).items():
         result[name].append(round(value, 5))
     followed = spectrum_of_loss(trainer.recipe.loss, trainer.recipe.loss_options)
     spectra = held_out_spectra(trainer.network, trainer.recipe, trainer.material)
     result["rank"].append(round(float(effective_rank(spectra["held_covariance"])), 2))
-    spectrum = spectra[f"held_{followed}"]
-    result["grown"].append(learned(spectrum, 1.0 if followed == "eigenvalues" else None))
+    result["grown"].append(learned(spectra[f"held_{followed}"], 1.0 if followed == "eigenvalues" else None))
     result["spectrum"] = [float(f"{value:.4g}") for value in spectra["held_covariance"][:LEADING]]

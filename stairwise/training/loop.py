@@ -190,7 +190,7 @@ class Trainer:
     def advance(self, pairs: Iterator[Pair], measure: bool = False) -> None:
         """Take the next step of the run, on the next of its pairs; `measure`: add it to the spectra."""
         x_a, x_b = next(pairs)
-        self.t += self._set_rates()
+        self.set_rates()
         self.take(x_a, x_b, measure=measure)
         self.step_number += 1
 
@@ -233,12 +233,13 @@ class Trainer:
             return GO_ON
         return agreed(STOP if stop.signal else SAVE if due else GO_ON, self.device)
 
-    def _set_rates(self) -> float:
+    def set_rates(self) -> None:
+        """Set the learning rates of the next step, and add that of the weights to t."""
         factor = self.schedule.factor(self.step_number)
         lr, lr_bias = self.recipe.lr * factor, (self.recipe.lr_bias or self.recipe.lr) * factor
         self.optimizer.lr[0].fill_(lr)
         self.optimizer.lr[1].fill_(lr_bias)
-        return lr
+        self.t += lr
 
     def _record(self, rate: float) -> str:
         """Record everything that is due, and return a short text about it."""

@@ -13,11 +13,12 @@ from benchmarks.race import appendix, page
 from benchmarks.race.__main__ import TINY, _name, _plan
 from benchmarks.race.entrants import METHODS, RACED, RaceRun
 from benchmarks.race.images import RaceImages, read_images
-from benchmarks.race.jobs import run_here, run_jobs
+from benchmarks.race.jobs import run_here, run_jobs, run_teams
 from benchmarks.race.plan import Race, Rules
 from benchmarks.race.single import checkpoints, race
 from benchmarks.race.store import Store
 from benchmarks.race.summary import groups, verdict
+from benchmarks.race.team import race_together
 from stairwise.checks import InputError
 from stairwise.data.images import DATASETS
 from stairwise.theory.landscapes import BarlowTwins
@@ -294,6 +295,27 @@ def test_a_race_stops_and_continues(file, tmp_path, capsys):
     run_here(rules, store, images, 1e12, ["tune"], "cpu")
     assert store.results() == done
     assert capsys.readouterr().out == ""
+
+
+def test_runs_together_are_the_runs_alone(file):
+    """The same steps, with the same views, rates and seeds."""
+    images = read_images([file])
+    runs = [RaceRun("tune", "toy", "simclr", "sgd", lr, 5, 0) for lr in (0.01, 1e30, 0.3)]
+    alone = [race(run, images, CHANGES, alone=False, device="cpu") for run in runs]
+    for one, other in zip(alone, race_together(runs, images, CHANGES, "cpu"), strict=True):
+        assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+    assert [r["diverged"] for r in alone] == [False, True, False]
+
+
+def test_a_race_in_teams(file, tmp_path):
+    images, store = read_images([file], "toy"), Store(tmp_path / "race.jsonl")
+    rules = Rules(5, 1, 2, "toy", ("simclr",), ("sgd", "muon"), changes=CHANGES)
+    run_teams(rules, store, images, 0.0, ["tune"], "cpu", 5)
+    assert store.results() == {}
+    run_teams(rules, store, images, 1e12, ["tune", "long", "final", "clock"], "cpu", 5)
+    assert {r["stage"] for r in store.results().values()} == {"tune", "long", "final"}
+    left = Race(rules, store.results()).pending()
+    assert {run.stage for run in left} == {"clock"}
 
 
 @pytest.mark.slow
