@@ -44,6 +44,8 @@ TINY = Recipe(
         {"optimizer": "lars"},
         {"optimizer": "adamw"},
         {"compile": True},
+        {"optimizer": "muon", "lr": 0.02, "momentum": 0.95, "weight_decay": 0.1},
+        {"optimizer": "muon", "lr": 0.02, "scaling": "fixed"},
         {"loss": "byol"},
     ],
 )
@@ -310,3 +312,103 @@ def test_the_monitor_sums_in_a_recorded_step(d, rel):
     assert found.samples == len(a)
     assert found.eigenvalues[:64] == pytest.approx(values, rel=rel)
     assert found.trace == pytest.approx(float(C.trace()), rel=1e-4)
+
+
+def matrices_of_many_shapes(device):
+    torch.manual_seed(0)
+    shapes = ((64, 27), (64, 576), (64, 576), (128, 64), (16, 300), (300, 16), (48, 48), (512, 256))
+    return [torch.randn(shape).to(device) for shape in shapes]
+
+
+@pytest.mark.parametrize("scaling", ["relative", "fixed", "keller", "moonshot"])
+def test_padded_stacks_in_parallel_equal_matrices_one_by_one(scaling):
+    """In float32, recorded on several streams, against the CPU, which neither pads nor records."""
+    from stairwise.training.graph import Recorded
+    from stairwise.training.newton_schulz import PADDING, descend, plan, start_lengths
+
+    expected, updates = matrices_of_many_shapes("cpu"), [x.flip(0) for x in matrices_of_many_shapes("cpu")]
+    lengths = start_lengths(expected)
+    weights, on_gpu = matrices_of_many_shapes("cuda"), [u.cuda() for u in updates]
+    rate, lengths_there = torch.full((), 0.01, device="cuda"), [n.cuda() for n in lengths]
+    step = Recorded(lambda: descend(weights, on_gpu, rate, scaling, lengths_there, dtype=torch.float32))
+    for _ in range(6):
+        step()
+        descend(expected, updates, torch.tensor(0.01), scaling, lengths)
+    assert len(step.recordings) == 1
+    shapes = tuple(tuple(w.shape) for w in weights)
+    assert len(plan(shapes, PADDING)) < len(plan(shapes))
+    for w, e in zip(weights, expected, strict=True):
+        assert torch.allclose(w.cpu(), e, rtol=1e-3, atol=1e-3 * float(e.abs().max()))  # TF32 may be on
+
+
+def test_polar_factors_in_bfloat16():
+    from stairwise.training.newton_schulz import descend
+
+    updates = matrices_of_many_shapes("cuda")
+    moved = [torch.zeros_like(u) for u in updates]
+    descend(moved, updates, torch.ones((), device="cuda"), "keller")
+    for u, w in zip(updates, moved, strict=True):
+        left, _, right = torch.linalg.svd(u, full_matrices=False)
+        assert torch.nn.functional.cosine_similarity(-w.flatten(), (left @ right).flatten(), dim=0) > 0.97
+
+
+@pytest.mark.parametrize("rest", ["sgd", "adamw"])
+def test_muon_in_a_cuda_graph(rest):
+    """Recorded steps equal ordinary ones, follow lr, and leave everything as it is if the gradient is not finite."""
+
+    def build():
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 3, bias=False),
+            torch.nn.BatchNorm2d(16),
+            torch.nn.Flatten(),
+            torch.nn.Linear(16 * 36, 10),
+        ).to("cuda", memory_format=torch.channels_last)
+        lr = torch.full((), 0.02, device="cuda")
+        return network, lr, sw.Muon(network.parameters(), lr=lr, rest=rest, rest_lr=1e-3, dtype=torch.float32)
+
+    x = torch.empty(8, 3, 8, 8, device="cuda")
+
+    def step(network, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+        network(x).square().mean().backward()
+        optimizer.step()
+
+    def fill(i):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(i)))
+
+    (ours, lr, optimizer), (theirs, their_lr, ordinary) = build(), build()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for i in range(3):
+            fill(i)
+            step(ours, optimizer)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        step(ours, optimizer)
+    for i in range(3):
+        fill(i)
+        step(theirs, ordinary)
+    for i in range(3, 8):
+        lr.fill_(0.1 / i)
+        their_lr.fill_(0.1 / i)
+        fill(i)
+        graph.replay()
+        step(theirs, ordinary)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-3, atol=1e-4)
+    before = [p.detach().clone() for p in ours.parameters()]
+    x.fill_(float("nan"))
+    graph.replay()
+    assert optimizer.skipped == 1
+    assert all(torch.equal(p, b) for p, b in zip(ours.parameters(), before, strict=True))
+
+
+def test_muon_must_take_a_step_before_it_is_recorded():
+    layer = torch.nn.Linear(4, 4, device="cuda")
+    optimizer = sw.Muon(layer.parameters())
+    layer(torch.randn(2, 4, device="cuda")).sum().backward()
+    with pytest.raises(sw.InputError, match="once before it is recorded"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        optimizer.step()

@@ -96,6 +96,8 @@ class Muon(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; without its own `rule` it is divided by the number of axes."""
+        if "params" not in param_group:
+            raise InputError("group", "must hold params", list(param_group), 'give {"params": [...], "lr": ...}')
         group = {**param_group, "params": _listed(param_group["params"], "params")}
         if group.get("rule") is not None:
             self._add_checked(group)
@@ -146,10 +148,11 @@ class Muon(Optimizer):
         moving = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
         if not moving:
             return loss
-        usable = _usable([_gradient(p) for p in moving])
         first = moving[0].device
         if self._skipped is None:
+            _refuse_recording()
             self._skipped = torch.zeros((), device=first)
+        usable = _usable([_gradient(p) for p in moving])
         self._skipped.add_(~usable[first])
         for group in self.param_groups:
             for params in _sets(group):
@@ -176,8 +179,7 @@ class Muon(Optimizer):
         new = [p for p in params if not self.state[p]]
         if not new:
             return
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise InputError("step", "must be taken once before it is recorded in a CUDA graph", None, "warm up first")
+        _refuse_recording()
         names = ("exp_avg", "exp_avg_sq") if rule == "adamw" else ("momentum_buffer",)
         for p in new:
             self.state[p] = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names}
@@ -204,6 +206,12 @@ class Muon(Optimizer):
         lengths = [state["length"] for state in states]
         along = updates if group["nesterov"] else momenta
         descend(weights, along, rate, group["scaling"], lengths, steps=group["steps"], dtype=group["dtype"])
+
+
+def _refuse_recording() -> None:
+    """A recording must not make state, because each replay would make it anew."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise InputError("step", "must be taken once before it is recorded in a CUDA graph", None, "warm up first")
 
 
 def _sets(group: dict[str, Any]) -> list[list[Tensor]]:

@@ -154,7 +154,7 @@ class FlatOptimizer:
         usable = norm < LONGEST  # false for NaN
         lr = torch.where(usable, self.lr, 0.0)
         g, v = self.gradient.masked_fill_(~usable, 0.0), self.momentum_buffer
-        v.mul_(torch.where(usable, self.momentum, 1.0)).add_(g)
+        torch.addcmul(g, v, torch.where(usable, self.momentum, 1.0), out=v)  # in one pass over memory
         if self.weight_decay:
             self.values[: self.split].mul_(1 - self.weight_decay * lr[0])
         self.values[self.split :].addcmul_(v[self.split :], lr[1], value=-1)

@@ -416,6 +416,7 @@ def test_bad_options(options, says):
         ({nn.Parameter(torch.ones(2, 2))}, "params must be an ordered collection"),
         (3, "params must be an ordered collection"),
         (["weight"], "params must hold tensors"),
+        ([{"lr": 0.1}], "group must hold params"),
         ([{"params": [nn.Parameter(torch.ones(2))], "rule": "muon"}], r"shape \(2,\) must have two or more axes"),
         ([{"params": [nn.Parameter(torch.ones(2))], "rule": "lion"}], "rule is unknown"),
         ([nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))], "float32, float64 or bfloat16 .got torch.complex64"),
