@@ -61,6 +61,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--team", type=int, default=1, help="runs at once in one graph; their seconds are not compared")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-file", type=Path, nargs="+", help=".npz files of images")
+    parser.add_argument(
+        "--transfer-file", type=Path, help="images of another dataset, on which final runs are probed too"
+    )
     parser.add_argument("--most", type=int, default=0, help="use only so many images of each split")
     parser.add_argument("--losses", nargs="+", default=list(RACED), choices=list(LOSSES))
     parser.add_argument("--methods", nargs="+", default=list(Rules().methods), choices=list(METHODS))
@@ -91,8 +94,12 @@ def _rules(options: argparse.Namespace) -> Rules:
 
 def _images(options: argparse.Namespace) -> RaceImages:
     if options.data_file:
-        return read_images(options.data_file, options.data, options.most)
-    return named_images(options.data)
+        images = read_images(options.data_file, options.data, options.most)
+    else:
+        images = named_images(options.data)
+    if options.transfer_file:
+        images = replace(images, elsewhere=read_images([options.transfer_file], most=options.most))
+    return images
 
 
 def _name(images: RaceImages, name: str) -> str:

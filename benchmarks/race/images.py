@@ -19,12 +19,13 @@ HELD = 0.1  # share of the training images, the last ones, on which settings are
 
 @dataclass(frozen=True, eq=False)
 class RaceImages:
-    """Training and test images, in the order of the dataset."""
+    """Training and test images, in the order of the dataset; `elsewhere`: images of another dataset, to probe too."""
 
     name: str
     pixels: np.ndarray
     labels: np.ndarray
     training: int
+    elsewhere: "RaceImages | None" = None
 
     def offer(self) -> None:
         """Make recipes know `race-tune` (training images only; the last tenth is held out) and `race-final` (all)."""
@@ -38,7 +39,7 @@ class RaceImages:
     def save(self, path: Path) -> Path:
         """Write one file that `read_images` reads quickly."""
         split = np.arange(len(self.labels)) >= self.training
-        np.savez(path, pixels=self.pixels, labels=self.labels, split=split, name=self.name)
+        np.savez(path, pixels=self.pixels, labels=self.labels, split=split)
         return path
 
 
@@ -50,7 +51,7 @@ def named_images(name: str) -> RaceImages:
     return RaceImages(name, images.pixels, images.labels, images.training)
 
 
-def read_images(paths: list[Path], name: str = "cifar10", most: int = 0) -> RaceImages:
+def read_images(paths: list[Path], name: str = "", most: int = 0) -> RaceImages:
     """Join the images of several files; the same image in two files counts once. `most`: of each split, the first."""
     parts = [_read(path) for path in paths]
     pixels, labels, split, index = (np.concatenate([part[i] for part in parts]) for i in range(4))
@@ -61,7 +62,7 @@ def read_images(paths: list[Path], name: str = "cifar10", most: int = 0) -> Race
     training = int((split[first] == 0).sum())
     if training == 0 or training == len(first):
         raise InputError("--data-file", "must hold training and test images", [p.name for p in paths])
-    return RaceImages(name, pixels[first], labels[first], training)
+    return RaceImages(name or paths[0].stem, pixels[first], labels[first], training)
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ import tempfile
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,11 @@ def run_teams(
         print(f"{len(team)} runs together took {took:.1f} s", flush=True)
 
 
-def _work(stored: Path, name: str, changes: dict[str, Any], device: str, orders: Any, done: Any) -> None:
+def _work(stored: list[Path], name: str, changes: dict[str, Any], device: str, orders: Any, done: Any) -> None:
     """A process of its own: takes runs until it is told to stop."""
-    images = read_images([stored], name)
+    images = read_images(stored[:1], name)
+    if stored[1:]:
+        images = replace(images, elsewhere=read_images(stored[1:]))
     while (run := orders.get()) is not None:
         done.put((run, _timed(run, images, changes, False, device)))
 
@@ -107,7 +110,9 @@ def run_jobs(
     context = multiprocessing.get_context("spawn")
     orders, done = context.Queue(), context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        stored = images.save(Path(folder) / "images.npz")
+        stored = [images.save(Path(folder) / "images.npz")]
+        if images.elsewhere is not None:
+            stored.append(images.elsewhere.save(Path(folder) / "elsewhere.npz"))
         arguments = (stored, images.name, rules.changes, device, orders, done)
         workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(jobs)]
         for worker in workers:

@@ -14,7 +14,7 @@ from benchmarks.corpus.page import filled, markdown
 from benchmarks.race import appendix
 from benchmarks.race.entrants import BASELINES, LOSSES, METHODS, RACED
 from benchmarks.race.store import Result, Store
-from benchmarks.race.summary import Group, groups, seconds_per_step, verdict
+from benchmarks.race.summary import Group, at_equal_modes, groups, seconds_per_step, verdict
 from stairwise.figures.style import key, panels, style
 
 RESULTS = Path("docs/results")
@@ -58,9 +58,9 @@ def verdict_table(results: dict[str, Result], data: str) -> str:
     return markdown([head, *rows]) if rows else NOTHING
 
 
-def finals_table(results: dict[str, Result], data: str) -> str:
+def finals_table(results: dict[str, Result], data: str, start: str = "standard") -> str:
     rows = []
-    for group in sorted((g for g in groups(results.values()) if g.data == data), key=_order):
+    for group in sorted((g for g in groups(results.values(), start=start) if g.data == data), key=_order):
         rank, modes = (f"{group.ends(name).mean():.0f}" if len(group.ends(name)) else "" for name in ("rank", "grown"))
         time = seconds_per_step(results, data, group.loss, group.method)
         rows.append(
@@ -88,6 +88,21 @@ def finals_table(results: dict[str, Result], data: str) -> str:
         "modes",
         "seconds",
     ]
+    return markdown([head, *rows]) if rows else NOTHING
+
+
+def lost_table(results: dict[str, Result], data: str) -> str:
+    """Muon against the best baseline: accuracy with the same number of modes in use, and on another dataset."""
+    rows = []
+    for loss in RACED:
+        found = verdict(results, data, loss)
+        if found is None:
+            continue
+        for muon in (g for g in groups(results.values()) if (g.data, g.loss, g.method) == (data, loss, "muon")):
+            same = [f"{n} modes: {100 * a:.1f}, {100 * b:.1f}" for n, a, b in at_equal_modes(found.baseline, muon)]
+            cells = [g.words("transfer") if len(g.ends("transfer")) else "" for g in (found.baseline, muon)]
+            rows.append([NAMES[loss], muon.steps, "; ".join(same), *cells])
+    head = ["loss", "Muon's updates", "baseline, Muon at equal modes", "baseline elsewhere", "Muon elsewhere"]
     return markdown([head, *rows]) if rows else NOTHING
 
 
@@ -230,6 +245,7 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
         **{"finals": finals_table(results, data), "trials": trials_table(results, data)},
         **{"speedrun": speedrun_table(runs), "parts": parts_table(runs)},
         **{"engine": engine_table(engine), "kernels": kernels_table(engine)},
+        **{"small": finals_table(results, data, "small"), "lost": lost_table(results, data)},
         "appendix": appendix_table(results, data),
     }
 

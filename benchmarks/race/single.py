@@ -10,8 +10,11 @@ import torch
 from benchmarks.race.entrants import RaceRun
 from benchmarks.race.images import RaceImages
 from benchmarks.race.store import Result
-from stairwise.data.images import DATASETS
+from stairwise.data.feed import build_feed
+from stairwise.data.images import DATASETS, Images
 from stairwise.distributed import choose_device
+from stairwise.evaluate.classifiers import logistic_probe
+from stairwise.evaluate.representations import represent
 from stairwise.runs.record import spectrum_of_loss
 from stairwise.staircase.growth import learned
 from stairwise.theory.spectra import effective_rank
@@ -67,9 +70,21 @@ def race(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: bool,
     trainer = Trainer(recipe_of(run, changes), Path("unused"), where)  # only Trainer.run writes to the folder
     try:
         _train(trainer, run, result)
+        finish(trainer, run, result, images)
     finally:
         trainer.close()
     return result
+
+
+def transfer(trainer: Trainer, images: RaceImages) -> float:
+    """Accuracy of a logistic probe on images of another dataset, scaled to the size of the views."""
+    pairs, material = trainer.material.pairs, trainer.material
+    feed = build_feed(Images(images.name, images.pixels), trainer.device)
+    precision = torch.bfloat16 if material.bf16 else None
+    rows = torch.arange(len(images.labels))
+    h, _ = represent(trainer.network, feed, rows, pairs.size, pairs.mean, pairs.std, precision=precision)
+    y, n = torch.as_tensor(images.labels, device=h.device), images.training
+    return logistic_probe(h[:n], y[:n], h[n:], y[n:])
 
 
 def checkpoints(run: RaceRun) -> list[int]:
@@ -94,6 +109,13 @@ def _train(trainer: Trainer, run: RaceRun, result: Result) -> None:
                 clock.go()
         if result["diverged"]:
             return
+
+
+def finish(trainer: Trainer, run: RaceRun, result: Result, images: RaceImages) -> None:
+    """Measurements at the end of final runs only."""
+    if run.stage == "final" and images.elsewhere is not None and not result["diverged"]:
+        result["elsewhere"] = images.elsewhere.name
+        result["transfer"] = [round(transfer(trainer, images.elsewhere), 5)]
 
 
 def measure(trainer: Trainer, run: RaceRun, result: Result, step: int, seconds: float | None, due: bool) -> None:

@@ -30,7 +30,7 @@ class Group:
 
     def ends(self, name: str) -> np.ndarray:
         """The last value of every run that did not diverge."""
-        return np.array([run[name][-1] for run in self.runs if not run["diverged"] and run[name]], dtype=float)
+        return np.array([run[name][-1] for run in self.runs if not run["diverged"] and run.get(name)], dtype=float)
 
     def mean(self, name: str = "logistic") -> float:
         """Mean over the seeds; 0 if one of them diverged, so that an unstable setting cannot win."""
@@ -101,3 +101,20 @@ def seconds_per_step(results: dict[str, Result], data: str, loss: str, method: s
         if run["step"] and run["seconds"][-1]
     ]
     return float(np.median(times)) if times else None
+
+
+def at_equal_modes(slow: Group, fast: Group) -> list[tuple[int, float, float]]:
+    """Number of modes in use, and accuracy of two methods with that many, along the runs of their first seeds.
+
+    The slow one is interpolated between its checkpoints, and only where it has had that many modes.
+    """
+    first, other = fast.runs[0], slow.runs[0]
+    if first["diverged"] or other["diverged"] or len(other["grown"]) < 2:
+        return []
+    order = np.argsort(other["grown"], kind="stable")
+    modes, scores = np.array(other["grown"])[order], np.array(other["logistic"])[order]
+    return [
+        (count, float(np.interp(count, modes, scores)), score)
+        for count, score in zip(first["grown"], first["logistic"], strict=True)
+        if modes[0] <= count <= modes[-1]
+    ]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.race.entrants import RaceRun
 from benchmarks.race.images import RaceImages
-from benchmarks.race.single import CHECK, checkpoints, described, measure, recipe_of
+from benchmarks.race.single import CHECK, checkpoints, described, finish, measure, recipe_of
 from benchmarks.race.store import Result
 from stairwise.data.views import Pair
 from stairwise.distributed import choose_device
@@ -82,6 +82,8 @@ def race_together(
                     measure(trainer, run, result, step, None, step in mine)
             if all(result["diverged"] for result in results):
                 break
+        for trainer, run, result in zip(trainers, runs, results, strict=True):
+            finish(trainer, run, result, images)
     return results
 
 

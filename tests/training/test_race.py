@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from benchmarks.race.jobs import run_here, run_jobs, run_teams
 from benchmarks.race.plan import Race, Rules
 from benchmarks.race.single import checkpoints, race
 from benchmarks.race.store import Store
-from benchmarks.race.summary import groups, verdict
+from benchmarks.race.summary import at_equal_modes, groups, verdict
 from benchmarks.race.team import race_together
 from stairwise.checks import InputError
 from stairwise.data.images import DATASETS
@@ -274,6 +275,27 @@ def test_a_run_of_every_method(method, file):
     assert all(len(result[name]) == 5 for name in ("seconds", "logistic", "knn", "rank", "grown"))
     assert all(0 <= value <= 1 for value in result["logistic"])
     assert json.loads(json.dumps(result)) == result
+
+
+def test_a_final_run_is_probed_elsewhere_too(file):
+    images = read_images([file])
+    other = replace(images, name="other", pixels=images.pixels[:, ::2, ::2], labels=images.labels)
+    for stage in ("final", "tune"):
+        run = RaceRun(stage, "toy", "simclr", "sgd", 0.01, 2, 1)
+        both = race(run, replace(images, elsewhere=other), CHANGES, alone=True, device="cpu")
+        assert ("transfer" in both) == (stage == "final")
+    together = race_together(
+        [RaceRun("final", "toy", "simclr", "sgd", 0.01, 2, 1)], replace(images, elsewhere=other), CHANGES
+    )
+    assert 0 <= together[0]["transfer"][0] <= 1
+
+
+def test_accuracy_at_equal_modes():
+    run = RaceRun("final", "cifar10", "simclr", "lars", 3.0, 3000, 0)
+    slow = invented(run) | {"grown": [4, 8, 12], "logistic": [0.3, 0.5, 0.7], "step": [1, 2, 3]}
+    fast = slow | {"method": "muon", "grown": [2, 6, 14], "logistic": [0.1, 0.45, 0.9]}
+    a, b = groups([slow, fast])
+    assert at_equal_modes(a, b) == [(6, pytest.approx(0.4), 0.45)]
 
 
 def test_a_run_that_diverges_says_so(file):
