@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from benchmarks.bench_train import smooth_images, sync
+from benchmarks.race.single import free_memory
 from benchmarks.race.team import Team
 from stairwise.data.feed import batch_rows
 from stairwise.training.graph import Recorded
@@ -61,12 +62,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "compile muon": {"compile": True, "optimizer": "muon", "momentum": 0.95},
 }
 KINDS = {  # the first pattern that a kernel's name matches
-    "orthogonalize or head (matrix products)": r"gemm|cublas|cutlass_80_tensorop_s|nvjet|splitK",
-    "convolution": r"conv|xmma|wgrad|dgrad|cudnn.*(fprop|engine)|implicit|sm90.*nhwc|sm80.*nhwc",
+    "convolution": r"conv|fprop|wgrad|dgrad|implicit",
+    "matrix products": r"gemm|cublas|cutlass|nvjet|splitK",
     "batch norm": r"batch_norm|bn_|norm_",
     "compiled": r"triton",
-    "reduce": r"reduce|softmax|cross",
     "copy": r"[Mm]em(cpy|set)|copy",
+    "reduce": r"reduce|softmax|cross",
     "elementwise": r"elementwise|vectorized|foreach|multi_tensor",
 }
 
@@ -254,46 +255,53 @@ def main() -> None:
             print(job(recipe, device, options.job_at, options.seconds))
             return
         found = everything(recipe, device, options)
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found))
 
 
 def everything(recipe: Recipe, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    """All measurements. Those that may fail come last: a failed recording leaves the device unusable for a process."""
     wanted = options.only or [*VARIANTS, "ahead", "team", *(["kernels", "jobs"] if device.type == "cuda" else [])]
     found: dict[str, Any] = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
 
     def attempt(name: str, work: Callable[[], Any]) -> None:
         try:
             found[name] = work()
-            words = found[name] if isinstance(found[name], dict) else {"": found[name]}
-            print(
-                f"{name:<24}" + "  ".join(f"{k} {v:,.2f}" for k, v in words.items() if isinstance(v, float)), flush=True
-            )
         except Exception:
             print(f"{name} failed: {traceback.format_exc()[-800:]}", flush=True)
+            return
+        finally:
+            free_memory(device)
+        words = found[name] if isinstance(found[name], dict) else {"": found[name]}
+        print(f"{name:<24}" + "  ".join(f"{k} {v:,.2f}" for k, v in words.items() if isinstance(v, float)), flush=True)
+        if options.out:  # what was measured stays if the rest is killed
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
 
-    for name in (n for n in VARIANTS if n in wanted):
-        changes = VARIANTS[name]
-        if options.quick and "batch" in changes:
-            changes = changes | {"batch": 64}
-        attempt(name, lambda changes=changes: measure(replace(recipe, **changes), device, options.seconds))
+    def variants(compiled: bool) -> None:
+        for name in (n for n in VARIANTS if n in wanted and n.startswith("compile") == compiled):
+            changes = VARIANTS[name] | ({"batch": 64} if options.quick and "batch" in VARIANTS[name] else {})
+            attempt(name, lambda c=changes: measure(replace(recipe, **c), device, options.seconds))
+
+    variants(compiled=False)
     if "ahead" in wanted:
         views = 2 * recipe.batch
         attempt("views in order", lambda: rate(device, run_call(make(recipe, device), False), views, options.seconds))
     if "kernels" in wanted:
-        for name in ("base", "muon", "compile"):
+        for name in ("base", "muon"):
             trained = replace(recipe, **VARIANTS[name])
             attempt(f"kernels of {name}", lambda r=trained: kernels(step_call(make(r, device))))
         attempt("kernels of views", lambda: kernels(views_call(make(recipe, device))))
-    if "team" in wanted:
-        for count in (3, 5):
-            attempt(f"{count} runs in one graph", lambda n=count: team_rate(recipe, device, n, options.seconds))
     if "jobs" in wanted:
         attempt(f"{JOBS} jobs", lambda: jobs_rate(JOBS, options.seconds, None))
         with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as environment:
             if environment:
                 attempt(f"{JOBS} jobs, service", lambda: jobs_rate(JOBS, options.seconds, environment))
+    if "team" in wanted:
+        for count in (3, 5):
+            attempt(f"{count} runs in one graph", lambda n=count: team_rate(recipe, device, n, options.seconds))
+    variants(compiled=True)
+    if "kernels" in wanted and "compile" in found:
+        trained = replace(recipe, **VARIANTS["compile"])
+        attempt("kernels of compile", lambda: kernels(step_call(make(trained, device))))
     return found
 
 

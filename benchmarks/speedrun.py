@@ -25,7 +25,7 @@ import torch
 from benchmarks.bench_engine import optimizer_call, rate, step_call, views_call
 from benchmarks.bench_train import sync
 from benchmarks.race.images import RaceImages, named_images, read_images
-from benchmarks.race.single import CHECK
+from benchmarks.race.single import CHECK, free_memory
 from benchmarks.race.store import Result, Store
 from stairwise.distributed import choose_device
 from stairwise.theory.spectra import effective_rank
@@ -141,6 +141,7 @@ def _run_once(
     result = {"key": key, "seed": recipe.seed, "held_out": held_out, **speedrun(goal, recipe, device)}
     result |= {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "alone": True}
     store.add(result)
+    free_memory(device)
     print(json.dumps(result), flush=True)
 
 

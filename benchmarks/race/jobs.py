@@ -67,13 +67,10 @@ def run_teams(
     """Runs of equal length at once, recorded in one graph. Clocks need the machine alone."""
     from benchmarks.race.team import race_together, teams
 
-    failed: set[RaceRun] = set()
     slowest = 1.0  # of the estimates so far
     while True:
         results = store.results()
-        left = [
-            r for r in Race(rules, results).pending() if r.stage in stages and r.stage != "clock" and r not in failed
-        ]
+        left = [r for r in Race(rules, results).pending() if r.stage in stages and r.stage != "clock"]
         fitting = [r for r in left if time.monotonic() + slowest * seconds_of(r, {}) < deadline]
         if not fitting:
             return
@@ -81,9 +78,9 @@ def run_teams(
         try:
             found = race_together(team, images, rules.changes, device)
         except Exception:
-            print(f"{team} failed:\n{traceback.format_exc()}", flush=True)
-            failed |= set(team)
-            continue
+            # a failed recording leaves the device unusable for this process
+            print(f"{team} failed, try --jobs instead:\n{traceback.format_exc()}", flush=True)
+            return
         took = time.monotonic() - began
         slowest = max(slowest, took / seconds_of(team[0], {}))
         for result in found:

@@ -1,5 +1,6 @@
 """One run of the race: train, stop the clock for probes, measure."""
 
+import gc
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -73,7 +74,17 @@ def race(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: bool,
         finish(trainer, run, result, images)
     finally:
         trainer.close()
+        del trainer
+        free_memory(where)
     return result
+
+
+def free_memory(device: torch.device) -> None:
+    """Free the recordings of earlier runs, which hold gigabytes: they and their trainer refer to each other."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def transfer(trainer: Trainer, images: RaceImages) -> float:

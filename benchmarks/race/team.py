@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.race.entrants import RaceRun
 from benchmarks.race.images import RaceImages
-from benchmarks.race.single import CHECK, checkpoints, described, finish, measure, recipe_of
+from benchmarks.race.single import CHECK, checkpoints, described, finish, free_memory, measure, recipe_of
 from benchmarks.race.store import Result
 from stairwise.data.views import Pair
 from stairwise.distributed import choose_device
@@ -84,6 +84,8 @@ def race_together(
                 break
         for trainer, run, result in zip(trainers, runs, results, strict=True):
             finish(trainer, run, result, images)
+    del trainers, trainer, team
+    free_memory(where)
     return results
 
 
