@@ -48,8 +48,9 @@ class Muon(Optimizer):
         momentum: m, also of SGD. nesterov: False takes polar(v).
         weight_decay: decoupled, for matrices; the others decay only in groups of their own with a weight_decay.
         scaling: "relative", as above. "fixed": afterwards w ← ‖w₀‖ w / ‖w‖, so that the angle of a step is lr until the
-            end; for weights that batch norm follows. "keller": w ← w − lr max(1, rows/columns)^½ O and "moonshot":
-            w ← w − lr 0.2 max(rows, columns)^½ O are torch.optim.Muon's "original" and "match_rms_adamw".
+            end, for weights that batch norm follows; zeros reach their length in one step. "keller" (w ← w −
+            lr max(1, rows/columns)^½ O) and "moonshot" (w ← w − lr 0.2 max(rows, columns)^½ O) are torch.optim.Muon's
+            "original" and "match_rms_adamw".
         rest: "sgd" or "adamw".
         rest_lr: its learning rate; None: lr for SGD, 1e-3 for AdamW.
         betas, eps: of AdamW.
@@ -175,7 +176,12 @@ class Muon(Optimizer):
             move(params, gradients, states, rate, usable, group)
 
     def _begin(self, rule: str, params: list[Tensor]) -> None:
-        """Make the state of parameters that have none."""
+        """Make the state of parameters that have none, and give momenta the memory order of their parameters."""
+        for p in params:
+            v = self.state[p].get("momentum_buffer")
+            if v is not None and v.stride() != p.stride():  # loaded from a model of another memory format, for example
+                _refuse_recording()
+                self.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(v)
         new = [p for p in params if not self.state[p]]
         if not new:
             return
@@ -224,15 +230,14 @@ def _sets(group: dict[str, Any]) -> list[list[Tensor]]:
 
 
 def as_matrix(x: Tensor, like: Tensor) -> Tensor:
-    """View x as (out, rest), with columns in the memory order of the parameter `like`, so that this is a view for it.
+    """View x as (out, rest), with columns in the memory order of the parameter `like`; copy x if its own order differs.
 
-    The order of the columns does not matter: polar factors permute with them.
+    The order of the columns does not matter, because polar factors permute with them.
     """
     if like.ndim == 2:
         return x
-    if like.is_contiguous():
-        return x.reshape(x.shape[0], -1)
-    return x.movedim(1, -1).reshape(x.shape[0], -1)  # channels-last
+    ordered = x if like.is_contiguous() else x.movedim(1, -1)  # channels-last
+    return ordered.view(len(x), -1) if x.stride() == like.stride() else ordered.reshape(len(x), -1)
 
 
 def _check_parameter(p: Tensor, rule: str) -> None:

@@ -181,7 +181,9 @@ def descend(
         for w, page, r in zip(moved, pages_like(x, updates, stack), rates, strict=True):
             w.addcmul_(page, r, value=-_factor(scaling, *w.shape))
         if scaling == "fixed":
-            torch._foreach_mul_(moved, torch._foreach_div(its, torch._foreach_norm(moved)))
+            now = torch.stack(torch._foreach_norm(moved)).float()
+            restore = torch.where((now > SHORTEST) & (rate > 0), torch.stack(its).float() / now, 1.0)
+            torch._foreach_mul_(moved, list(restore.unbind()))
 
     in_parallel([partial(move, stack) for stack in layout])
 

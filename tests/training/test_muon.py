@@ -197,6 +197,24 @@ def test_state_goes_round_bit_by_bit(rest, dtype):
     assert again.param_groups[0]["lr"] == 0.05
 
 
+@pytest.mark.parametrize("to_channels_last", [True, False])
+def test_state_of_another_memory_format(to_channels_last):
+    network, other = net(not to_channels_last), net(to_channels_last)
+    optimizer, again = Muon(network.parameters()), Muon(other.parameters())
+    descend(network, optimizer, 2)
+    other.load_state_dict(network.state_dict())
+    again.load_state_dict(deepcopy(optimizer.state_dict()))  # torch shares the tensors
+    expected = descend(network, optimizer, 3, begin=2)
+    assert same(descend(other, again, 3, begin=2), expected, atol=1e-5)
+    network.to(memory_format=torch.channels_last)
+    other.to(memory_format=torch.contiguous_format)
+    expected = descend(network, optimizer, 3, begin=5)
+    assert same(descend(other, again, 3, begin=5), expected, atol=2e-5)
+    for p, q in zip(network.parameters(), other.parameters(), strict=True):
+        v, u = optimizer.state[p]["momentum_buffer"], again.state[q]["momentum_buffer"]
+        assert torch.allclose(v, u, atol=1e-5)
+
+
 def test_copies_go_on():
     network = net()
     optimizer = Muon(network.parameters())
@@ -300,12 +318,12 @@ def broken_gradients(network, value):
     network[3].bias.grad[1] = value
 
 
-@pytest.mark.parametrize("rest", ["sgd", "adamw"])
+@pytest.mark.parametrize("options", [{}, {"rest": "adamw"}, {"scaling": "fixed"}, {"scaling": "keller"}])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
 @pytest.mark.parametrize("first", [True, False])
-def test_gradients_that_are_not_finite_change_nothing(value, rest, first):
+def test_gradients_that_are_not_finite_change_nothing(value, options, first):
     network = net()
-    optimizer = Muon(network.parameters(), rest=rest, weight_decay=0.1)
+    optimizer = Muon(network.parameters(), weight_decay=0.1, **options)
     if not first:
         descend(network, optimizer, 2)
     before = [p.detach().clone() for p in network.parameters()]
@@ -319,7 +337,7 @@ def test_gradients_that_are_not_finite_change_nothing(value, rest, first):
         for name, tensor in list(optimizer.state.values())[i].items():
             assert torch.equal(tensor, state[name]), name
     twin = net()
-    healthy = Muon(twin.parameters(), rest=rest, weight_decay=0.1)
+    healthy = Muon(twin.parameters(), weight_decay=0.1, **options)
     expected = descend(twin, healthy, 4 if not first else 2)
     assert same(descend(network, optimizer, 2, begin=0 if first else 2), expected, atol=1e-6)
     assert optimizer.skipped == 2
@@ -332,6 +350,16 @@ def test_weights_of_zeros_move():
     layer.weight.grad = torch.randn(9, 4)
     optimizer.step()
     assert layer.weight.norm().item() == pytest.approx(0.1 * 2)  # as if it had four orthonormal columns
+
+
+@pytest.mark.parametrize("scaling", ["relative", "fixed", "keller", "moonshot"])
+def test_zero_weights_with_zero_gradients(scaling):
+    layer = nn.Linear(4, 9, bias=False)
+    nn.init.zeros_(layer.weight)
+    optimizer = Muon(layer.parameters(), scaling=scaling)
+    layer.weight.grad = torch.zeros(9, 4)
+    optimizer.step()
+    assert layer.weight.abs().max() == 0
 
 
 def vicreg_losses(lr, scaling="relative", steps=400, current=False):
