@@ -22,6 +22,7 @@ NOTHING = "*Not run yet.*"
 NAMES = {"simclr": "SimCLR", "vicreg": "VICReg", "barlow_twins": "Barlow Twins", "frossl": "FroSSL", "plain": "λ = 1"}
 METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned SGD"}
 COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
+ALT = "Accuracy over views for three losses: runs along their way, and means of final runs with their spread"
 HALF, SECONDS = 0.5, 0.6  # at most this share of views and of seconds
 
 
@@ -245,6 +246,7 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
         **{"finals": finals_table(results, data), "trials": trials_table(results, data)},
         **{"speedrun": speedrun_table(runs), "parts": parts_table(runs)},
         **{"engine": engine_table(engine), "kernels": kernels_table(engine)},
+        "figure": f"![{ALT}](speed.png)" if draw(results, data) is not None else "",
         **{"small": finals_table(results, data, "small"), "lost": lost_table(results, data)},
         "appendix": appendix_table(results, data),
     }
