@@ -9,8 +9,9 @@ every 50 steps.
   hooks    a user's training loop: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
   graph    stairwise's training loop: the step as one CUDA graph, measured in each step (GPU only)
 
-Both alternate every ten steps. Then come the memory of the monitor's sums and bases, and the seconds from the last step
-to the last record. The last line is JSON with the cost relative to the step time.
+Both alternate every ten steps. Memory is the difference of the peaks, which counts sums, bases and all that a record
+takes for a moment. Then come the memory of sums and bases alone, and the seconds from the last step to the last record.
+The last line is JSON with the cost relative to the step time.
 """
 
 import argparse
@@ -25,7 +26,6 @@ import torch
 import stairwise as sw
 from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.runs.record import Record
-from stairwise.training.graph import Recorded
 from stairwise.training.loop import Trainer
 from stairwise.training.recipe import Recipe
 
@@ -50,11 +50,21 @@ def seconds_per_step(step, steps, device):
 
 def in_turns(plain, watched, steps, rounds, device):
     """Seconds per step without and with the monitor, and its relative cost. Turns are short, because speed drifts."""
-    for step in (plain, watched):
-        seconds_per_step(step, min(steps, EVERY), device)
+    peaks = [peak_after(lambda s=step: seconds_per_step(s, EVERY + TURN, device), device) for step in (plain, watched)]
     turns = [[seconds_per_step(step, TURN, device) for step in (plain, watched)] for _ in range(rounds * steps // TURN)]
     alone, with_it = np.mean(turns, axis=0)
-    return alone, with_it, with_it / alone - 1
+    return alone, with_it, with_it / alone - 1, peaks[1] - peaks[0]
+
+
+def peak_after(work, device):
+    """Bytes that were taken at most during the work, beyond those before it; 0 on a CPU."""
+    if device.type != "cuda":
+        work()
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    return torch.cuda.max_memory_allocated() - before
 
 
 class Loop:
@@ -95,10 +105,10 @@ def recorded(device, folder, measure, size, d, batch):
     trainer.objective.train()
     trainer.optimizer.lr.fill_(1e-4)
     x_a, x_b = trainer.material.pairs.fixed(torch.arange(batch))
-    take, done = Recorded(trainer.step), [0]
+    done = [0]
 
     def step():
-        take(x_a, x_b, measure=measure)
+        trainer.take_step(x_a, x_b, measure=measure)
         done[0] += 1
         if measure and done[0] % EVERY == 0:
             trainer.recorder.write(Record(step=done[0], t=0.0), spectrum=True)
@@ -124,12 +134,13 @@ def measured(device, d, options):
         if device.type == "cuda" and options.only != "hooks":
             pairs["graph"] = [recorded(device, folder, m, size, d, batch) for folder, m in ((a, False), (b, True))]
         for name, (plain, watched) in pairs.items():
-            alone, with_it, cost = in_turns(plain, watched, options.steps, options.rounds, device)
+            alone, with_it, cost, more = in_turns(plain, watched, options.steps, options.rounds, device)
             print(
                 f"{name:<8} d = {d:<6} {1e3 * alone:8.2f} ms per step, watched {1e3 * with_it:8.2f} ms: "
-                f"{100 * cost:+.2f} %",
+                f"{100 * cost:+.2f} %; {more / 1e6:,.0f} MB more memory at most",
                 flush=True,
             )
+            summary[f"{name}_peak_megabytes"] = round(more / 1e6)
             summary[f"{name}_cost"] = round(cost, 5)
         if loops is not None:
             sync(device)

@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from stairwise.monitor.moments import COLUMNS, count
+from stairwise.monitor.products import representable
 
-BLOCK = 256  # columns of the basis in which the leading eigenvalues of a dense matrix are found
-STEPS, COLD = 4, 8  # steps per record, with the basis of the last record and without one
+BLOCK = 384  # columns of the basis in which the leading eigenvalues of a dense matrix are found
+PASSES, COLD = 2, 6  # further products with the matrix per record, with the basis of the last record and without one
+FRESH = 16  # columns of the basis that are random in every record
+ROUNDING = 1e-10  # of squared lengths of columns; makes those that depend on others harmless
+TINY = 1e-300  # shorter columns are zero
 SMALLEST = 1e-6  # of the largest eigenvalue of rows in float32; smaller ones are rounding
 ROWS = 1024  # number of rows in which a first tracked basis is found
 
@@ -22,11 +26,11 @@ def random_basis(d: int, columns: int, device: torch.device) -> Tensor:
     return torch.linalg.qr(draw).Q.to(device)
 
 
-def leading_values(product: Callable[[Tensor], Tensor], bases: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """The leading eigenvalues of a symmetric matrix A, in ascending order, by a few steps of block Rayleigh–Ritz.
+def ritz_matrices(product: Callable[[Tensor], Tensor], bases: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """Qᵀ Q and Qᵀ A Q of a symmetric matrix A, (2, columns, columns), whose leading eigenvalues are those of A.
 
-    A step finds the best basis in the span of Q and its residual A Q − Q Λ. Unlike powers of A, it prefers large
-    eigenvalues to negative ones of the same size, which C has if there are few pairs.
+    Q follows the leading modes by a few products with A, each made orthonormal before the next one. Nothing waits for
+    the device.
 
     Arguments:
         product: Q → A Q.
@@ -35,16 +39,18 @@ def leading_values(product: Callable[[Tensor], Tensor], bases: dict[str, Tensor]
     """
     known, d = bases.get(name), len(like)
     columns = min(BLOCK, d // 2)
-    basis = random_basis(d, columns, like.device) if known is None else known.to(like.device)
-    image, values = product(basis), like.new_zeros(columns)
-    for _ in range(COLD if known is None else STEPS):
-        both = torch.linalg.qr(torch.cat([basis, image - basis * values], dim=1)).Q
-        images = product(both)
-        values, mix = torch.linalg.eigh(_symmetric(both.T @ images))
-        values, mix = values[-columns:], mix[:, -columns:]
-        basis, image = both @ mix, images @ mix
-    bases[name] = torch.nan_to_num(basis, posinf=0.0, neginf=0.0)  # a record that fails must not spoil the next
-    return values
+    if known is None:
+        basis = random_basis(d, columns, like.device)
+    else:  # modes of which it knows nothing come in through the last columns
+        basis = torch.cat([known.to(like.device)[:, :-FRESH], random_basis(d, FRESH, like.device)], dim=1)
+    basis = representable(basis)
+    image = product(basis)
+    for _ in range(PASSES if known is not None else COLD):
+        basis = _orthonormal(image, basis)
+        image = product(basis)
+    bases[name] = _orthonormal(image, basis)
+    q, image = basis.double(), image.double()
+    return torch.stack([q.T @ q, _symmetric(q.T @ image)])
 
 
 def first_basis(x: Tensor) -> Tensor:
@@ -58,7 +64,9 @@ def first_basis(x: Tensor) -> Tensor:
 
 def turned(basis: Tensor, sums: Tensor) -> Tensor:
     """The basis after one pass with tracked sums; as it was, if there are none."""
-    return torch.where(count(sums) > 0, _orthonormal(sums[:, :COLUMNS], basis), basis)
+    found = torch.linalg.qr(torch.nan_to_num(sums[:, :COLUMNS], posinf=0.0, neginf=0.0)).Q
+    usable = (count(sums) > 0) & torch.isfinite(sums[:, :COLUMNS]).all()
+    return torch.where(usable, found, basis)
 
 
 def moved(sums: Tensor, basis: Tensor, to: Tensor) -> Tensor:
@@ -75,9 +83,18 @@ def moved(sums: Tensor, basis: Tensor, to: Tensor) -> Tensor:
 
 
 def _orthonormal(product: Tensor, basis: Tensor) -> Tensor:
-    """An orthonormal basis of the columns, or the old one if they are not finite."""
-    found = torch.linalg.qr(torch.nan_to_num(product, posinf=0.0, neginf=0.0)).Q
-    return torch.where(torch.isfinite(product).all(), found, basis)
+    """A basis of the columns, almost orthonormal; a column of the old basis for each that is zero or not finite.
+
+    By Cholesky's factors of the products of columns, which GPUs compute much faster than QR.
+    """
+    columns = nn.functional.normalize(product.double(), dim=0, eps=TINY)
+    overlaps = columns.T @ columns
+    overlaps.diagonal().add_(ROUNDING)
+    factor = torch.linalg.cholesky_ex(overlaps).L
+    columns = torch.linalg.solve_triangular(factor, columns.T, upper=False).T
+    found = nn.functional.normalize(columns, dim=0, eps=TINY).to(basis.dtype)
+    usable = torch.isfinite(found).all(dim=0) & (found != 0).any(dim=0)
+    return representable(torch.where(usable, found, basis))
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

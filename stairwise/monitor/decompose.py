@@ -140,10 +140,9 @@ def _leading_of_z(sums: dict[str, Floats], n: float) -> dict[str, Any]:
     mean, centre = sum_u / (2 * n), np.asarray(sums["z.centre"], dtype=np.float64)  # the mean of z − centre
     unbiased = 2 * n / (2 * n - 1)
     trace, second = (float((squares_u + sign * squares_v).sum()) / (4 * n) for sign in (-1, 1))
-    C, covariance = (np.asarray(sums[name], dtype=np.float64) for name in ("z.C", "z.covariance"))
     return {
-        "eigenvalues": C[::-1][:KEPT] if C.ndim == 1 else _padded(_nystroem_difference(*C)),
-        "covariance": _leading(covariance) * unbiased,
+        "eigenvalues": _leading(sums, "C"),
+        "covariance": _leading(sums, "covariance") * unbiased,
         "mean_square": float((mean + centre) @ (mean + centre)),
         "dimensions": len(mean),
         "trace": trace + float((2 * mean + centre) @ centre),
@@ -167,7 +166,7 @@ def _of_h(sums: dict[str, Floats]) -> dict[str, Any]:
     if "h.facts" in sums and sums["h.facts"][2, 0] >= 2:
         squares, total, rows = np.asarray(sums["h.facts"], dtype=np.float64)
         m, mean = rows[0], total / rows[0]
-        values = _leading(np.asarray(sums["h.covariance"], dtype=np.float64)) * m / (m - 1)
+        values = _leading(sums, "hidden") * m / (m - 1)
         variance = float(squares.sum() / m - mean @ mean) * m / (m - 1)
         return {"hidden": values, "hidden_dimensions": len(mean), "hidden_variance": variance}
     return {}
@@ -297,13 +296,20 @@ def _standardized(sums: Floats, mean_u: Floats, mean_v: Floats, n: float) -> Flo
     return np.nan_to_num(normed, posinf=0, neginf=0)
 
 
-def _leading(found: Floats) -> Floats:
-    """The leading eigenvalues, or those of Nyström's approximation of A, from Qᵀ A Q and (A Q)ᵀ A Q."""
-    if found.ndim == 1:
-        return found[::-1][:KEPT]
-    core, square = found
+def _leading(sums: dict[str, Floats], name: str) -> Floats:
+    """The leading eigenvalues, from small matrices (`digest.condensed`)."""
+    if f"ritz.{name}" in sums:
+        overlaps, core = sums[f"ritz.{name}"]
+        factor = _inverse_root(overlaps, least=1e-6)
+        return _padded(_descending(factor.T @ core @ factor))
+    matrices = np.asarray(sums[f"nystroem.{name}"], dtype=np.float64)
+    return _padded(_nystroem_difference(*matrices) if name == "C" else _nystroem(*matrices))
+
+
+def _nystroem(core: Floats, square: Floats) -> Floats:
+    """Eigenvalues of Nyström's approximation of A, from Qᵀ A Q and (A Q)ᵀ A Q."""
     factor = _inverse_root(core)
-    return _padded(_descending(factor.T @ square @ factor))
+    return _descending(factor.T @ square @ factor)
 
 
 def _nystroem_difference(core_u: Floats, uu: Floats, core_v: Floats, vv: Floats, uv: Floats) -> Floats:
@@ -322,10 +328,10 @@ def _padded(values: Floats) -> Floats:
     return np.pad(values, (0, max(0, KEPT - len(values))))[:KEPT]
 
 
-def _inverse_root(core: Floats) -> Floats:
+def _inverse_root(core: Floats, least: float = 1e-10) -> Floats:
     """A factor X with X Xᵀ the inverse of a positive matrix, without the directions that are lost in rounding."""
     values, vectors = np.linalg.eigh((core + core.T) / 2)
-    kept = values > 1e-10 * values[-1]
+    kept = values > least * values[-1]
     return np.asarray(vectors[:, kept] / np.sqrt(values[kept]))
 
 

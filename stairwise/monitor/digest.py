@@ -1,23 +1,28 @@
 """What the host needs of the sums: all of them, or small matrices whose eigenvalues are the leading ones."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from stairwise.distributed import total, world
-from stairwise.monitor.bases import leading_values
+from stairwise.monitor.bases import ritz_matrices
 from stairwise.monitor.frames import Frames, sums_of
 from stairwise.monitor.moments import COLUMNS, ONES, facts
+from stairwise.monitor.products import mirror, multiplier
 
 
 def direction_sums(a: Tensor, b: Tensor) -> Tensor:
     """Sums over both views of each batch (batches, rows, d): of û = z/‖z‖, of its squares by dimension, of the cosine
     û_a·û_b, and their number."""
-    unit_a, unit_b = (nn.functional.normalize(view, dim=2) for view in (a, b))
-    cosines = 2 * (unit_a * unit_b).sum(dim=(1, 2))
+    tiny = torch.finfo(a.dtype).tiny ** 0.5
+    per_a, per_b = (1 / torch.linalg.vector_norm(x, dim=2).clamp(min=tiny)[:, None] for x in (a, b))
+    total = (per_a @ a + per_b @ b)[:, 0]  # rows times matrices: no copy of the embeddings is made
+    squares = (per_a.square() @ a.square() + per_b.square() @ b.square())[:, 0]
+    cosines = 2 * ((a * b).sum(dim=2) * per_a[:, 0] * per_b[:, 0]).sum(dim=1)
     rows = torch.full_like(cosines, 2.0 * a.shape[1])
-    squares = (unit_a.square() + unit_b.square()).sum(dim=1)
-    return torch.cat([(unit_a + unit_b).sum(dim=1), squares, cosines[:, None], rows[:, None]], dim=1)
+    return torch.cat([total, squares, cosines[:, None], rows[:, None]], dim=1)
 
 
 def cross_sums(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
@@ -77,13 +82,20 @@ def _dense_pairs(u: Tensor, v: Tensor, centre: Tensor, bases: dict[str, Tensor])
     d = len(u) - ONES
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
-    U, V, mean = u[:d, :d], v[:d, :d], of_u[1] / (2 * n)
+    U, V, mean = _product(u, d), _product(v, d), of_u[1] / (2 * n)
     products = {
-        "covariance": lambda q: (U @ q + V @ q) / (4 * n) - torch.outer(mean, mean @ q),
-        "C": lambda q: (U @ q - V @ q) / (4 * n) + _means(mean, centre, q),
+        "covariance": lambda q: (U(q) + V(q)) / (4 * n) - torch.outer(mean, mean @ q),
+        "C": lambda q: (U(q) - V(q)) / (4 * n) + _means(mean, centre, q),
     }
-    values = {f"z.{name}": leading_values(product, bases, name, mean) for name, product in products.items()}
-    return {"z.facts": torch.stack([of_u, of_v])} | values
+    found = {f"ritz.{name}": ritz_matrices(product, bases, name, mean) for name, product in products.items()}
+    return {"z.facts": torch.stack([of_u, of_v])} | found
+
+
+def _product(sums: Tensor, d: int) -> Callable[[Tensor], Tensor]:
+    """q → S q with dense sums, whose missing half is filled in."""
+    S = sums[:d, :d]
+    mirror(S)
+    return multiplier(S)
 
 
 def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
@@ -94,9 +106,9 @@ def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
 def _dense_hidden(h: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
     known = facts(h, len(h) - ONES)
     n = known[2, 0].clamp(min=1)
-    H, mean = h[:-ONES, :-ONES], known[1] / n
-    values = leading_values(lambda q: H @ q / n - torch.outer(mean, mean @ q), bases, "hidden", mean)
-    return {"h.facts": known, "h.covariance": values}
+    H, mean = _product(h, len(h) - ONES), known[1] / n
+    found = ritz_matrices(lambda q: H(q) / n - torch.outer(mean, mean @ q), bases, "hidden", mean)
+    return {"h.facts": known, "ritz.hidden": found}
 
 
 def _tracked_pairs(u: Tensor, v: Tensor, centre: Tensor, basis: Tensor) -> dict[str, Tensor]:
@@ -111,8 +123,8 @@ def _tracked_pairs(u: Tensor, v: Tensor, centre: Tensor, basis: Tensor) -> dict[
     C = torch.stack([q.T @ U, U.T @ U, q.T @ V, V.T @ V, U.T @ V])
     return {
         "z.facts": torch.stack([of_u, of_v]),
-        "z.covariance": torch.stack([q.T @ both, both.T @ both]),
-        "z.C": C,
+        "nystroem.covariance": torch.stack([q.T @ both, both.T @ both]),
+        "nystroem.C": C,
     }
 
 
@@ -121,4 +133,4 @@ def _tracked_hidden(h: Tensor, basis: Tensor) -> dict[str, Tensor]:
     n = known[2, 0].double().clamp(min=1)
     mean = known[1].double() / n
     product = h[:, :COLUMNS].double() / n - torch.outer(mean, mean @ q)
-    return {"h.facts": known, "h.covariance": torch.stack([q.T @ product, product.T @ product])}
+    return {"h.facts": known, "nystroem.hidden": torch.stack([q.T @ product, product.T @ product])}

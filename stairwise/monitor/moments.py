@@ -1,7 +1,7 @@
 """Second moments of a stream of rows x, summed on their device, in one of three layouts that depends on their size d.
 
 all      S = Σ x xᵀ in float64, whose eigenvalues are computed later, all of them
-dense    S in float32, whose leading eigenvalues are computed on the device by subspace iteration
+dense    S in float32, its blocks on and above the diagonal; the device finds the leading modes by subspace iteration
 tracked  only S Q, with a basis Q of COLUMNS columns that follows the leading modes, so that a row costs d · COLUMNS
 
 A stream is u = z_a + z_b, v = z_a − z_b, or h. Σ x and the number of rows are summed as well, by columns of ones.
@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from stairwise.monitor.products import add_square
 
 ALL, DENSE = 1024, 8192  # the largest d of the layouts "all" and "dense"
 KEPT = 128  # number of leading eigenvalues that are reported
@@ -55,12 +57,22 @@ def empty(d: int, kind: str, device: torch.device) -> Tensor:
 
 def add(sums: Tensor, x: Tensor, weights: Tensor, keep: float, basis: Tensor | None) -> None:
     """sums ← keep · sums + the sums of the rows x, (rows, d), with weights, (rows,); overwrites x, to save memory."""
-    root = weights.sqrt()[:, None]
-    if basis is None:
+    root, d = weights.sqrt()[:, None], x.shape[1]
+    if x.dtype == torch.float64:
         rows = torch.cat([x.mul_(root), root.expand(-1, ONES)], dim=1)
         sums.addmm_(rows.T, rows, beta=keep)
         return
     total, rows = weights @ x, x.mul_(root)
+    if basis is None:
+        diagonal = sums.diagonal()[:d]
+        exact = keep * diagonal + torch.linalg.vector_norm(rows, dim=0).square()
+        add_square(sums[:d, :d], rows, keep)
+        diagonal.copy_(exact)  # products may be rounded; the trace is not
+        sums[:d, d:].mul_(keep).add_(total[:, None])
+        sums[d:].mul_(keep)
+        sums[d:, :d] += total
+        sums[d:, d:] += weights.sum()
+        return
     more = torch.stack([rows.square().sum(dim=0), total, weights.sum().expand(x.shape[1])], dim=1)
     sums.mul_(keep).add_(torch.cat([rows.T @ (rows @ basis), more], dim=1))
 

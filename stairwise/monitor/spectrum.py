@@ -88,7 +88,19 @@ class SpectrumMonitor:
             self._check("h", h_a, h_b)
             self.collect_hidden(torch.cat([h_a.detach(), h_b.detach()]))
         self._wait("z", torch.cat([z_a.detach(), z_b.detach()], dim=1))
-        self.seen += len(z_a)
+        self._see(len(z_a))
+
+    def add_batches(self, z: Tensor, h: Tensor | None = None) -> None:
+        """Add batches of N pairs, (batches, N, 2d), z_a and z_b in columns, and h, (batches, 2N, features)."""
+        self.flush()
+        for name, rows in (("z", z), ("h", h)):
+            if rows is not None:
+                self._sum(name, rows)
+        self._see(z.shape[0] * z.shape[1])
+
+    def _see(self, pairs: int) -> None:
+        """Count pairs; a full window becomes the older half."""
+        self.seen += pairs
         if self.window is not None and self.seen >= self.window:
             self.flush()
             self.frames.turn(self.sums, keep=True)
@@ -119,13 +131,16 @@ class SpectrumMonitor:
 
     def _flush(self, name: str) -> None:
         waiting, self.waiting[name] = self.waiting[name], []
-        if not waiting:
-            return
-        kind, device = moments.layout(_size(name, waiting[0]), self.exact), waiting[0].device
-        with moments.plain_products(device):
+        if waiting:
+            self._sum(name, torch.stack(waiting))
+
+    def _sum(self, name: str, batches: Tensor) -> None:
+        """Add batches, (batches, rows, columns), to the sums."""
+        kind = moments.layout(_size(name, batches[0]), self.exact)
+        with moments.plain_products(batches.device):
             if name == "z":
-                self.sample = torch.stack(waiting[-1][:SAMPLE].chunk(2, dim=1)).float()
-            rows = torch.stack(waiting).to(moments.precision(kind))
+                self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
+            rows = torch.empty(batches.shape, dtype=moments.precision(kind), device=batches.device).copy_(batches)
             finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=(1, 2)))  # squares must be finite, too
             rows.masked_fill_(~finite[:, None, None], 0.0)
             pairs = rows.shape[1] if name == "z" else rows.shape[1] / 2
@@ -137,9 +152,8 @@ class SpectrumMonitor:
             views = rows.unflatten(2, (-1, _size(name, rows[0])))
             if kind != "all":  # in float32 a large mean would hide the variance
                 self.frames.subtract_centre(name, views, finite)
-                rows.masked_fill_(~finite[:, None, None], 0.0)
             if kind == "tracked" and name not in self.frames.bases:
-                self.frames.bases[name] = first_basis(views.flatten(0, 2))
+                self.frames.bases[name] = first_basis((views * finite[:, None, None, None]).flatten(0, 2))
             if name == "z":
                 self._add_pairs(views[:, :, 0], views[:, :, 1], finite, keep)
             else:

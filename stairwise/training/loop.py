@@ -172,6 +172,12 @@ class Trainer:
         self.objective.after_step()
         self.recorder.observe(out, gradient, measure)
 
+    def take_step(self, x_a: Tensor, x_b: Tensor, measure: bool) -> None:
+        """Take a step, recorded or not, and count what it has measured."""
+        self.take(x_a, x_b, measure=measure)
+        if measure:
+            self.recorder.observed()
+
     def fixed_pairs(self) -> Pair:
         """The pairs on which a recipe with `fixed_views` trains: this process's share."""
         x_a, x_b = self.material.pairs.fixed(torch.arange(self.material.training))
@@ -191,7 +197,7 @@ class Trainer:
         """Take the next step of the run, on the next of its pairs; `measure`: add it to the spectra."""
         x_a, x_b = next(pairs)
         self.set_rates()
-        self.take(x_a, x_b, measure=measure)
+        self.take_step(x_a, x_b, measure=measure)
         self.step_number += 1
 
     # the run
@@ -353,7 +359,7 @@ class Trainer:
         self.objective.load_state_dict(stored.part("objective"))
         in_memory_order = stored.facts.get("momentum") != "contiguous" and stored.facts["recipe"]["channels_last"]
         self.optimizer.load(stored.tensors, channels_last=in_memory_order)
-        self.recorder.load(stored.tensors["numbers"], stored.part("monitor"))
+        self.recorder.load(stored.tensors["numbers"], stored.part("monitor"), stored.part("shelf"))
         torch.set_rng_state(stored.tensors["rng.cpu"])
         if self.device.type == "cuda" and "rng.cuda" in stored.tensors:
             torch.cuda.set_rng_state(stored.tensors["rng.cuda"], self.device)
@@ -375,7 +381,7 @@ class Trainer:
         if rank() == 0:
             note = note_of_length(self.recipe, self.material, stored, self.schedule)
             warnings.warn(note, RunWarning, stacklevel=4)
-        self.recorder.monitor.reset()  # half a window of the old calendar is none of the new one
+        self.recorder.reset()  # half a window of the old calendar is none of the new one
         self.save()
 
     def _note_length(self) -> None:

@@ -11,10 +11,52 @@ from stairwise.distributed import rank
 from stairwise.monitor.commentary import Commentary, Floats
 from stairwise.monitor.decompose import decompose_on_one_core
 from stairwise.monitor.loggers import destinations, send
-from stairwise.monitor.spectrum import SpectrumMonitor
+from stairwise.monitor.spectrum import AT_ONCE, WAITING_BYTES, SpectrumMonitor
 from stairwise.runs.record import Record
 from stairwise.runs.writer import BackgroundWriter
 from stairwise.training.objective import Embedded
+
+
+class Shelf:
+    """Embeddings of a few steps, in memory that a CUDA graph can write to; they are summed together later.
+
+    Attributes:
+        rows: batches by name, (places, …).
+        place: the next free one, on the device; a graph advances it.
+        filled: number of batches that the host knows of.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.rows: dict[str, Tensor] = {}
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)
+        self.filled = 0
+
+    def put(self, **batches: Tensor) -> None:
+        """Keep a batch."""
+        for name, x in batches.items():
+            if name not in self.rows:
+                places = max(1, min(AT_ONCE, int(WAITING_BYTES // max(1, batches["z"].nbytes))))
+                self.rows[name] = x.new_zeros(places, *x.shape)
+            self.rows[name].index_copy_(0, self.place, x[None])
+        self.place.add_(1).remainder_(len(self.rows["z"]))
+
+    def full(self) -> bool:
+        return self.filled >= len(self.rows["z"])
+
+    def emptied(self) -> dict[str, Tensor]:
+        """All batches that it holds; they are overwritten by the next ones."""
+        filled, self.filled = self.filled, 0
+        self.place.zero_()
+        return {name: rows[:filled] for name, rows in self.rows.items()} if filled else {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors for `load` to continue from."""
+        return {f"shelf.{name}": rows[: self.filled] for name, rows in self.rows.items()} if self.filled else {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        for i in range(len(state["z"]) if state else 0):
+            self.put(**{name: rows[i].to(self.place.device) for name, rows in state.items()})
+            self.filled += 1
 
 
 class Recorder:
@@ -39,6 +81,7 @@ class Recorder:
         self.commentary = Commentary(self.loggers, followed, planned)
         self.values = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
         self.monitor = SpectrumMonitor(normalized=normalized)
+        self.shelf = Shelf(device)
         self.writer = BackgroundWriter()
 
     def observe(self, out: Embedded, gradient: Tensor, measure: bool) -> None:
@@ -50,7 +93,19 @@ class Recorder:
         bad = ~(torch.isfinite(loss) & torch.isfinite(gradient)) & (v[4] == 0)
         v[4].copy_(torch.where(bad, v[3], v[4]))
         if measure:
-            self.monitor.update(out.z_a, out.z_b, *((out.h_a, out.h_b) if self.hidden else ()))
+            h = {"h": torch.cat([out.h_a.detach(), out.h_b.detach()])} if self.hidden else {}
+            self.shelf.put(z=torch.cat([out.z_a.detach(), out.z_b.detach()], dim=1), **h)
+
+    def observed(self) -> None:
+        """A step has been measured: sum its embeddings, together with those of a few other steps."""
+        self.shelf.filled += 1
+        if self.shelf.full():
+            self.monitor.add_batches(**self.shelf.emptied())
+
+    def flush(self) -> None:
+        """Sum all embeddings that have been measured."""
+        if self.shelf.filled:
+            self.monitor.add_batches(**self.shelf.emptied())
 
     def numbers(self) -> dict[str, float]:
         """Mean loss since the last spectrum, norm of the last gradient, first bad step or 0; waits for the device."""
@@ -61,6 +116,7 @@ class Recorder:
         """Write a record; `spectrum` adds the spectra of all steps since the last one."""
         sums: dict[str, Any] = {}
         if spectrum:
+            self.flush()
             sums = self.monitor.snapshot(joint=True)
             self.monitor.reset()
             self.values[:2] = 0
@@ -85,11 +141,18 @@ class Recorder:
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
-        return {"numbers": self.values} | {f"monitor.{k}": v for k, v in self.monitor.state().items()}
+        monitor = {f"monitor.{name}": value for name, value in self.monitor.state().items()}
+        return {"numbers": self.values} | monitor | self.shelf.state()
 
-    def load(self, numbers: Tensor, monitor: dict[str, Tensor]) -> None:
+    def load(self, numbers: Tensor, monitor: dict[str, Tensor], shelf: dict[str, Tensor]) -> None:
         self.values.copy_(numbers)
         self.monitor.load(monitor, self.device)
+        self.shelf.load(shelf)
+
+    def reset(self) -> None:
+        """Forget what has been measured since the last record."""
+        self.flush()
+        self.monitor.reset()
 
     def close(self) -> None:
         with suppress(Exception):  # a failed run has its own error
