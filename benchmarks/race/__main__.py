@@ -22,7 +22,7 @@ from benchmarks.race.store import Store
 STORE = Path("docs/results/race.jsonl")
 TINY = {
     **{"encoder_options": {"stem": "small", "width": 4}, "batch": 32, "d": 8, "hidden": [16], "held_out": 64},
-    **{"probes": ["knn", "logistic"], "probe_images": 100, "precision": "float32"},
+    **{"probe_images": 100, "precision": "float32"},
 }
 
 
@@ -71,8 +71,8 @@ def _options() -> argparse.Namespace:
         "--start", default="standard", choices=("standard", "small"), help="scale of the initial weights"
     )
     parser.add_argument("--stages", nargs="+", default=["tune", "long", "final", "clock"], help="run only these")
-    parser.add_argument("--length", type=int, default=3000, help="L, steps of a baseline")
-    parser.add_argument("--trial", type=int, default=0, help="steps of a trial; default L/5")
+    parser.add_argument("--length", type=int, default=Rules.length, help="L, steps of a baseline")
+    parser.add_argument("--trial", type=int, default=Rules.trial, help="steps of a trial")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", action="store_true", help="a narrow network, to try the script")
@@ -82,7 +82,7 @@ def _options() -> argparse.Namespace:
 def _rules(options: argparse.Namespace) -> Rules:
     return Rules(
         length=options.length,
-        trial=options.trial or options.length // 5,
+        trial=options.trial,
         seeds=options.seeds,
         data=options.data,
         losses=tuple(options.losses),

@@ -6,6 +6,7 @@ in its split); or packed: `blob` holds image files one after the other from `off
 """
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,9 +84,11 @@ def _unpacked(stored: np.lib.npyio.NpzFile) -> np.ndarray:
 
     side, (rows, columns) = int(stored["size"]), (int(n) for n in stored["tiles"])
     blob, offsets = stored["blob"], stored["offsets"]
-    sheets = []
-    for start, end, count in zip(offsets[:-1], offsets[1:], stored["counts"], strict=True):
+
+    def unpacked(start: int, end: int, count: int) -> np.ndarray:
         sheet = np.asarray(Image.open(io.BytesIO(blob[start:end].tobytes())).convert("RGB"))
         tiles = sheet.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
-        sheets.append(tiles.reshape(-1, side, side, 3)[:count])
-    return np.concatenate(sheets)
+        return tiles.reshape(-1, side, side, 3)[:count]
+
+    with ThreadPoolExecutor() as pool:
+        return np.concatenate(list(pool.map(unpacked, offsets[:-1], offsets[1:], stored["counts"])))

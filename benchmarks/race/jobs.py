@@ -15,15 +15,14 @@ from benchmarks.race.images import RaceImages, read_images
 from benchmarks.race.plan import Race, Rules
 from benchmarks.race.store import Result, Store
 
-STEPS_PER_SECOND, MUON_COST, OVERHEAD = 100.0, 1.3, 4.0  # of one H200, to plan with; seconds to set up and to probe
+STEPS_PER_SECOND, MUON_COST, OVERHEAD = 109.0, 1.07, 2.0  # of one H200, to plan with; seconds to set up and to probe
 
 
 def seconds_of(run: RaceRun, results: dict[str, Result]) -> float:
     """Expected duration: from runs of the same loss and method, or else assumed."""
-    same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method) and r.get("duration")]
-    per_step = max(((r["duration"] - OVERHEAD) / r["step"][-1] for r in same if r["step"]), default=0.0)
-    if per_step <= 0:
-        per_step = (MUON_COST if run.method.startswith("muon") else 1.0) / STEPS_PER_SECOND
+    same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method) and any(r["seconds"])]
+    assumed = (MUON_COST if run.method.startswith("muon") else 1.0) / STEPS_PER_SECOND
+    per_step = max((r["seconds"][-1] / r["step"][-1] for r in same if r["seconds"][-1]), default=assumed)
     return OVERHEAD + run.steps * per_step
 
 
@@ -47,7 +46,8 @@ def _timed(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: boo
         return None
     result["duration"] = round(time.monotonic() - began, 2)
     end = result["logistic"][-1:] or ["diverged" if result["diverged"] else "-"]
-    print(f"{result['key']}: {end[0]}, {result['seconds'][-1:]} s of training, {result['duration']} s", flush=True)
+    parts = f"{result['seconds'][-1:]} s of training, start {result['start_s']} s, measured in {result['measured_s']} s"
+    print(f"{result['key']}: {end[0]}, {parts}, {result['duration']} s in all", flush=True)
     return result
 
 

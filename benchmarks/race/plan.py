@@ -2,14 +2,16 @@
 
 The rules were fixed before the first run:
 
-1. tune: every method tries five learning rates, spaced by a fixed factor, in runs of L/5 steps. If the best lies at the
-   edge of the grid, the next one outwards is tried too, at most twice.
+1. tune: every method tries four learning rates, spaced by a fixed factor, in short runs. If the best of a baseline
+   lies at the edge of its grid, the next one outwards is tried too, at most twice; Muon has no such second chance.
 2. long: the best three baseline trials of a loss (at most two of one method) are repeated with L steps, Muon's best two
    with L/3 steps; settings are then fixed. Both stages train on nine tenths of the training images and are judged by
    a logistic probe on the last tenth.
 3. final: five seeds on all training images, judged on the test images. The best baseline with L steps; Muon with L/3
    and L/2, then L/4 and L; then the other baselines with L. Their curves are over views.
-4. clock: 300 steps of each method alone on the machine, for seconds per step.
+4. clock: 300 steps alone on the machine, for seconds per step, of methods without any run that was alone.
+
+Grids were first of five rates; after SimCLR's trials and some of VICReg's they were centred and cut to four.
 """
 
 from collections.abc import Iterator
@@ -31,7 +33,7 @@ MUON = "muon"
 class Rules:
     """The size of a race: L, the steps of a trial, the seeds, and settings that differ from the recipes."""
 
-    length: int = 3000
+    length: int = 2700
     trial: int = 600
     seeds: int = 5
     data: str = "cifar10"
@@ -105,8 +107,8 @@ class Race:
 
     def _trials(self, loss: str, method: str) -> list[RaceRun]:
         """Short trials: the grid, and what lies beyond an edge that was best."""
-        rates = list(METHODS[method].rates)
-        for _ in range(EXTENSIONS):
+        rates = list(METHODS[method].rates_for(loss))
+        for _ in range(0 if method in self.rules.fast else EXTENSIONS):
             runs = [self.rules.run("tune", loss, method, lr, self.rules.trial) for lr in rates]
             scores = [self.score(run) for run in runs]
             if None in scores:
@@ -155,9 +157,10 @@ class Race:
                 yield self.rules.run("final", loss, method, rate, self.rules.length // part, seed)
 
     def clocks(self, loss: str) -> Iterator[RaceRun]:
+        timed = {r["method"] for r in self.results.values() if r["loss"] == loss and _was_timed(r, self.rules.data)}
         for method in self.rules.methods:
             rate = self.chosen_rate(loss, method)
-            if rate:
+            if rate and method not in timed:
                 yield self.rules.run("clock", loss, method, rate, min(CLOCK, self.rules.length))
 
     def _best(self, runs: list[RaceRun]) -> RaceRun | None:
@@ -166,6 +169,10 @@ class Race:
             return None
         best = max(runs, key=lambda run: scores[run] or 0.0)
         return best if scores[best] else None
+
+
+def _was_timed(result: Result, data: str) -> bool:
+    return result["data"] == data and result["alone"] and result["stage"] != "clock" and any(result["seconds"])
 
 
 def _rounded(lr: float) -> float:

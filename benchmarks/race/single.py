@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.race.entrants import RaceRun
+from benchmarks.race.entrants import RACED, RaceRun
 from benchmarks.race.images import RaceImages
 from benchmarks.race.store import Result
 from stairwise.data.feed import build_feed
@@ -59,18 +59,28 @@ def described(run: RaceRun, changes: dict[str, Any], device: torch.device, alone
     about: Result = {"key": run.key(changes), **asdict(run), "alone": alone, "batch": run.settings(changes)["batch"]}
     about |= {name: [] for name in ("step", "seconds", "loss_value", "logistic", "knn", "rank", "grown")}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    about |= {"start_s": None, "measured_s": 0.0}  # seconds until the clock starts, and off the clock
     return about | {"diverged": False, "device": name, "torch": torch.__version__}
+
+
+def device_for_runs(name: str) -> torch.device:
+    """The device, set for many runs of equal shapes on a machine that others may use."""
+    where = choose_device(name)
+    if where.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.set_num_threads(1)  # threads would wait for one another, and little is done on the CPU
+    return where
 
 
 def race(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: bool, device: str = "auto") -> Result:
     """Train one run and return its result."""
     images.offer()
-    where = choose_device(device)
-    torch.backends.cudnn.benchmark = where.type == "cuda"
+    where = device_for_runs(device)
+    began = perf_counter()
     result = described(run, changes, where, alone)
     trainer = Trainer(recipe_of(run, changes), Path("unused"), where)  # only Trainer.run writes to the folder
     try:
-        _train(trainer, run, result)
+        _train(trainer, run, result, began)
         finish(trainer, run, result, images)
     finally:
         trainer.close()
@@ -84,7 +94,9 @@ def free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        if free < total / 2:  # to allocate again takes time
+            torch.cuda.empty_cache()
 
 
 def transfer(trainer: Trainer, images: RaceImages) -> float:
@@ -104,7 +116,7 @@ def checkpoints(run: RaceRun) -> list[int]:
     return sorted({max(1, run.steps >> k) for k in range(halvings + 1)})
 
 
-def _train(trainer: Trainer, run: RaceRun, result: Result) -> None:
+def _train(trainer: Trainer, run: RaceRun, result: Result, began: float) -> None:
     trainer.objective.train()
     pairs = trainer.remaining_pairs()
     clock, due = Clock(trainer.device), checkpoints(run)
@@ -113,11 +125,14 @@ def _train(trainer: Trainer, run: RaceRun, result: Result) -> None:
         trainer.advance(pairs)
         if step == warm:
             clock.go()
+            result["start_s"] = round(clock.began - began, 2)
         if step in due or step % CHECK == 0:
             elapsed = clock.pause() * step / (step - warm) if step in due and step > warm else None
+            paused = perf_counter()
             measure(trainer, run, result, step, elapsed, step in due)
             if step in due:
                 clock.go()
+                result["measured_s"] = round(result["measured_s"] + clock.began - paused, 2)
         if result["diverged"]:
             return
 
@@ -143,7 +158,9 @@ def measure(trainer: Trainer, run: RaceRun, result: Result, step: int, seconds: 
     if run.stage == "clock":
         return
     for name, value in probe_accuracies(trainer.network, trainer.recipe, trainer.material).items():
-        result[name].append(round(value, 5))
+        result[name.removesuffix("_tuned")].append(round(value, 5))
+    if run.stage == "tune" and run.loss in RACED:  # only the accuracy decides, and there are many of them
+        return
     followed = spectrum_of_loss(trainer.recipe.loss, trainer.recipe.loss_options)
     spectra = held_out_spectra(trainer.network, trainer.recipe, trainer.material)
     result["rank"].append(round(float(effective_rank(spectra["held_covariance"])), 2))

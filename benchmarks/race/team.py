@@ -14,10 +14,9 @@ from torch import Tensor
 
 from benchmarks.race.entrants import RaceRun
 from benchmarks.race.images import RaceImages
-from benchmarks.race.single import CHECK, checkpoints, described, finish, free_memory, measure, recipe_of
+from benchmarks.race.single import CHECK, checkpoints, described, device_for_runs, finish, free_memory, measure, recipe_of
 from benchmarks.race.store import Result
 from stairwise.data.views import Pair
-from stairwise.distributed import choose_device
 from stairwise.training.graph import Recorded
 from stairwise.training.loop import Trainer
 
@@ -66,8 +65,7 @@ def race_together(
 ) -> list[Result]:
     """Results of several runs with the same number of steps."""
     images.offer()
-    where = choose_device(device)
-    torch.backends.cudnn.benchmark = where.type == "cuda"
+    where = device_for_runs(device)
     results: list[Result] = [described(run, changes, where, alone=False) for run in runs]
     with ExitStack() as stack:
         trainers = []

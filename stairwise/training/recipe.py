@@ -58,7 +58,7 @@ class Recipe:
         records: number of measurements in the run, evenly spaced.
         window: number of images per measured spectrum; 0: the larger of 4 d and 512.
         hidden_spectrum: also measure the covariance of the representations.
-        probes: "knn", "ridge", "logistic"; fitted `probe_times` times, the last time at the end.
+        probes: "knn", "ridge", "logistic", "logistic_tuned"; fitted `probe_times` times, the last time at the end.
         probe_images: greatest number of images for fitting and scoring probes; 0: all.
         held_out: with every probe, also measure spectra of up to this many images not trained on.
         keep: keep the weights this many times, evenly spaced, in RUN/weights.
