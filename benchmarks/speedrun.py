@@ -1,11 +1,13 @@
 """How fast does a ResNet-18 reach 85, 90 and 92 % on CIFAR-10 without labels, by logistic regression on one view?
 
     python -m benchmarks.speedrun [--goals 85 90 92] [--seeds 3] [--data-file FILE …] [--out FILE.jsonl]
-    python -m benchmarks.speedrun --goals 85 --held-out --set loss=simclr --set lr=0.04      to choose settings
+    python -m benchmarks.speedrun --search --seconds 45                 to choose settings: see speedrun_search.py
+    python -m benchmarks.speedrun --best --goals 85                     with the settings that a search has chosen
+    python -m benchmarks.speedrun --goals 85 --held-out --set lr=0.04   one setting by hand
 
-The recipes are in benchmarks/speedrun.toml. With `--held-out` a run does not see the last tenth of the training images
-and is judged on it, and the test images are not loaded; this is how settings are chosen. Every result is one line of
-`--out`; a run that is there already is not repeated.
+The recipes are in benchmarks/speedrun.toml. With `--held-out` or `--search` a run does not see the last tenth of the
+training images and is judged on it, and the test images are not loaded; this is how settings are chosen. Every result
+is one line of `--out`; a run that is there already is not repeated.
 
 The time of a run begins when the images are in the memory of the host and ends with the last step. It includes building
 the network, choosing algorithms, compiling and recording, and excludes the probe. Where the time of a step goes is
@@ -16,6 +18,7 @@ its gradient, optimizer, and the rest, which is the network.
 import argparse
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,10 +27,10 @@ import torch
 
 from benchmarks.bench_engine import optimizer_call, rate, step_call, views_call
 from benchmarks.bench_train import sync
-from benchmarks.race.images import RaceImages, named_images, read_images
-from benchmarks.race.single import CHECK, free_memory
+from benchmarks.race.images import named_images, read_images
+from benchmarks.race.single import CHECK, device_for_runs, free_memory
 from benchmarks.race.store import Result, Store
-from stairwise.distributed import choose_device
+from benchmarks.speedrun_search import Settings, accuracy, next_trial, steps_in, steps_in_new_process, without_steps
 from stairwise.theory.spectra import effective_rank
 from stairwise.training.graph import Recorded
 from stairwise.training.loop import Trainer
@@ -39,12 +42,14 @@ STORE = Path("docs/results/speedrun.jsonl")
 COMMON: dict[str, Any] = {
     **{"views": "barlow-small", "encoder": "resnet18", "encoder_options": {"stem": "small"}, "schedule": "cosine"},
     **{"optimizer": "muon", "momentum": 0.95, "warmup_epochs": 1.0, "final_lr": 0.0},
-    **{"probes": ["knn", "logistic"], "held_out": 4096, "records": 1, "hidden_spectrum": False},
+    **{"probes": ["knn", "logistic_tuned"], "held_out": 4096, "records": 1, "hidden_spectrum": False},
 }
 
 
-def recipe_of(goal: str, seed: int, held_out: bool, changes: dict[str, str]) -> Recipe:
-    settings = COMMON | GOALS[goal]["recipe"] | {"seed": seed, "data": "race-tune" if held_out else "race-final"}
+def recipe_of(goal: str, seed: int, held_out: bool, changes: Settings, chosen: Settings | None = None) -> Recipe:
+    """The recipe of a goal, or with settings that were chosen instead of it."""
+    settings = COMMON | (chosen or GOALS[goal]["recipe"])
+    settings |= {"seed": seed, "data": "race-tune" if held_out else "race-final"}
     return Recipe().with_settings(settings).with_settings(changes)
 
 
@@ -78,7 +83,8 @@ def speedrun(goal: str, recipe: Recipe, device: torch.device) -> Result:
     }
     result["views_per_second"] = round(2 * recipe.batch * (total - 10) / max(done - ready, 1e-9))
     if not result["diverged"]:
-        result |= probe_accuracies(trainer.network, recipe, trainer.material)
+        scores = probe_accuracies(trainer.network, recipe, trainer.material)
+        result |= {name.removesuffix("_tuned"): value for name, value in scores.items()}
         spectrum = held_out_spectra(trainer.network, recipe, trainer.material)["held_covariance"]
         result["rank"] = round(float(effective_rank(spectrum)), 2)
         sync(device)
@@ -105,10 +111,92 @@ def parts(trainer: Trainer, device: torch.device, seconds: float = 0.5) -> dict[
     return {name: round(value, 3) for name, value in found.items()}
 
 
+class Searched:
+    """The search in a store: trials of so many seconds on so many images."""
+
+    def __init__(self, store: Store, training: int, seconds: float, changes: Settings) -> None:
+        self.store, self.training, self.seconds, self.changes = store, training, seconds, changes
+
+    def recipe(self, settings: Settings) -> Recipe:
+        return without_steps(recipe_of("85", 0, True, self.changes, settings))
+
+    def key(self, settings: Settings) -> str:
+        return key_of(f"search {self.seconds:g} s", self.recipe(settings), self.training)
+
+    def state(self) -> tuple[Settings, Settings | None]:
+        """The best settings so far, and those to try next."""
+        results = self.store.results()
+        return next_trial(lambda settings: accuracy(results, self.key(settings)))
+
+    def run_next(self, device: torch.device) -> bool:
+        """Run the next trial; False if there is none."""
+        _, settings = self.state()
+        if settings is None:
+            return False
+        recipe = self.recipe(settings)
+        timed = replace(recipe, steps=steps_in(recipe, device, self.seconds))
+        _run_once("85", timed, self.key(settings), self.store, device, held_out=True)
+        return True
+
+    def fitted(self, goal: str, recipe: Recipe) -> Recipe:
+        """The recipe with as many steps as the goal has time for; as many as other seeds of it had."""
+        about = key_of(goal, without_steps(replace(recipe, seed=0)), self.training)
+        known = [r["steps"] for r in self.store.results().values() if r.get("about") == about]
+        return replace(recipe, steps=known[0] if known else steps_in_new_process(recipe, GOALS[goal]["seconds"]))
+
+
 def main() -> None:
+    options = _options()
+    began = perf_counter()
+
+    def in_time(seconds: float) -> bool:
+        return perf_counter() - began + seconds < 60 * options.minutes
+
+    images = read_images(options.data_file, "cifar10", options.most) if options.data_file else named_images("cifar10")
+    store, device = Store(options.out), device_for_runs("auto")
+    images.offer()
+    changes = dict(text.split("=", 1) for text in options.set)
+    searched = Searched(store, images.training, options.seconds, changes)
+    if options.search:
+        while in_time(1.2 * options.seconds + 5) and searched.run_next(device):
+            print(f"best so far: {searched.state()[0]}", flush=True)
+        return
+    for goal in options.goals:
+        for seed in range(options.seeds):
+            if in_time(GOALS[goal]["seconds"]):
+                _run_goal(goal, seed, options, searched, device)
+
+
+def _run_goal(goal: str, seed: int, options: argparse.Namespace, searched: Searched, device: torch.device) -> None:
+    chosen = searched.state()[0] if options.best else None
+    recipe = recipe_of(goal, seed, options.held_out, searched.changes, chosen)
+    about = key_of(goal, without_steps(replace(recipe, seed=0)), searched.training)
+    if options.best:
+        recipe = searched.fitted(goal, without_steps(recipe))
+    key = key_of(goal, recipe, searched.training)
+    _run_once(goal, recipe, key, searched.store, device, options.held_out, about)
+
+
+def _run_once(
+    goal: str, recipe: Recipe, key: str, store: Store, device: torch.device, held_out: bool, about: str = ""
+) -> None:
+    if key in store.results():
+        return
+    found = speedrun(goal, recipe, device)
+    result = {"key": key, "about": about, "seed": recipe.seed, "held_out": held_out, **found}
+    result |= {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "alone": True}
+    store.add(result)
+    free_memory(device)
+    print(json.dumps(result), flush=True)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--goals", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--search", action="store_true", help="choose settings on held-out training images")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of a trial of the search")
+    parser.add_argument("--best", action="store_true", help="use the settings that the search has chosen")
     parser.add_argument("--held-out", action="store_true", help="judge on held-out training images, to choose settings")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of the recipe"
@@ -116,33 +204,8 @@ def main() -> None:
     parser.add_argument("--data-file", type=Path, nargs="+", help=".npz files of images, as for benchmarks.race")
     parser.add_argument("--most", type=int, default=0, help="use only so many images of each split")
     parser.add_argument("--out", type=Path, default=STORE)
-    parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this time")
-    options = parser.parse_args()
-    began = perf_counter()
-    images = read_images(options.data_file, "cifar10", options.most) if options.data_file else named_images("cifar10")
-    changes = dict(text.split("=", 1) for text in options.set)
-    store, device = Store(options.out), choose_device("auto")
-    torch.backends.cudnn.benchmark = device.type == "cuda"
-    images.offer()
-    for goal in options.goals:
-        for seed in range(options.seeds):
-            recipe = recipe_of(goal, seed, options.held_out, changes)
-            expected = GOALS[goal]["seconds"] / 60
-            if (perf_counter() - began) / 60 + expected < options.minutes:
-                _run_once(goal, recipe, images, store, device, options.held_out)
-
-
-def _run_once(
-    goal: str, recipe: Recipe, images: RaceImages, store: Store, device: torch.device, held_out: bool
-) -> None:
-    key = key_of(goal, recipe, images.training)
-    if key in store.results():
-        return
-    result = {"key": key, "seed": recipe.seed, "held_out": held_out, **speedrun(goal, recipe, device)}
-    result |= {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "alone": True}
-    store.add(result)
-    free_memory(device)
-    print(json.dumps(result), flush=True)
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no run that would not end in this time")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--stages", nargs="+", default=["tune", "long", "final", "clock"], help="run only these")
     parser.add_argument("--length", type=int, default=Rules.length, help="L, steps of a baseline")
-    parser.add_argument("--trial", type=int, default=Rules.trial, help="steps of a trial")
+    parser.add_argument("--trial", type=int, default=0, help="steps of a trial; default 2 L/9")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", action="store_true", help="a narrow network, to try the script")
@@ -82,7 +82,7 @@ def _options() -> argparse.Namespace:
 def _rules(options: argparse.Namespace) -> Rules:
     return Rules(
         length=options.length,
-        trial=options.trial,
+        trial=options.trial or max(1, options.length * 2 // 9),
         seeds=options.seeds,
         data=options.data,
         losses=tuple(options.losses),
@@ -128,7 +128,16 @@ def _plan(rules: Rules, store: Store) -> str:
         "final, other baselines": k * n * (len(rules.baselines) - 1) * (OVERHEAD + L / speed),
     }
     lines += [f"whole race: {name:<26}{seconds / 60:>6.1f} min" for name, seconds in stages.items()]
-    return "\n".join([*lines, f"whole race: {sum(stages.values()) / 60:.1f} min one run after the other"])
+    wanted = {run.key(rules.changes): run for run in Race(rules, results).wanted()}
+    stored = sum(seconds_of(run, results) for key, run in wanted.items() if key in results) / 60
+    bar = sum(list(stages.values())[:4]) / 60
+    return "\n".join(
+        [
+            *lines,
+            f"whole race: {sum(stages.values()) / 60:.1f} min one run after the other, {stored:.1f} min of it are stored",
+            f"to the first verdict, four lines: {bar:.1f} min",
+        ]
+    )
 
 
 def _cost(method: str) -> float:

@@ -76,9 +76,10 @@ class Race:
 
     def pending(self) -> list[RaceRun]:
         """All runs that can be started now and have no result, the most important first."""
-        return [run for run in self._wanted() if self.result(run) is None]
+        return [run for run in self.wanted() if self.result(run) is None]
 
-    def _wanted(self) -> Iterator[RaceRun]:
+    def wanted(self) -> Iterator[RaceRun]:
+        """All runs that the results so far ask for, the most important first."""
         rules = self.rules
         for loss in rules.losses:
             for method in rules.methods:

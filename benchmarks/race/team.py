@@ -14,7 +14,16 @@ from torch import Tensor
 
 from benchmarks.race.entrants import RaceRun
 from benchmarks.race.images import RaceImages
-from benchmarks.race.single import CHECK, checkpoints, described, device_for_runs, finish, free_memory, measure, recipe_of
+from benchmarks.race.single import (
+    CHECK,
+    checkpoints,
+    described,
+    device_for_runs,
+    finish,
+    free_memory,
+    measure,
+    recipe_of,
+)
 from benchmarks.race.store import Result
 from stairwise.data.views import Pair
 from stairwise.training.graph import Recorded

@@ -85,7 +85,7 @@ def test_settings_are_never_chosen_on_test_images():
     turned = {
         key: r | ({"logistic": [1 - r["logistic"][-1]]} if r["stage"] == "final" else {}) for key, r in results.items()
     }
-    assert list(Race(rules, turned)._wanted()) == list(Race(rules, results)._wanted())
+    assert list(Race(rules, turned).wanted()) == list(Race(rules, results).wanted())
     assert {DATA[run.stage] for run in order if run.stage != "final"} == {"race-tune"}
 
 
