@@ -134,8 +134,8 @@ def _plan(rules: Rules, store: Store) -> str:
     return "\n".join(
         [
             *lines,
-            f"whole race: {sum(stages.values()) / 60:.1f} min one run after the other, {stored:.1f} min of it are stored",
-            f"to the first verdict, four lines: {bar:.1f} min",
+            f"whole race: {sum(stages.values()) / 60:.1f} min one run after the other; stored: {stored:.1f} min",
+            f"to the first verdict (four lines): {bar:.1f} min, with what is stored",
         ]
     )
 

@@ -158,6 +158,7 @@ def engine_table(found: dict[str, Any]) -> str:
         for name, values in found.items()
         if isinstance(values, dict) and "optimizer ms" in values
     ]
+    rows += [[name, "", f"{value:,.0f}", "", ""] for name, value in found.items() if isinstance(value, float)]
     return (
         markdown([["variant", "fixed views", "new views", "views alone", "optimizer, ms"], *rows]) if rows else NOTHING
     )

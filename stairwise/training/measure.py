@@ -16,6 +16,7 @@ from stairwise.training.setup import Material
 
 SMALL_VIEWS = 32  # pixels
 
+
 def probe_accuracies(network: Network, recipe: Recipe, material: Material) -> dict[str, float]:
     """Accuracies of the recipe's probes, fitted to representations."""
     if not recipe.probes:

@@ -1,30 +1,34 @@
 """The race: its rules on invented results, its files, and runs of seconds."""
 
+import argparse
 import io
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import speedrun
-from benchmarks.race import appendix, page
+from benchmarks import speedrun, speedrun_search
+from benchmarks.race import appendix, page, single
 from benchmarks.race.__main__ import TINY, _name, _plan
 from benchmarks.race.entrants import METHODS, RACED, RaceRun
-from benchmarks.race.images import RaceImages, read_images
+from benchmarks.race.images import read_images
 from benchmarks.race.jobs import run_here, run_jobs, run_teams
 from benchmarks.race.plan import Race, Rules
-from benchmarks.race.single import checkpoints, race
+from benchmarks.race.single import checkpoints, device_for_runs, race
 from benchmarks.race.store import Store
 from benchmarks.race.summary import at_equal_modes, groups, verdict
 from benchmarks.race.team import race_together
+from benchmarks.speedrun_search import START, next_trial
 from stairwise.checks import InputError
 from stairwise.data.images import DATASETS
 from stairwise.theory.landscapes import BarlowTwins
+from stairwise.training.recipe import Recipe
 
-BEST = {"sgd": 0.3, "lars": 3.0, "adamw": 1e-3, "muon": 0.32}  # Muon's lies one beyond the edge of its grid
+BEST = {"sgd": 0.3, "lars": 3.0, "adamw": 1e-3, "muon": 0.16}  # SGD's and Muon's lie at the edge of their grids
 HEIGHT = {"sgd": 0.60, "lars": 0.62, "adamw": 0.58, "muon": 0.68}
 
 
@@ -55,26 +59,37 @@ def finished(rules):
     return results, order
 
 
-def test_the_order_of_a_race():
-    rules = Rules()
-    results, order = finished(rules)
+@pytest.fixture(scope="module")
+def whole():
+    return finished(Rules())
+
+
+def test_the_order_of_a_race(whole):
+    rules, (results, order) = Rules(), whole
     assert len(set(order)) == len(order) == len(results)
     stages = [run.stage for run in order if run.stage != "clock"]
     assert stages == sorted(stages, key=["tune", "long", "final"].index)
     tuned = [run for run in order if run.stage == "tune" and run.loss == "simclr"]
     counts = {m: sum(run.method == m for run in tuned) for m in rules.methods}
-    assert counts == {"sgd": 5, "lars": 5, "adamw": 5, "muon": 7}  # 0.32 was best at the edge, so 0.64 was tried
-    assert max(run.lr for run in tuned if run.method == "muon") == 0.64
+    assert counts == {
+        "sgd": 5,
+        "lars": 4,
+        "adamw": 4,
+        "muon": 4,
+    }  # SGD's best lies at the edge; Muon's may not leave it
+    assert max(run.lr for run in tuned if run.method == "sgd") == 0.9
+    assert [run.lr for run in order if (run.loss, run.method) == ("vicreg", "sgd")][:2] == [0.0025, 0.005]
     long = [run for run in order if run.stage == "long" and run.loss == "simclr"]
     assert [(run.method, run.lr, run.steps) for run in long] == [
-        *[("lars", 3.0, 3000), ("sgd", 0.3, 3000), ("lars", 1.5, 3000)],
-        *[("muon", 0.32, 1000), ("muon", 0.16, 1000)],
+        *[("lars", 3.0, 2700), ("sgd", 0.3, 2700), ("lars", 1.5, 2700)],
+        *[("muon", 0.16, 900), ("muon", 0.08, 900)],
     ]
     final = [run for run in order if run.stage == "final"]
     first = {(run.loss, run.method, run.steps) for run in final[:9]}
-    assert first == {(loss, m, s) for loss in RACED for m, s in (("lars", 3000), ("muon", 1000), ("muon", 1500))}
+    assert first == {(loss, m, s) for loss in RACED for m, s in (("lars", 2700), ("muon", 900), ("muon", 1350))}
     assert all(run.seed == 0 for run in final[:9])
-    assert all(run.lr == BEST[run.method] for run in final)
+    assert all(run.lr == BEST[run.method] for run in final if (run.loss, run.method) != ("vicreg", "sgd"))
+    assert not any(run.stage == "clock" for run in order)  # all of these runs were alone, so all were timed
     assert len(final) == len(RACED) * 5 * (3 + 4)
 
 
@@ -109,7 +124,7 @@ def test_another_setting_is_another_run():
 
 def test_the_plan_names_runs_and_minutes(tmp_path):
     text = _plan(Rules(), Store(tmp_path / "none.jsonl"))
-    assert "60 runs can start now" in text
+    assert "48 runs can start now" in text
     assert re.search(r"whole race: \d+\.\d min", text)
 
 
@@ -139,7 +154,7 @@ def test_the_verdict_takes_the_shortest_length_that_is_as_good(tmp_path):
     bar = found.baseline.mean()
     assert found.baseline.method == "lars"
     assert found.shortest.steps == min(steps for steps, mean in lengths.items() if mean >= bar)
-    assert found.views == found.shortest.steps / 3000
+    assert found.views == found.shortest.steps / 2700
     assert found.seconds == pytest.approx(1.3 * found.views)
     assert verdict({}, "cifar10", "simclr") is None
     worse = {k: r | ({"logistic": [0.1]} if r["method"] == "muon" else {}) for k, r in results.items()}
@@ -168,8 +183,8 @@ def test_a_page_without_results_holds_no_numbers(tmp_path):
     assert page.draw({}, "cifar10") is None
 
 
-def test_the_page_shows_what_was_run(tmp_path):
-    results, _ = finished(Rules())
+def test_the_page_shows_what_was_run(tmp_path, whole):
+    results, _ = whole
     store = Store(tmp_path / "race.jsonl")
     for r in results.values():
         store.add(r)
@@ -266,14 +281,24 @@ def test_tuning_does_not_see_test_images(file):
 CHANGES = TINY | {"batch": 16, "held_out": 16}
 
 
-@pytest.mark.parametrize("method", ["sgd", "lars", "adamw", "muon", "precondition"])
+@pytest.mark.parametrize("method", ["sgd", "lars", "adamw", "precondition"])
 def test_a_run_of_every_method(method, file):
-    run = RaceRun("final", "digits", "barlow_twins", method, METHODS[method].rates[0], 16, 0)
+    run = RaceRun("tune", "digits", "barlow_twins", method, METHODS[method].rates[0], 2, 0)
+    result = race(run, read_images([file]), CHANGES, alone=True, device="cpu")
+    assert not result["diverged"]
+    assert len(result["logistic"]) == 1
+    assert result["rank"] == []  # only the accuracy decides
+
+
+def test_a_final_run_is_measured_along_its_way(file):
+    run = RaceRun("final", "digits", "barlow_twins", "muon", METHODS["muon"].rates[0], 16, 0)
     result = race(run, read_images([file]), CHANGES, alone=True, device="cpu")
     assert not result["diverged"]
     assert result["step"] == checkpoints(run) == [1, 2, 4, 8, 16]
     assert all(len(result[name]) == 5 for name in ("seconds", "logistic", "knn", "rank", "grown"))
     assert all(0 <= value <= 1 for value in result["logistic"])
+    assert result["start_s"] > 0
+    assert result["measured_s"] > 0
     assert json.loads(json.dumps(result)) == result
 
 
@@ -298,8 +323,9 @@ def test_accuracy_at_equal_modes():
     assert at_equal_modes(a, b) == [(6, pytest.approx(0.4), 0.45)]
 
 
-def test_a_run_that_diverges_says_so(file):
-    run = RaceRun("tune", "digits", "vicreg", "sgd", 1e30, 100, 0)
+def test_a_run_that_diverges_says_so(file, monkeypatch):
+    monkeypatch.setattr(single, "CHECK", 3)
+    run = RaceRun("tune", "digits", "vicreg", "sgd", 1e30, 100_000, 0)  # it stops long before
     result = race(run, read_images([file]), CHANGES, alone=False, device="cpu")
     assert result["diverged"]
     assert result["logistic"] == []
@@ -324,14 +350,15 @@ def test_runs_together_are_the_runs_alone(file):
     images = read_images([file])
     runs = [RaceRun("tune", "toy", "simclr", "sgd", lr, 5, 0) for lr in (0.01, 1e30, 0.3)]
     alone = [race(run, images, CHANGES, alone=False, device="cpu") for run in runs]
+    timed = {"seconds", "start_s", "measured_s"}
     for one, other in zip(alone, race_together(runs, images, CHANGES, "cpu"), strict=True):
-        assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+        assert {k: v for k, v in one.items() if k not in timed} == {k: v for k, v in other.items() if k not in timed}
     assert [r["diverged"] for r in alone] == [False, True, False]
 
 
 def test_a_race_in_teams(file, tmp_path):
     images, store = read_images([file], "toy"), Store(tmp_path / "race.jsonl")
-    rules = Rules(5, 1, 2, "toy", ("simclr",), ("sgd", "muon"), changes=CHANGES)
+    rules = Rules(3, 1, 1, "toy", ("simclr",), ("muon",), changes=CHANGES)
     run_teams(rules, store, images, 0.0, ["tune"], "cpu", 5)
     assert store.results() == {}
     run_teams(rules, store, images, 1e12, ["tune", "long", "final", "clock"], "cpu", 5)
@@ -349,18 +376,65 @@ def test_several_processes_share_a_race(file, tmp_path):
     assert not any(r["alone"] for r in store.results().values())
 
 
-def test_a_speedrun(file, tmp_path):
+def test_a_speedrun(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun, "parts", partial(speedrun.parts, seconds=0.02))
     images = read_images([file])
     images.offer()
     small = {"encoder_options.width": "4", "batch": "16", "steps": "12", "d": "8", "hidden": "16", "held_out": "16"}
     store = Store(tmp_path / "speedrun.jsonl")
     for held_out in (True, False, False):
         recipe = speedrun.recipe_of("85", 0, held_out, small)
-        speedrun._run_once("85", recipe, images, store, speedrun.choose_device("cpu"), held_out)
+        key = speedrun.key_of("85", recipe, images.training)
+        speedrun._run_once("85", recipe, key, store, device_for_runs("cpu"), held_out)
     results = list(store.results().values())
     assert [r["training_images"] for r in results] == [72, 80]
     assert all(r["start"] <= r["seconds"] and r["views"] == 2 * 16 * 12 for r in results)
     assert set(results[0]["parts_ms"]) == {"views", "step", "optimizer", "loss", "network"}
     table = page.speedrun_table(store.results())
     assert table.count("\n") == 2  # the run on held-out images is not shown
-    assert isinstance(images, RaceImages)
+
+
+def test_a_search_keeps_what_is_better():
+    better = {"loss": "vicreg", "batch": 512, "lr": 0.04}  # each of these is worth something
+    tried = {}
+
+    def score(settings):
+        return tried.get(json.dumps(settings, sort_keys=True))
+
+    asked = []
+    while (state := next_trial(score))[1] is not None:
+        asked.append(state[1])
+        worth = sum(state[1].get(name) == value for name, value in better.items())
+        tried[json.dumps(state[1], sort_keys=True)] = 0.5 + 0.1 * worth
+    assert {name: state[0][name] for name in better} == better
+    assert asked[0] == START
+    assert all("temperature" not in str(settings) for settings in asked)  # VICReg has none
+    assert len(tried) == len(asked)
+
+
+def test_a_search_trains_continues_and_its_best_is_run(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun_search, "CHANGES", [({"lr": 0.02}, ())])
+    for module, name in ((speedrun, "steps_in"), (speedrun, "steps_in_new_process")):
+        monkeypatch.setattr(module, name, lambda *_: 2)
+    monkeypatch.setattr(speedrun, "parts", lambda *_: {})
+    images, store = read_images([file], "cifar10"), Store(tmp_path / "speedrun.jsonl")
+    images.offer()
+    small = {"encoder_options.width": "4", "batch": "16", "d": "8", "hidden": "16", "held_out": "16"}
+    searched = speedrun.Searched(store, images.training, 1.0, small)
+    device = device_for_runs("cpu")
+    assert [searched.run_next(device) for _ in range(3)] == [True, True, False]
+    assert all(r["held_out"] and r["steps"] == 2 for r in store.results().values())
+    options = argparse.Namespace(best=True, held_out=False)
+    for seed in (0, 1, 0):
+        speedrun._run_goal("85", seed, options, searched, device)
+    finals = [r for r in store.results().values() if not r["held_out"]]
+    assert [r["seed"] for r in finals] == [0, 1]
+    assert len({r["about"] for r in finals}) == 1
+
+
+def test_steps_that_fit_are_measured(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((40, 16, 16, 3), np.uint8))
+    recipe = Recipe(data=f"array:{tmp_path / 'images.npy'}", encoder="mlp", views="none", batch=16, steps=10**6)
+    few, many = (speedrun_search.steps_in(recipe, device_for_runs("cpu"), seconds) for seconds in (0.5, 10.0))
+    assert few % 50 == many % 50 == 0
+    assert few < many
