@@ -82,19 +82,32 @@ def logistic_probe(
     return _accuracy(_scores(x_test, weights), y_test)
 
 
-def fit_logistic(x: Tensor, y: Tensor, strength: float, rounds: int = 1000, start: Tensor | None = None) -> Tensor:
+def fit_logistic(
+    x: Tensor,
+    y: Tensor,
+    strength: float,
+    rounds: int = 1000,
+    start: Tensor | None = None,
+    products: Tensor | None = None,
+) -> Tensor:
     r"""Weights (features + 1, classes) in float64; the last row is the biases.
 
     The Hessian is at most G = ½ AᵀA/N + penalty, A = (x, 1), whatever the weights (Böhning 1992). So steps −G⁻¹∇ need
     no line search; they are accelerated by Nesterov's momentum, which restarts when it points uphill. Only the stopping
     rule waits for the device: the decrease that one step can bring, at every LOOK rounds.
+
+    Arguments:
+        start: weights to begin with; None: zeros.
+        products: AᵀA, if it is known.
     """
     n, classes = len(x), int(y.max()) + 1
     A = torch.cat([x, x.new_ones(n, 1)], dim=1)
     penalty = torch.full((A.shape[1], 1), 1 / (strength * n), dtype=torch.float64, device=x.device)
     penalty[-1] = 0
     targets = torch.nn.functional.one_hot(y, classes).to(x.dtype)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky((A.T @ A).double() / (2 * n) + penalty.flatten().diag()))
+    bound = (_products(A) if products is None else products) / (2 * n) + penalty.flatten().diag()
+    bound.diagonal().add_(1e-10 * bound.trace())  # far above rounding, so that there is an inverse
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(bound))
     W = torch.zeros(A.shape[1], classes, dtype=torch.float64, device=x.device) if start is None else start
     V, t = W, torch.ones((), dtype=torch.float64, device=x.device)
     for i in range(rounds):
@@ -112,14 +125,25 @@ def fit_logistic(x: Tensor, y: Tensor, strength: float, rounds: int = 1000, star
     return W
 
 
+def _products(A: Tensor) -> Tensor:
+    """AᵀA in float64, because the penalty is smaller than rounding in float32."""
+    total = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
+    for rows in A.split(8192):
+        part = rows.double()
+        total.addmm_(part.T, part)
+    return total
+
+
 def _best_strength(x: Tensor, y: Tensor, rounds: int) -> float:
     """The strength that is best on every tenth row; of equals the weakest."""
     held = torch.arange(len(x), device=x.device) % 10 == 0
     if held.all() or len(y[~held].unique()) < len(y.unique()):
         return 1.0
+    rows, classes = x[~held], y[~held]
+    products = _products(torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1))
     weights, scores = None, []
     for strength in STRENGTHS:
-        weights = fit_logistic(x[~held], y[~held], strength, rounds, weights)
+        weights = fit_logistic(rows, classes, strength, rounds, weights, products)
         scores.append(_accuracy(_scores(x[held], weights), y[held]))
     return STRENGTHS[scores.index(max(scores))]
 

@@ -1,32 +1,27 @@
 """The race: its rules on invented results, its files, and runs of seconds."""
 
-import argparse
 import io
 import json
 import re
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import speedrun, speedrun_search
 from benchmarks.race import appendix, page, single
 from benchmarks.race.__main__ import TINY, _name, _plan
 from benchmarks.race.entrants import METHODS, RACED, RaceRun
 from benchmarks.race.images import read_images
 from benchmarks.race.jobs import run_here, run_jobs, run_teams
 from benchmarks.race.plan import Race, Rules
-from benchmarks.race.single import checkpoints, device_for_runs, race
+from benchmarks.race.single import checkpoints, race
 from benchmarks.race.store import Store
 from benchmarks.race.summary import at_equal_modes, groups, verdict
 from benchmarks.race.team import race_together
-from benchmarks.speedrun_search import START, next_trial
 from stairwise.checks import InputError
 from stairwise.data.images import DATASETS
 from stairwise.theory.landscapes import BarlowTwins
-from stairwise.training.recipe import Recipe
 
 BEST = {"sgd": 0.3, "lars": 3.0, "adamw": 1e-3, "muon": 0.16}  # SGD's and Muon's lie at the edge of their grids
 HEIGHT = {"sgd": 0.60, "lars": 0.62, "adamw": 0.58, "muon": 0.68}
@@ -374,67 +369,3 @@ def test_several_processes_share_a_race(file, tmp_path):
     run_jobs(rules, store, images, 1e12, ["tune", "clock"], "cpu", jobs=2)
     assert {r["stage"] for r in store.results().values()} == {"tune"}
     assert not any(r["alone"] for r in store.results().values())
-
-
-def test_a_speedrun(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(speedrun, "parts", partial(speedrun.parts, seconds=0.02))
-    images = read_images([file])
-    images.offer()
-    small = {"encoder_options.width": "4", "batch": "16", "steps": "12", "d": "8", "hidden": "16", "held_out": "16"}
-    store = Store(tmp_path / "speedrun.jsonl")
-    for held_out in (True, False, False):
-        recipe = speedrun.recipe_of("85", 0, held_out, small)
-        key = speedrun.key_of("85", recipe, images.training)
-        speedrun._run_once("85", recipe, key, store, device_for_runs("cpu"), held_out)
-    results = list(store.results().values())
-    assert [r["training_images"] for r in results] == [72, 80]
-    assert all(r["start"] <= r["seconds"] and r["views"] == 2 * 16 * 12 for r in results)
-    assert set(results[0]["parts_ms"]) == {"views", "step", "optimizer", "loss", "network"}
-    table = page.speedrun_table(store.results())
-    assert table.count("\n") == 2  # the run on held-out images is not shown
-
-
-def test_a_search_keeps_what_is_better():
-    better = {"loss": "vicreg", "batch": 512, "lr": 0.04}  # each of these is worth something
-    tried = {}
-
-    def score(settings):
-        return tried.get(json.dumps(settings, sort_keys=True))
-
-    asked = []
-    while (state := next_trial(score))[1] is not None:
-        asked.append(state[1])
-        worth = sum(state[1].get(name) == value for name, value in better.items())
-        tried[json.dumps(state[1], sort_keys=True)] = 0.5 + 0.1 * worth
-    assert {name: state[0][name] for name in better} == better
-    assert asked[0] == START
-    assert all("temperature" not in str(settings) for settings in asked)  # VICReg has none
-    assert len(tried) == len(asked)
-
-
-def test_a_search_trains_continues_and_its_best_is_run(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(speedrun_search, "CHANGES", [({"lr": 0.02}, ())])
-    for module, name in ((speedrun, "steps_in"), (speedrun, "steps_in_new_process")):
-        monkeypatch.setattr(module, name, lambda *_: 2)
-    monkeypatch.setattr(speedrun, "parts", lambda *_: {})
-    images, store = read_images([file], "cifar10"), Store(tmp_path / "speedrun.jsonl")
-    images.offer()
-    small = {"encoder_options.width": "4", "batch": "16", "d": "8", "hidden": "16", "held_out": "16"}
-    searched = speedrun.Searched(store, images.training, 1.0, small)
-    device = device_for_runs("cpu")
-    assert [searched.run_next(device) for _ in range(3)] == [True, True, False]
-    assert all(r["held_out"] and r["steps"] == 2 for r in store.results().values())
-    options = argparse.Namespace(best=True, held_out=False)
-    for seed in (0, 1, 0):
-        speedrun._run_goal("85", seed, options, searched, device)
-    finals = [r for r in store.results().values() if not r["held_out"]]
-    assert [r["seed"] for r in finals] == [0, 1]
-    assert len({r["about"] for r in finals}) == 1
-
-
-def test_steps_that_fit_are_measured(tmp_path):
-    np.save(tmp_path / "images.npy", np.zeros((40, 16, 16, 3), np.uint8))
-    recipe = Recipe(data=f"array:{tmp_path / 'images.npy'}", encoder="mlp", views="none", batch=16, steps=10**6)
-    few, many = (speedrun_search.steps_in(recipe, device_for_runs("cpu"), seconds) for seconds in (0.5, 10.0))
-    assert few % 50 == many % 50 == 0
-    assert few < many
