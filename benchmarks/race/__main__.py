@@ -40,7 +40,8 @@ def main() -> None:
     images = _images(options)
     rules = replace(rules, data=_name(images, options.data))
     if options.team > 1:
-        run_teams(rules, store, images, deadline, options.stages, options.device, options.team)
+        if not run_teams(rules, store, images, deadline, options.stages, options.device, options.team):
+            raise SystemExit(3)
     elif options.jobs == 1:
         run_here(rules, store, images, deadline, options.stages, options.device)
     else:

@@ -1,5 +1,6 @@
 """Do the pending runs of a race until the time is up, here or in several processes that share the machine."""
 
+import gc
 import multiprocessing
 import queue
 import tempfile
@@ -53,6 +54,7 @@ def _timed(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: boo
 
 def run_here(rules: Rules, store: Store, images: RaceImages, deadline: float, stages: list[str], device: str) -> None:
     failed: set[RaceRun] = set()
+    gc.freeze()  # what is loaded by now stays, and need not be searched for garbage after every run
     while run := _next(rules, store, deadline, stages, failed):
         result = _timed(run, images, rules.changes, True, device)
         if result is None:
@@ -63,8 +65,8 @@ def run_here(rules: Rules, store: Store, images: RaceImages, deadline: float, st
 
 def run_teams(
     rules: Rules, store: Store, images: RaceImages, deadline: float, stages: list[str], device: str, most: int
-) -> None:
-    """Runs of equal length at once, recorded in one graph. Clocks need the machine alone."""
+) -> bool:
+    """Runs of equal length at once, recorded in one graph; False if that failed. Clocks need the machine alone."""
     from benchmarks.race.team import race_together, teams
 
     slowest = 1.0  # of the estimates so far
@@ -73,14 +75,14 @@ def run_teams(
         left = [r for r in Race(rules, results).pending() if r.stage in stages and r.stage != "clock"]
         fitting = [r for r in left if time.monotonic() + slowest * seconds_of(r, {}) < deadline]
         if not fitting:
-            return
+            return True
         team, began = teams(fitting, most), time.monotonic()
         try:
             found = race_together(team, images, rules.changes, device)
         except Exception:
             # a failed recording leaves the device unusable for this process
-            print(f"{team} failed, try --jobs instead:\n{traceback.format_exc()}", flush=True)
-            return
+            print(f"{team} failed, try --team 1 instead:\n{traceback.format_exc()}", flush=True)
+            return False
         took = time.monotonic() - began
         slowest = max(slowest, took / seconds_of(team[0], {}))
         for result in found:

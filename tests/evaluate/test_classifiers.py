@@ -70,6 +70,21 @@ def test_strength_is_chosen_without_the_test_rows(digits):
     assert logistic_probe(X[:12], y[:12], X_test, y_test, strength=None) > 0.1  # too few rows to hold some out
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_logistic_on_the_gpu(digits):
+    X, y, _, _ = digits
+    x = (X - X.mean(dim=0)) / X.std(dim=0).clamp(min=1e-6)
+    there = fit_logistic(x.cuda(), y.cuda(), 1.0).cpu()
+    assert torch.allclose(there, fit_logistic(x, y, 1.0), atol=1e-2)
+
+
+def test_collapsed_features_are_fitted(digits):
+    """One direction, many times over: products of features that have no inverse."""
+    X, y, _, _ = digits
+    same = X[:, 3:4].repeat(1, 64)
+    assert logistic_probe(same, y, same, y, strength=None) >= logistic_probe(X[:, 3:4], y, X[:, 3:4], y) - 0.02
+
+
 def test_ridge_is_scikit_learns(digits):
     X, y, X_test, y_test = digits
     scaler = StandardScaler().fit(X)

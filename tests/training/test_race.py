@@ -354,7 +354,7 @@ def test_runs_together_are_the_runs_alone(file):
 def test_a_race_in_teams(file, tmp_path):
     images, store = read_images([file], "toy"), Store(tmp_path / "race.jsonl")
     rules = Rules(3, 1, 1, "toy", ("simclr",), ("muon",), changes=CHANGES)
-    run_teams(rules, store, images, 0.0, ["tune"], "cpu", 5)
+    assert run_teams(rules, store, images, 0.0, ["tune"], "cpu", 5)
     assert store.results() == {}
     run_teams(rules, store, images, 1e12, ["tune", "long", "final", "clock"], "cpu", 5)
     assert {r["stage"] for r in store.results().values()} == {"tune", "long", "final"}
