@@ -259,9 +259,13 @@ def main() -> None:
 
 
 def everything(recipe: Recipe, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
-    """All measurements. Those that may fail come last: a failed recording leaves the device unusable for a process."""
+    """All measurements, added to those in the file.
+
+    Those that may fail come last: a failed recording leaves the device unusable for a process.
+    """
     wanted = options.only or [*VARIANTS, "ahead", "team", *(["kernels", "jobs"] if device.type == "cuda" else [])]
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
+    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out and options.out.is_file() else {}
+    found["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
 
     def attempt(name: str, work: Callable[[], Any]) -> None:
         try:
