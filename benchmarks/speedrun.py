@@ -16,9 +16,10 @@ its gradient, optimizer, and the rest, which is the network.
 """
 
 import argparse
+import hashlib
 import json
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -60,38 +61,63 @@ def key_of(goal: str, recipe: Recipe, training: int) -> str:
     return f"{goal}/{training}/" + json.dumps(changed, sort_keys=True)
 
 
-def speedrun(goal: str, recipe: Recipe, device: torch.device) -> Result:
-    """Train, probe, and take the time."""
+@dataclass(frozen=True)
+class Pause:
+    """A run stops when the time is up (of `perf_counter`), with a checkpoint in the folder, and continues from it."""
+
+    folder: Path
+    deadline: float
+
+    def of(self, key: str) -> "Pause":
+        """The same with a folder for one run."""
+        return Pause(self.folder / hashlib.blake2b(key.encode(), digest_size=8).hexdigest(), self.deadline)
+
+
+def speedrun(goal: str, recipe: Recipe, device: torch.device, pause: Pause | None = None) -> Result | None:
+    """Train, probe, and take the time, that of loading checkpoints and recording anew included; None after a pause."""
     began = perf_counter()
-    trainer = Trainer(recipe, Path("unused"), device)
+    trainer = Trainer(recipe, pause.folder if pause else Path("unused"), device)
+    if pause:
+        trainer.resume()
     trainer.objective.train()
-    pairs, total = trainer.remaining_pairs(), trainer.calendar.total
+    pairs, first, total = trainer.remaining_pairs(), trainer.step_number, trainer.calendar.total
     ready = began
-    for step in range(1, total + 1):
+    for step in range(first + 1, total + 1):
         trainer.advance(pairs)
-        if step == min(10, total):
+        if step == min(first + 10, total):
             sync(device)
             ready = perf_counter()
-        if step % CHECK == 0 and trainer.recorder.numbers()["bad_step"]:
-            break
+        if step % CHECK == 0:
+            if trainer.recorder.numbers()["bad_step"]:
+                break
+            if pause and perf_counter() > pause.deadline:
+                trainer.seconds += perf_counter() - began
+                print(f"paused after step {step} of {total}: {trainer.save()}", flush=True)
+                trainer.close()
+                return None
     sync(device)
     done = perf_counter()
     result: Result = {
         **{"goal": goal, "wanted": GOALS[goal]["accuracy"], "limit": GOALS[goal]["seconds"], "steps": total},
-        **{"views": 2 * recipe.batch * total, "seconds": round(done - began, 2), "start": round(ready - began, 2)},
-        **{"diverged": bool(trainer.recorder.numbers()["bad_step"]), "training_images": trainer.material.training},
+        **{"views": 2 * recipe.batch * total, "seconds": round(trainer.seconds + done - began, 2)},
+        **{"start": round(ready - began, 2), "training_images": trainer.material.training},
+        "diverged": bool(trainer.recorder.numbers()["bad_step"]),
     }
-    result["views_per_second"] = round(2 * recipe.batch * (total - 10) / max(done - ready, 1e-9))
-    if not result["diverged"]:
-        scores = probe_accuracies(trainer.network, recipe, trainer.material)
-        result |= {name.removesuffix("_tuned"): value for name, value in scores.items()}
-        spectrum = held_out_spectra(trainer.network, recipe, trainer.material)["held_covariance"]
-        result["rank"] = round(float(effective_rank(spectrum)), 2)
-        sync(device)
-        result["probe"] = round(perf_counter() - done, 2)
-        result["parts_ms"] = parts(trainer, device)
+    result["views_per_second"] = round(2 * recipe.batch * (total - first - 10) / max(done - ready, 1e-9))
+    result |= {} if result["diverged"] else measured(trainer, device)
     trainer.close()
     return result
+
+
+def measured(trainer: Trainer, device: torch.device) -> Result:
+    """Accuracies, effective rank and the time of parts of a step, after a run."""
+    began = perf_counter()
+    scores = probe_accuracies(trainer.network, trainer.recipe, trainer.material)
+    result: Result = {name.removesuffix("_tuned"): value for name, value in scores.items()}
+    spectrum = held_out_spectra(trainer.network, trainer.recipe, trainer.material)["held_covariance"]
+    result["rank"] = round(float(effective_rank(spectrum)), 2)
+    sync(device)
+    return result | {"probe": round(perf_counter() - began, 2), "parts_ms": parts(trainer, device)}
 
 
 def parts(trainer: Trainer, device: torch.device, seconds: float = 0.5) -> dict[str, float]:
@@ -142,7 +168,12 @@ class Searched:
         """The recipe with as many steps as the goal has time for; as many as other seeds of it had."""
         about = key_of(goal, without_steps(replace(recipe, seed=0)), self.training)
         known = [r["steps"] for r in self.store.results().values() if r.get("about") == about]
-        return replace(recipe, steps=known[0] if known else steps_in_new_process(recipe, GOALS[goal]["seconds"]))
+        if not known:
+            known = [steps_in_new_process(recipe, GOALS[goal]["seconds"])]
+            self.store.add(
+                {"key": f"steps/{about}", "about": about, "steps": known[0], "held_out": True, "alone": True}
+            )
+        return replace(recipe, steps=known[0])
 
 
 def main() -> None:
@@ -161,32 +192,49 @@ def main() -> None:
         while in_time(1.2 * options.seconds + 5) and searched.run_next(device):
             print(f"best so far: {searched.state()[0]}", flush=True)
         return
+    pause = Pause(options.folder, began + 60 * options.minutes) if options.folder else None
     for goal in options.goals:
         for seed in range(options.seeds):
-            if in_time(GOALS[goal]["seconds"]):
-                _run_goal(goal, seed, options, searched, device)
+            if in_time(30 if pause else GOALS[goal]["seconds"]):
+                _run_goal(goal, seed, options, searched, device, pause)
 
 
-def _run_goal(goal: str, seed: int, options: argparse.Namespace, searched: Searched, device: torch.device) -> None:
+def _run_goal(
+    goal: str,
+    seed: int,
+    options: argparse.Namespace,
+    searched: Searched,
+    device: torch.device,
+    pause: Pause | None = None,
+) -> None:
     chosen = searched.state()[0] if options.best else None
     recipe = recipe_of(goal, seed, options.held_out, searched.changes, chosen)
     about = key_of(goal, without_steps(replace(recipe, seed=0)), searched.training)
     if options.best:
         recipe = searched.fitted(goal, without_steps(recipe))
     key = key_of(goal, recipe, searched.training)
-    _run_once(goal, recipe, key, searched.store, device, options.held_out, about)
+    _run_once(goal, recipe, key, searched.store, device, options.held_out, about, pause)
 
 
 def _run_once(
-    goal: str, recipe: Recipe, key: str, store: Store, device: torch.device, held_out: bool, about: str = ""
+    goal: str,
+    recipe: Recipe,
+    key: str,
+    store: Store,
+    device: torch.device,
+    held_out: bool,
+    about: str = "",
+    pause: Pause | None = None,
 ) -> None:
     if key in store.results():
         return
-    found = speedrun(goal, recipe, device)
+    found = speedrun(goal, recipe, device, pause.of(key) if pause else None)
+    free_memory(device)
+    if found is None:
+        return
     result = {"key": key, "about": about, "seed": recipe.seed, "held_out": held_out, **found}
     result |= {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "alone": True}
     store.add(result)
-    free_memory(device)
     print(json.dumps(result), flush=True)
 
 
@@ -205,6 +253,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=0, help="use only so many images of each split")
     parser.add_argument("--out", type=Path, default=STORE)
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run that would not end in this time")
+    parser.add_argument("--folder", type=Path, help="start it all the same, pause it in this folder, continue it later")
     return parser.parse_args()
 
 

@@ -77,6 +77,21 @@ def test_a_search_trains_continues_and_its_best_is_run(tmp_path, monkeypatch):
     assert len({r["about"] for r in finals}) == 1
 
 
+def test_a_paused_run_ends_like_one_without_pause(tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun, "parts", lambda *_: {})
+    monkeypatch.setattr(speedrun, "CHECK", 2)
+    toy_images().offer()
+    small = {"encoder_options.width": "4", "batch": "16", "steps": "6", "d": "8", "hidden": "16", "held_out": "16"}
+    recipe = speedrun.recipe_of("85", 0, True, small)
+    device = device_for_runs("cpu")
+    whole = speedrun.speedrun("85", recipe, device)
+    late = speedrun.Pause(tmp_path, 0.0)
+    assert [speedrun.speedrun("85", recipe, device, late) for _ in range(3)] == [None] * 3  # after steps 2, 4 and 6
+    ended = speedrun.speedrun("85", recipe, device, speedrun.Pause(tmp_path, 1e12))
+    same = ("logistic", "knn", "rank", "views", "steps")
+    assert {name: ended[name] for name in same} == {name: whole[name] for name in same}
+
+
 def test_steps_that_fit_are_measured(tmp_path):
     np.save(tmp_path / "images.npy", np.zeros((40, 16, 16, 3), np.uint8))
     recipe = Recipe(
