@@ -119,7 +119,8 @@ def test_bad_input(name, digits):
             PROBES[name](*arguments)
 
 
-def test_probing_leaves_no_trace():
+def test_probing_leaves_no_trace(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     torch.manual_seed(0)
     images = load("photos")
     encoder = build_encoder("resnet18", {"width": 8, "stem": "small"})
@@ -132,6 +133,7 @@ def test_probing_leaves_no_trace():
     h, z = represent(network, feed, torch.arange(70), 32, torch.zeros(3), torch.ones(3), batch=32)
     assert (h.shape, z.shape, h.requires_grad) == ((70, 64), (70, 3), False)
     assert [m.training for m in network.modules()] == modes
+    assert torch.backends.cudnn.benchmark
     assert all(torch.equal(v, state[k]) for k, v in network.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
     with eval_mode(network):
