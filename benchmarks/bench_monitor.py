@@ -9,9 +9,9 @@ every 50 steps.
   hooks    a user's training loop: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
   graph    stairwise's training loop: the step as one CUDA graph, measured in each step (GPU only)
 
-Both alternate every ten steps. Memory is the difference of the peaks, which counts sums, bases and all that a record
-takes for a moment. Then come the memory of sums and bases alone, and the seconds from the last step to the last record.
-The last line is JSON with the cost relative to the step time.
+Both alternate every ten steps, on a GPU every fifty. Memory is the difference of the peaks, which counts sums, bases
+and all that a record takes for a moment. Then come the memory of sums and bases alone, and the seconds from the last
+step to the last record. The last line is JSON with the cost relative to the step time.
 """
 
 import argparse
@@ -29,7 +29,11 @@ from stairwise.runs.record import Record
 from stairwise.training.loop import Trainer
 from stairwise.training.recipe import Recipe
 
-EVERY, TURN = 50, 10
+EVERY = 50
+TURN = {
+    "cuda": 50,
+    "cpu": 10,
+}  # steps per turn; on a GPU a turn has one record, in its middle, since turns end by waiting
 
 
 def sync(device):
@@ -50,8 +54,9 @@ def seconds_per_step(step, steps, device):
 
 def in_turns(plain, watched, steps, rounds, device):
     """Seconds per step without and with the monitor, and its relative cost. Turns are short, because speed drifts."""
-    peaks = [peak_after(lambda s=step: seconds_per_step(s, EVERY + TURN, device), device) for step in (plain, watched)]
-    turns = [[seconds_per_step(step, TURN, device) for step in (plain, watched)] for _ in range(rounds * steps // TURN)]
+    warm, turn = 3 * EVERY // 2 if device.type == "cuda" else min(steps, EVERY), TURN[device.type]
+    peaks = [peak_after(lambda s=step: seconds_per_step(s, warm, device), device) for step in (plain, watched)]
+    turns = [[seconds_per_step(step, turn, device) for step in (plain, watched)] for _ in range(rounds * steps // turn)]
     alone, with_it = np.mean(turns, axis=0)
     return alone, with_it, with_it / alone - 1, peaks[1] - peaks[0]
 

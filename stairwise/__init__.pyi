@@ -33,6 +33,7 @@ from stairwise.theory.quartic import Quartic as Quartic
 from stairwise.theory.solutions import penalized_weights as penalized_weights
 from stairwise.theory.solutions import top_spectral_weights as top_spectral_weights
 from stairwise.theory.spectra import subspace_alignment as subspace_alignment
+from stairwise.theory.spectral import SpectralModes as SpectralModes
 from stairwise.theory.trajectory import Trajectory as Trajectory
 from stairwise.training.loop import train as train
 from stairwise.training.muon import Muon as Muon

@@ -12,6 +12,7 @@ from stairwise.data.augment import PIPELINES, augment, full_view, to_layout
 from stairwise.data.feed import batch_rows
 from stairwise.data.images import load
 from stairwise.losses.preconditioning import inverse_root
+from stairwise.monitor.decompose import decompose
 from stairwise.training import loop
 from stairwise.training.loop import Stopped, Trainer
 from stairwise.training.networks import load_network
@@ -314,6 +315,51 @@ def test_the_monitor_sums_in_a_recorded_step(d, rel):
     assert found.trace == pytest.approx(float(C.trace()), rel=1e-4)
 
 
+@pytest.mark.parametrize(("d", "rel"), [(512, 1e-6), (3000, 1e-3), (8192, 1e-3)])
+def test_records_are_prepared_beside_training(d, rel):
+    """Copies, reset and the next batches follow each other without waiting; each record has its own batches."""
+    torch.manual_seed(0)
+    monitor = sw.SpectrumMonitor()
+    scale = torch.arange(1, 401, device="cuda")[:, None] ** -1.0
+    modes, windows, pending = torch.randn(400, d, device="cuda") * scale, [], []
+    for window in range(4):
+        base = torch.randn(2048, 400, device="cuda") @ modes * (1 + window) + 3
+        pairs = (base.bfloat16(), (base + 0.1 * torch.randn_like(base)).bfloat16())
+        for a, b in zip(*(view.split(256) for view in pairs), strict=True):
+            monitor.collect(a, b)
+        windows.append(pairs)
+        pending.append(monitor.copies())
+        monitor.reset()
+    for pairs, copies in list(zip(windows, pending, strict=True))[1:]:
+        found = decompose(copies.arrays())
+        a, b = (view.double() for view in pairs)
+        C, both = (a.T @ b + b.T @ a) / (2 * len(a)), torch.cat([a, b])
+        for name, matrix in (("eigenvalues", C), ("covariance", torch.cov(both.T))):
+            values = torch.linalg.eigvalsh(matrix).flip(0)[:64].cpu().numpy()
+            assert getattr(found, name)[:64] == pytest.approx(values, rel=rel), name
+        assert found.variance == pytest.approx(float(both.var(dim=0).sum()), rel=1e-5)
+
+
+def test_a_monitor_leaves_weights_as_they_are():
+    """To the bit, also while its records are prepared on another stream."""
+    weights = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 2048)).cuda()
+        loss, optimizer = sw.losses.BarlowTwins(), torch.optim.SGD(model.parameters(), lr=1e-3)
+        watch = sw.SpectrumMonitor().attach(loss=loss, optimizer=optimizer, every=5) if watched else None
+        for _ in range(40):
+            x = torch.randn(256, 64, device="cuda")
+            optimizer.zero_grad()
+            loss(model(x), model(x + 0.1 * torch.randn_like(x))).backward()
+            optimizer.step()
+        weights.append([p.detach().clone() for p in model.parameters()])
+        if watch is not None:
+            watch.close()
+            assert len(watch.records) > 0
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
 def matrices_of_many_shapes(device):
     torch.manual_seed(0)
     shapes = ((64, 27), (64, 576), (64, 576), (128, 64), (16, 300), (300, 16), (48, 48), (512, 256))
@@ -406,6 +452,7 @@ def test_muon_in_a_cuda_graph(rest):
     assert all(torch.equal(p, b) for p, b in zip(ours.parameters(), before, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_muon_must_take_a_step_before_it_is_recorded():
     layer = torch.nn.Linear(4, 4, device="cuda")
     optimizer = sw.Muon(layer.parameters())

@@ -1,16 +1,21 @@
-"""Full-batch gradient descent of the linear model, simulated step by step in the eigenbasis, and of single modes."""
+"""Full-batch gradient and spectral descent of the linear model, simulated in the eigenbasis, and of single modes."""
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, positive_int
+from stairwise.checks import InputError, number, one_of, positive_int
 from stairwise.dynamics.eigenbasis import Split
+from stairwise.dynamics.spectral import gradient, newton_schulz, polar
 from stairwise.progress import Progress, silent
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.landscapes import AbstractLandscape
 from stairwise.theory.trajectory import Trajectory
 
 Floats = NDArray[np.float64]
+
+RULES = ("gradient", "spectral", "newton_schulz")
 
 
 def gradient_descent(
@@ -22,16 +27,21 @@ def gradient_descent(
     momentum: float = 0.0,
     weights: bool = False,
     progress: Progress = silent,
+    rule: str = "gradient",
 ) -> Trajectory:
     """W ← W − lr ∇L, optionally with heavy-ball momentum; exact up to rounding error, 1e-12 in C.
+
+    The spectral rules replace the update by its polar factor, W ← W + lr polar(Σ momentum^i (−∇L_i)), as Muon does.
 
     Arguments:
         W0: initial weights, (d, m).
         corr: the data.
-        lr: learning rate; stable below 1/(4 γ_1).
+        lr: learning rate; stable below 1/(4 γ_1). Spectral rules are stable for any, and λ ends within about
+            2 lr √γ of 1.
         steps: number of steps.
         record_every: record step 0, every `record_every`-th step and the last; or an array of the steps to record.
         progress: called at each record.
+        rule: "gradient", "spectral" (exact polar factor) or "newton_schulz" (Muon's five iterations).
 
     Example:
         >>> corr = Correlation.from_matrix([2.0, 1.0])
@@ -47,34 +57,58 @@ def gradient_descent(
     if momentum >= 1:
         raise InputError("momentum", "must be below 1", momentum)
     # with momentum, passive columns do not grow by a simple law, so all columns are simulated
-    split = Split.of(W0, corr, lr * steps, tolerance=0.0 if momentum or weights else 1e-12)
+    plain = one_of(rule, "rule", RULES) == "gradient"
+    split = Split.of(W0, corr, lr * steps, tolerance=1e-12 if plain and not (momentum or weights) else 0.0)
     u, gamma = np.ascontiguousarray(split.u[:, split.active]), split.gamma[split.active]
+    advance = _gradient_steps(u, gamma, lr, momentum) if plain else _spectral_steps(u, gamma, lr, momentum, rule)
     kept = np.empty((len(records), *u.shape))
-    y, z, c = np.empty_like(u), np.empty_like(u), np.empty((len(u), len(u)))
-    velocity = np.zeros_like(u)
-    done, rate = 0, 4 * lr
+    done = 0
     with np.errstate(over="ignore", invalid="ignore"):  # divergence is reported by `trajectory`
         for i, step in enumerate(records):
-            for _ in range(step - done):
-                np.multiply(u, gamma, out=y)
-                np.matmul(y, u.T, out=c)
-                np.matmul(c, y, out=z)
-                y -= z
-                y *= rate
-                if momentum:
-                    velocity *= momentum
-                    velocity += y
-                    u += velocity
-                else:
-                    u += y
+            advance(step - done)
             done = step
             kept[i] = u
-            progress(float(step), steps, f"gradient descent, {steps:,} steps")
+            progress(float(step), steps, f"{rule.replace('_', '–')} descent, {steps:,} steps")
             if not np.isfinite(u).all():
                 kept[i:] = np.nan
                 break
-    how = f"gradient descent (lr={lr:g}" + (f", momentum={momentum:g})" if momentum else ")")
+    how = f"{rule.replace('_', '–')} descent (lr={lr:g}" + (f", momentum={momentum:g})" if momentum else ")")
     return split.trajectory(lr * records, kept, how, weights, lr)
+
+
+def _gradient_steps(u: Floats, gamma: Floats, lr: float, momentum: float) -> Callable[[int], None]:
+    """A function that moves u by a number of steps along the gradient, in place."""
+    y, z, c = np.empty_like(u), np.empty_like(u), np.empty((len(u), len(u)))
+    velocity = np.zeros_like(u)
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            np.multiply(u, gamma, out=y)
+            np.matmul(y, u.T, out=c)
+            np.matmul(c, y, out=z)
+            np.subtract(y, z, out=y)
+            np.multiply(y, 4 * lr, out=y)
+            if momentum:
+                np.multiply(velocity, momentum, out=velocity)
+                np.add(velocity, y, out=velocity)
+                np.add(u, velocity, out=u)
+            else:
+                np.add(u, y, out=u)
+
+    return advance
+
+
+def _spectral_steps(u: Floats, gamma: Floats, lr: float, momentum: float, rule: str) -> Callable[[int], None]:
+    """A function that moves u by a number of steps along polar factors, in place."""
+    sums = np.zeros_like(u)
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            g, noise = gradient(u, gamma)
+            np.add(momentum * sums, g, out=sums)
+            np.add(u, lr * (polar(sums, noise) if rule == "spectral" else newton_schulz(sums)), out=u)
+
+    return advance
 
 
 def _records(steps: int, every: int | NDArray) -> NDArray:

@@ -1,11 +1,12 @@
-"""Gradient flow of the linear model, dW/dt = −4 (W Γ Wᵀ − I) W Γ, of the quartic family, and of single modes."""
+"""Gradient and spectral flow of the linear model, and gradient flow of the quartic family and of single modes."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import matrix, number, time_vector, vector
+from stairwise.checks import matrix, number, one_of, time_vector, vector
 from stairwise.dynamics.eigenbasis import Split, jacobian, rhs
 from stairwise.dynamics.integrate import integrate
+from stairwise.dynamics.spectral import spectral_flow
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.landscapes import AbstractLandscape
 from stairwise.theory.quartic import Quartic
@@ -13,11 +14,18 @@ from stairwise.theory.trajectory import Trajectory
 
 Floats = NDArray[np.float64]
 
+RULES = ("gradient", "spectral")
+
 
 def gradient_flow(
-    W0: ArrayLike, corr: Correlation, times: ArrayLike, weights: bool = False, rtol: float = 1e-8
+    W0: ArrayLike,
+    corr: Correlation,
+    times: ArrayLike,
+    weights: bool = False,
+    rtol: float = 1e-8,
+    rule: str = "gradient",
 ) -> Trajectory:
-    """Integrate Eq. 6 from any W0, small or not.
+    """Integrate dW/dt = −∇L (Eq. 6), or the spectral flow dW/dt = polar(−∇L) of Muon, from any W0, small or not.
 
     Arguments:
         W0: initial weights, (d, m).
@@ -25,6 +33,8 @@ def gradient_flow(
         times: finite, nonnegative, (T,).
         weights: also return W(t), (T, d, m). This is slower, because all columns are integrated.
         rtol: relative tolerance of the integrator. With the default the spectrum is accurate to about 1e-6.
+        rule: "gradient" or "spectral". A mode that the spectral flow has learned comes to rest at once, and the flow
+            ends when all are learned; `weights` costs nothing there.
 
     Example:
         >>> corr = Correlation.from_matrix([2.0, 1.0])
@@ -33,9 +43,16 @@ def gradient_flow(
         array([[0.    , 0.    ],
                [0.9467, 0.003 ],
                [1.    , 1.    ]])
+        >>> gradient_flow(W0, corr, [0.0, 0.5, 4.0], rule="spectral").eigenvalues.round(4)
+        array([[0.   , 0.   ],
+               [0.502, 0.251],
+               [1.   , 1.   ]])
     """
     t = time_vector(times, infinite=False)
     rtol = number(rtol, "rtol", above=0)
+    if one_of(rule, "rule", RULES) == "spectral":
+        whole = Split.of(W0, corr, 0.0, tolerance=0.0)
+        return whole.trajectory(t, spectral_flow(whole.u, whole.gamma, t, rtol), "spectral flow", weights, lr=None)
     split = Split.of(W0, corr, float(t.max(initial=0.0)), tolerance=0.0 if weights else min(1e-9, rtol))
     gamma = split.gamma[split.active]
     # rotate so that large and small directions are separate rows; the flow is rotation-invariant

@@ -3,13 +3,16 @@
 A record starts from the basis of the one before, so that bases follow the network's training.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from stairwise.monitor.moments import COLUMNS, count
 from stairwise.monitor.products import representable
+
+Bases = dict[str, Tensor]
+Product = Callable[[Bases, bool], Bases]
 
 BLOCK = 384  # columns of the basis in which the leading eigenvalues of a dense matrix are found
 PASSES, COLD = 2, 6  # further products with the matrix per record, with the basis of the last record and without one
@@ -21,36 +24,43 @@ ROWS = 1024  # number of rows in which a first tracked basis is found
 
 
 def random_basis(d: int, columns: int, device: torch.device) -> Tensor:
-    """An orthonormal basis, always the same; the user's random numbers are left alone."""
-    draw = torch.randn(d, columns, generator=torch.Generator().manual_seed(0))
-    return torch.linalg.qr(draw).Q.to(device)
+    """Columns of unit length, always the same on a device; the user's random numbers are left alone."""
+    draw = torch.randn(d, columns, generator=torch.Generator(device).manual_seed(0), device=device)
+    return nn.functional.normalize(draw, dim=0)
 
 
-def ritz_matrices(product: Callable[[Tensor], Tensor], bases: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Qᵀ Q and Qᵀ A Q of a symmetric matrix A, (2, columns, columns), whose leading eigenvalues are those of A.
+def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Tensor) -> Bases:
+    """Qᵀ Q and Qᵀ A Q of symmetric matrices A, (2, columns, columns) each, whose eigenvalues are the leading ones of A.
 
-    Q follows the leading modes by a few products with A, each made orthonormal before the next one. Nothing waits for
-    the device.
+    Q follows the leading modes by a few products with A, made orthonormal in between. Nothing waits for the device.
 
     Arguments:
-        product: Q → A Q.
-        bases: bases[name] is where to start, and is replaced.
+        product: from bases Q, by name of the matrix, to A Q; its second argument asks for all digits.
+        names: of the matrices.
+        bases: where to start, by name; they are replaced.
         like: a row of A, for its size and device.
     """
-    known, d = bases.get(name), len(like)
+    known = all(name in bases for name in names)
+    found = {name: _start(bases.get(name), like) for name in names}
+    images = product(found, False)
+    passes = PASSES if known else COLD
+    for i in range(passes):
+        found = {name: _orthonormal(images[name], basis) for name, basis in found.items()}
+        images = product(found, i == passes - 1)
+    out = {}
+    for name, basis in found.items():
+        bases[name] = _orthonormal(images[name], basis)
+        q = basis.double()
+        out[name] = torch.stack([q.T @ q, _symmetric(q.T @ images[name].double())])
+    return out
+
+
+def _start(known: Tensor | None, like: Tensor) -> Tensor:
+    """The basis of the last record; modes of which it knows nothing come in through the last columns."""
+    d = len(like)
     columns = min(BLOCK, d // 2)
-    if known is None:
-        basis = random_basis(d, columns, like.device)
-    else:  # modes of which it knows nothing come in through the last columns
-        basis = torch.cat([known.to(like.device)[:, :-FRESH], random_basis(d, FRESH, like.device)], dim=1)
-    basis = representable(basis)
-    image = product(basis)
-    for _ in range(PASSES if known is not None else COLD):
-        basis = _orthonormal(image, basis)
-        image = product(basis)
-    bases[name] = _orthonormal(image, basis)
-    q, image = basis.double(), image.double()
-    return torch.stack([q.T @ q, _symmetric(q.T @ image)])
+    kept = like.new_empty(d, 0) if known is None else known.to(like.device)[:, : columns - FRESH]
+    return representable(torch.cat([kept, random_basis(d, columns - kept.shape[1], like.device)], dim=1))
 
 
 def first_basis(x: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class Spectrum:
         samples: number of pairs that were accumulated.
         dimensions, hidden_dimensions: number of dimensions of z and h; a shorter spectrum holds the leading values.
         trace, variance, hidden_variance: sum of all eigenvalues of C, of the covariance and of `hidden`.
+        normalized_trace: the same of `normalized`, if that holds the leading values only.
         eigenvalues: of C = Σ (z_a z_bᵀ + z_b z_aᵀ)/2N (Eq. 3), (d,); they can be negative. C is not centred:
             if the mean of z is large, the first eigenvalue is the mean's, about `mean_square`.
         covariance: of the centred covariance of both views together (divided by 2N − 1), (d,). Variances smaller than
@@ -81,6 +82,7 @@ class Spectrum:
     hidden_dimensions: int | None = None
     trace: float | None = None
     variance: float | None = None
+    normalized_trace: float | None = None
     hidden_variance: float | None = None
     rankme: float | None = None
     hidden_rankme: float | None = None
@@ -143,12 +145,27 @@ def _leading_of_z(sums: dict[str, Floats], n: float) -> dict[str, Any]:
     return {
         "eigenvalues": _leading(sums, "C"),
         "covariance": _leading(sums, "covariance") * unbiased,
+        **_standardized_leading(sums, n),
         "mean_square": float((mean + centre) @ (mean + centre)),
         "dimensions": len(mean),
         "trace": trace + float((2 * mean + centre) @ centre),
         "variance": (second - float(mean @ mean)) * unbiased,
         "batch": round(float(sums["pairs"][1] / max(sums["pairs"][0], 1e-300))),
     }
+
+
+def _standardized_leading(sums: dict[str, Floats], n: float) -> dict[str, Any]:
+    """Leading eigenvalues and trace of C of standardized embeddings, if they were asked for."""
+    if "ritz.normalized" not in sums:
+        return {}
+    (squares_u, sum_u, _), (squares_v, sum_v, _) = np.asarray(sums["z.facts"], dtype=np.float64)
+    own, shared = (squares_u + squares_v) / (4 * n), (squares_u - squares_v) / (4 * n)
+    means = np.stack([sum_u, sum_v]) / (2 * n)
+    variance = own - (means**2).sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        correlation = (shared - means[0] ** 2 + means[1] ** 2) / variance
+    trace = float(np.where(variance > 0, correlation, 0.0).sum())
+    return {"normalized": _leading(sums, "normalized"), "normalized_trace": trace}
 
 
 def _of_h(sums: dict[str, Floats]) -> dict[str, Any]:

@@ -1,16 +1,14 @@
 """What the host needs of the sums: all of them, or small matrices whose eigenvalues are the leading ones."""
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from stairwise.distributed import total, world
-from stairwise.monitor.bases import ritz_matrices
+from stairwise.monitor.bases import Bases, ritz_matrices
 from stairwise.monitor.frames import Frames, sums_of
 from stairwise.monitor.moments import COLUMNS, ONES, facts
-from stairwise.monitor.products import mirror, multiplier
+from stairwise.monitor.products import Symmetric, representable
 
 
 def direction_sums(a: Tensor, b: Tensor) -> Tensor:
@@ -52,6 +50,18 @@ def pair_sums(z: Tensor, full: bool) -> Tensor:
     return torch.stack(numbers + scatter, dim=1)
 
 
+def counted(flaws: Tensor | None, finite: Tensor) -> Tensor:
+    """Number of batches seen, number skipped, and number of the first one skipped, without waiting for the device."""
+    flaws = torch.zeros(3, dtype=torch.float64, device=finite.device) if flaws is None else flaws.to(finite.device)
+    seen, skipped, first = flaws
+    bad = (~finite).double()
+    number = seen + bad.argmax() + 1
+    first.copy_(torch.where((first == 0) & (bad.sum() > 0), number, first))
+    seen += len(finite)
+    skipped += bad.sum()
+    return flaws
+
+
 def joint_flaws(flaws: Tensor) -> Tensor:
     """Number of batches seen and skipped by all processes, and the first one that any process skipped."""
     first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
@@ -59,10 +69,12 @@ def joint_flaws(flaws: Tensor) -> Tensor:
     return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
 
 
-def condensed(sums: dict[str, Tensor], frames: Frames, bases: dict[str, Tensor]) -> dict[str, Tensor]:
+def condensed(sums: dict[str, Tensor], frames: Frames, bases: Bases, normalized: bool = False) -> dict[str, Tensor]:
     """Replace sums that are not to be decomposed completely by small matrices; all others are returned as they are.
 
-    bases: those in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
+    Arguments:
+        bases: those in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
+        normalized: include the spectrum of C of standardized embeddings, of dense sums.
     """
     out = dict(sums)
     for stream, centre in frames.centres.items():
@@ -70,32 +82,46 @@ def condensed(sums: dict[str, Tensor], frames: Frames, bases: dict[str, Tensor])
         parts = [out.pop(name) for name in names]
         if stream == "z" and parts:
             u, v = parts
-            out |= _dense_pairs(u, v, centre, bases) if basis is None else _tracked_pairs(u, v, centre, basis)
+            if basis is None:
+                out |= _dense_pairs(u, v, centre, bases, normalized)
+            else:
+                out |= _tracked_pairs(u, v, centre, basis)
             out["z.centre"] = centre
         elif parts:
             out |= _dense_hidden(parts[0], bases) if basis is None else _tracked_hidden(parts[0], basis)
     return out
 
 
-def _dense_pairs(u: Tensor, v: Tensor, centre: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With c the centre and m the mean of z − c, the moments of z are those of z − c, plus mcᵀ + cmᵀ + ccᵀ."""
+def _dense_pairs(u: Tensor, v: Tensor, centre: Tensor, bases: Bases, normalized: bool) -> dict[str, Tensor]:
+    """Of the centred moments of u and v; means are added where they belong."""
     d = len(u) - ONES
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
-    U, V, mean = _product(u, d), _product(v, d), of_u[1] / (2 * n)
-    products = {
-        "covariance": lambda q: (U(q) + V(q)) / (4 * n) - torch.outer(mean, mean @ q),
-        "C": lambda q: (U(q) - V(q)) / (4 * n) + _means(mean, centre, q),
-    }
-    found = {f"ritz.{name}": ritz_matrices(product, bases, name, mean) for name, product in products.items()}
-    return {"z.facts": torch.stack([of_u, of_v])} | found
+    mean, half = of_u[1] / (2 * n), of_v[1] / (2 * n)  # the views' own means are mean ± half
+    U, V = (Symmetric(sums[:d, :d], 2 * n.sqrt() * x) for sums, x in ((u, mean), (v, half)))  # centred
+    variance = (of_u[0] + of_v[0]) / (4 * n) - mean.square() - half.square()  # mean of both views'
+    scale = torch.where(variance > 0, variance.rsqrt(), 0.0)[:, None]
+    largest = scale.max().clamp(min=torch.finfo(scale.dtype).tiny)
+    scale = scale / largest
 
+    def product(q: Bases, exact: bool) -> Bases:
+        taken = q | {name: representable(scale * basis) for name, basis in q.items() if name == "normalized"}
+        both = torch.cat(list(taken.values()), dim=1)
+        products = (S.times(both, exact).chunk(len(q), dim=1) for S in (U, V))
+        out = {}
+        for (name, basis), of_U, of_V in zip(taken.items(), *products, strict=True):
+            C, differing = (of_U - of_V) / (4 * n), torch.outer(half, half @ basis)
+            if name == "covariance":
+                out[name] = (of_U + of_V) / (4 * n) + differing
+            elif name == "C":
+                out[name] = C - differing + torch.outer(mean + centre, (mean + centre) @ basis)
+            else:
+                out[name] = largest**2 * scale * C
+        return out
 
-def _product(sums: Tensor, d: int) -> Callable[[Tensor], Tensor]:
-    """q → S q with dense sums, whose missing half is filled in."""
-    S = sums[:d, :d]
-    mirror(S)
-    return multiplier(S)
+    names = ("covariance", "C", "normalized") if normalized else ("covariance", "C")
+    found = ritz_matrices(product, names, bases, mean)
+    return {"z.facts": torch.stack([of_u, of_v])} | {f"ritz.{name}": matrices for name, matrices in found.items()}
 
 
 def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
@@ -103,12 +129,15 @@ def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
     return torch.outer(mean, centre @ q) + torch.outer(centre, (mean + centre) @ q)
 
 
-def _dense_hidden(h: Tensor, bases: dict[str, Tensor]) -> dict[str, Tensor]:
+def _dense_hidden(h: Tensor, bases: Bases) -> dict[str, Tensor]:
     known = facts(h, len(h) - ONES)
     n = known[2, 0].clamp(min=1)
-    H, mean = _product(h, len(h) - ONES), known[1] / n
-    found = ritz_matrices(lambda q: H(q) / n - torch.outer(mean, mean @ q), bases, "hidden", mean)
-    return {"h.facts": known, "ritz.hidden": found}
+    H = Symmetric(h[:-ONES, :-ONES], known[1] / n.sqrt())  # centred
+
+    def product(q: Bases, exact: bool) -> Bases:
+        return {name: H.times(basis, exact) / n for name, basis in q.items()}
+
+    return {"h.facts": known, "ritz.hidden": ritz_matrices(product, ["hidden"], bases, known[1])["hidden"]}
 
 
 def _tracked_pairs(u: Tensor, v: Tensor, centre: Tensor, basis: Tensor) -> dict[str, Tensor]:

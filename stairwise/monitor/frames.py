@@ -24,13 +24,16 @@ class Frames:
         self.next_bases: dict[str, Tensor] = {}
         self.shared: set[str] = set()  # those that are the same in all processes
 
-    def subtract_centre(self, name: str, views: Tensor, finite: Tensor) -> None:
-        """Take the centre off embeddings, (batches, rows, views, d), in place; it begins as their mean."""
+    def centred(self, name: str, batches: Tensor, finite: Tensor) -> Tensor:
+        """Embeddings minus their centre in float32, (batches, rows, views, d); batches that are not finite are zero.
+
+        The centre begins as the mean.
+        """
         if name not in self.centres:
-            number = finite.sum() * views.shape[1] * views.shape[2]
-            self.centres[name] = views.sum(dim=(0, 1, 2)) / number.clamp(min=1)
-        self.centres[name] = self.centres[name].to(views.device)
-        views.sub_(self.centres[name])
+            number = finite.sum() * batches.shape[1] * batches.shape[2]
+            self.centres[name] = batches.sum(dim=(0, 1, 2), dtype=torch.float32) / number.clamp(min=1)
+        self.centres[name] = self.centres[name].to(batches.device)
+        return batches - finite[:, None, None, None] * self.centres[name]
 
     def adapted(self, name: str, sums: Tensor, to: "Frames") -> Tensor:
         """Sums in this frame, expressed in another one."""

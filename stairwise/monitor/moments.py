@@ -55,26 +55,32 @@ def empty(d: int, kind: str, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=precision(kind), device=device)
 
 
-def add(sums: Tensor, x: Tensor, weights: Tensor, keep: float, basis: Tensor | None) -> None:
-    """sums ← keep · sums + the sums of the rows x, (rows, d), with weights, (rows,); overwrites x, to save memory."""
-    root, d = weights.sqrt()[:, None], x.shape[1]
+def add(sums: Tensor, x: Tensor, weights: Tensor | None, rows: Tensor, keep: float, basis: Tensor | None) -> None:
+    """sums ← keep · sums + the sums of x; overwrites x, to save memory.
+
+    Arguments:
+        x: (rows, d); rows that do not count are zero.
+        weights: of the rows, (rows,); None if all are 1.
+        rows: sum of the weights of those that count.
+    """
+    total, d = x.sum(dim=0) if weights is None else weights @ x, x.shape[1]
+    if weights is not None:
+        x.mul_(weights.sqrt()[:, None])
+    if basis is not None:
+        more = torch.stack([torch.linalg.vector_norm(x, dim=0).square(), total, rows.expand(d)], dim=1)
+        sums.mul_(keep).add_(torch.cat([x.T @ (x @ basis), more], dim=1))
+        return
     if x.dtype == torch.float64:
-        rows = torch.cat([x.mul_(root), root.expand(-1, ONES)], dim=1)
-        sums.addmm_(rows.T, rows, beta=keep)
-        return
-    total, rows = weights @ x, x.mul_(root)
-    if basis is None:
+        sums[:d, :d].addmm_(x.T, x, beta=keep)
+    else:
         diagonal = sums.diagonal()[:d]
-        exact = keep * diagonal + torch.linalg.vector_norm(rows, dim=0).square()
-        add_square(sums[:d, :d], rows, keep)
+        exact = keep * diagonal + torch.linalg.vector_norm(x, dim=0).square()
+        add_square(sums[:d, :d], x, keep)
         diagonal.copy_(exact)  # products may be rounded; the trace is not
-        sums[:d, d:].mul_(keep).add_(total[:, None])
-        sums[d:].mul_(keep)
-        sums[d:, :d] += total
-        sums[d:, d:] += weights.sum()
-        return
-    more = torch.stack([rows.square().sum(dim=0), total, weights.sum().expand(x.shape[1])], dim=1)
-    sums.mul_(keep).add_(torch.cat([rows.T @ (rows @ basis), more], dim=1))
+    sums[:d, d:].mul_(keep).add_(total[:, None])
+    sums[d:].mul_(keep)
+    sums[d:, :d] += total
+    sums[d:, d:] += rows
 
 
 def count(sums: Tensor) -> Tensor:

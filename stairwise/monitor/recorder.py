@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stairwise.checks import InputError
 from stairwise.distributed import rank, total, world
+from stairwise.monitor.aside import Copies
 from stairwise.monitor.attachable import Teller
 from stairwise.monitor.commentary import Commentary
 from stairwise.monitor.decompose import decompose_on_one_core, pairs_in
@@ -103,12 +104,12 @@ class Recorder:
         record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted)
         self.fresh = False
         try:
-            sums = self.monitor.snapshot(joint=joint)
+            copies = self.monitor.copies(joint=joint)
         finally:
             if self._resets() and self.log_size is None:
                 self.monitor.reset()
         if self.first_process and len(self.writer) < WAITING:
-            self.writer.submit(partial(self._made, record, sums))
+            self.writer.submit(partial(self._made, record, copies))
 
     def _mean_loss(self, joint: bool) -> float | None:
         """Mean over all processes since the last record; None if no loss was seen or it is not finite."""
@@ -120,17 +121,19 @@ class Recorder:
             self.loss, self.losses = torch.zeros_like(self.loss), 0  # not None: all processes must sum alike
         return value / number if number and math.isfinite(value) else None
 
-    def _made(self, record: Record, sums: dict[str, Any]) -> Record:
+    def _made(self, record: Record, copies: Copies) -> Record:
         """Complete a record; runs in the background, and must not stop the training."""
-        record = self._measured(record, sums)
+        record = self._measured(record, copies)
         try:
             self.commentary.hear(record)
         except Exception as error:
             record.extra["failed"] = f"nothing is said about it: {error}"
         return record
 
-    def _measured(self, record: Record, sums: dict[str, Any]) -> Record:
+    def _measured(self, record: Record, copies: Copies) -> Record:
+        sums: dict[str, Any] = {}
         try:
+            sums = copies.arrays()
             if pairs_in(sums) < 2:
                 raise InputError("the embeddings", "must be finite in at least two pairs")
             full = replace(record, **vars(decompose_on_one_core(sums, self.monitor.normalized)))

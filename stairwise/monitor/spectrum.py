@@ -1,7 +1,8 @@
 r"""Spectra of embeddings, from moments that are accumulated batch by batch.
 
-Sums are kept on the device of the embeddings; `update` neither synchronizes nor decomposes anything. `collect` sums
-several batches at once, in a few operations per step; use it where launching kernels limits the speed.
+Sums are kept on the device of the embeddings; `update` neither synchronizes nor decomposes anything, and `copies` works
+on a stream of its own. `collect` sums several batches at once, in a few operations per step; use it where launching
+kernels limits the speed.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, flag, number, positive_int
 from stairwise.distributed import rank, reduced, total, world
 from stairwise.monitor import moments
+from stairwise.monitor.aside import Aside, Copies
 from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
-from stairwise.monitor.digest import condensed, cross_sums, direction_sums, joint_flaws, pair_sums
+from stairwise.monitor.digest import condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
 from stairwise.monitor.frames import Frames
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ class SpectrumMonitor:
     Arguments:
         window: average over at least this many recent pairs, and at most twice as many. None: all pairs since `reset`.
         half_life: instead of a window, number of pairs after which the weight of a pair has halved.
-        normalized: also compute the spectrum of C of standardized embeddings; implies `exact`.
+        normalized: also compute the spectrum of C of standardized embeddings; if there are more than 1024 dimensions,
+            the leading values with the mean variance of both views, and above 8192 none.
         exact: True: all eigenvalues, whatever the size. False: the leading ones, if there are more than 128.
 
     >>> monitor = SpectrumMonitor()
@@ -64,7 +67,7 @@ class SpectrumMonitor:
         self.window = None if window is None else positive_int(window, "window", remedy=remedy)
         self.half_life = None if half_life is None else number(half_life, "half_life", above=0)
         self.normalized = flag(normalized, "normalized")
-        self.exact = True if self.normalized else None if exact is None else flag(exact, "exact")
+        self.exact = None if exact is None else flag(exact, "exact")
         self.sums: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
         self.frames = Frames()
@@ -73,6 +76,7 @@ class SpectrumMonitor:
         self.seen = 0
         self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
         self.sample: Tensor | None = None  # the first pairs of the last batch
+        self.aside = Aside()  # where records are prepared
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
         """Add a batch of pairs, each of shape (N, d)."""
@@ -103,6 +107,7 @@ class SpectrumMonitor:
         self.seen += pairs
         if self.window is not None and self.seen >= self.window:
             self.flush()
+            self.aside.wait()
             self.frames.turn(self.sums, keep=True)
             self.before, self.sums, self.seen = self.sums, {}, 0
 
@@ -136,34 +141,45 @@ class SpectrumMonitor:
 
     def _sum(self, name: str, batches: Tensor) -> None:
         """Add batches, (batches, rows, columns), to the sums."""
+        if batches.is_cuda and torch.cuda.is_current_stream_capturing():
+            self.aside.allowed = False
+        else:
+            self.aside.wait()
         kind = moments.layout(_size(name, batches[0]), self.exact)
+        precision = moments.precision(kind)
         with moments.plain_products(batches.device):
             if name == "z":
                 self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
-            rows = torch.empty(batches.shape, dtype=moments.precision(kind), device=batches.device).copy_(batches)
-            finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=(1, 2)))  # squares must be finite, too
-            rows.masked_fill_(~finite[:, None, None], 0.0)
-            pairs = rows.shape[1] if name == "z" else rows.shape[1] / 2
+            # squares must be finite, too
+            finite = torch.isfinite(torch.linalg.vector_norm(batches, dim=(1, 2), dtype=precision))
+            batches.masked_fill_(~finite[:, None, None], 0.0)
+            pairs = batches.shape[1] if name == "z" else batches.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
             if name == "z":
-                self._count(finite)
-                self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite, keep)
-                self._add_sums("pairs", pair_sums(rows, full=kind == "all"), finite, keep)
-            views = rows.unflatten(2, (-1, _size(name, rows[0])))
-            if kind != "all":  # in float32 a large mean would hide the variance
-                self.frames.subtract_centre(name, views, finite)
+                self.flaws = counted(self.flaws, finite)
+                self._add_statistics(batches, finite, keep, kind)
+            views = batches.unflatten(2, (-1, _size(name, batches[0])))
+            # in float32 a large mean would hide the variance
+            views = views.double() if kind == "all" else self.frames.centred(name, views, finite)
             if kind == "tracked" and name not in self.frames.bases:
-                self.frames.bases[name] = first_basis((views * finite[:, None, None, None]).flatten(0, 2))
+                self.frames.bases[name] = first_basis(views.flatten(0, 2))
             if name == "z":
                 self._add_pairs(views[:, :, 0], views[:, :, 1], finite, keep)
             else:
-                self._add("hh", rows, finite, keep)
+                self._add("hh", views.flatten(2), finite, keep)
+
+    def _add_statistics(self, batches: Tensor, finite: Tensor, keep: float, kind: str) -> None:
+        """Add sums over directions and pairs; directions of large embeddings from the last batch only, to save time."""
+        last = len(batches) - (len(batches) if kind == "all" else 1)
+        rows = batches[last:].to(moments.precision(kind))
+        self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite[last:], keep)
+        self._add_sums("pairs", pair_sums(batches if kind != "all" else rows, full=kind == "all"), finite, keep)
 
     def _add_pairs(self, a: Tensor, b: Tensor, finite: Tensor, keep: float) -> None:
         """Add batches of pairs, (batches, N, d) each, those not finite set to zero."""
         self._add("uu", a + b, finite, keep)
         self._add("vv", a - b, finite, keep)
-        if self.normalized:
+        if self.normalized and a.dtype == torch.float64:
             self._accumulate("ab", cross_sums(a, b, _ages(a, keep)), keep ** len(a))
 
     def attach(
@@ -208,6 +224,8 @@ class SpectrumMonitor:
     def merge(self, other: "SpectrumMonitor") -> None:
         """Add the sums of another monitor, which has seen other pairs."""
         self.flush()
+        for monitor in (self, other):
+            monitor.aside.wait()
         for name, value in other._total().items():
             stream = moments.STREAMS.get(name, "")
             if name not in self.sums:
@@ -224,10 +242,11 @@ class SpectrumMonitor:
     def reset(self) -> None:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
         self.flush()  # keeps the count of batches right
-        self.frames.turn(self.sums)
-        self.frames.recentre(self.sums)
-        for value in self.sums.values():
-            value.zero_()
+        with self.aside.work(self._device()):
+            self.frames.turn(self.sums)
+            self.frames.recentre(self.sums)
+            for value in self.sums.values():
+                value.zero_()
         self.before, self.seen = {}, 0
 
     def compute(self) -> Spectrum:
@@ -235,33 +254,33 @@ class SpectrumMonitor:
         return decompose(self.snapshot(), self.normalized)
 
     def snapshot(self, joint: bool = False) -> dict[str, Floats]:
-        """Copy to the CPU what `decompose` needs, perhaps later and in another thread (waits for the device).
+        """What `decompose` needs, on the CPU (waits for the device); `joint` as for `copies`."""
+        return self.copies(joint).arrays()
+
+    def copies(self, joint: bool = False) -> Copies:
+        """Copies of what `decompose` needs, perhaps later and in another thread; does not wait for the device.
 
         joint: sum over the processes of a process group, all of which must call this; only the first one gets it.
         """
         joint = joint and world() > 1
         self.flush()
-        if joint:
-            self.frames.share(self.sums, self.before)
-        values = self._joint(self._total()) if joint else dict(self._total())
-        flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
-        mine = not joint or rank() == 0
-        if mine and self.flaws is not None:
-            with moments.plain_products(self.flaws.device):
-                values = condensed(values, self.frames, self.bases)
-        if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
-            self.frames.turn(self.sums, self.before, keep=True)
-        if not mine:
-            return {}
-        values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
-        copies = {}
-        for name, value in values.items():
-            # page-locked memory: much faster than an ordinary copy, and all copies run at the same time
-            copies[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            copies[name].copy_(value, non_blocking=True)
-        for device in {value.device for value in values.values() if value.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()
-        return {name: value.numpy() for name, value in copies.items()}
+        with self.aside.work(self._device()):
+            if joint:
+                self.frames.share(self.sums, self.before)
+            values = self._joint(self._total()) if joint else dict(self._total())
+            flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
+            mine = not joint or rank() == 0
+            if mine and self.flaws is not None:
+                with moments.plain_products(self.flaws.device):
+                    values = condensed(values, self.frames, self.bases, self.normalized)
+            if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
+                self.frames.turn(self.sums, self.before, keep=True)
+            values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
+            return Copies(values if mine else {})
+
+    def _device(self) -> torch.device | None:
+        """Where the sums are; None if nothing has been seen."""
+        return None if self.flaws is None else self.flaws.device
 
     def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
@@ -274,6 +293,7 @@ class SpectrumMonitor:
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
         self.flush()
+        self.aside.wait()
         flaws = {} if self.flaws is None else {"flaws": self.flaws}
         frames = {"tracked": self.frames.bases, "centres": self.frames.centres}
         parts = {"before": self.before, "bases": self.bases} | frames
@@ -342,8 +362,9 @@ class SpectrumMonitor:
             self.sums[name] = self.sums[name].to(x.device)
         if basis is not None and basis.device != x.device:
             basis = self.frames.bases[moments.STREAMS[name]] = basis.to(x.device)
-        weights = (_ages(x, keep) * finite)[:, None].expand(-1, x.shape[1])
-        moments.add(self.sums[name], x.flatten(0, 1), weights.flatten(), keep ** len(x), basis)
+        weights = _ages(x, keep) * finite
+        each = None if keep == 1 else weights[:, None].expand(-1, x.shape[1]).flatten()
+        moments.add(self.sums[name], x.flatten(0, 1), each, weights.sum() * x.shape[1], keep ** len(x), basis)
 
     def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums found in each finite batch in turn, (batches, number of sums)."""
@@ -357,18 +378,6 @@ class SpectrumMonitor:
         if self.sums[name].device != found.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(found.device)
         self.sums[name].mul_(keep).add_(found)
-
-    def _count(self, finite: Tensor) -> None:
-        """Count batches and skipped batches, without waiting for the device."""
-        if self.flaws is None:
-            self.flaws = torch.zeros(3, dtype=torch.float64, device=finite.device)
-        self.flaws = self.flaws.to(finite.device)
-        seen, skipped, first = self.flaws
-        bad = (~finite).double()
-        number = seen + bad.argmax() + 1
-        first.copy_(torch.where((first == 0) & (bad.sum() > 0), number, first))
-        seen += len(finite)
-        skipped += bad.sum()
 
 
 def _size(name: str, rows: Tensor) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import number, positive_int
+from stairwise.checks import number, one_of, positive_int
 from stairwise.figures.terminal import text_curve
 from stairwise.files import atomic, check_target
 from stairwise.table import Table
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 FORMATS = (".png", ".pdf", ".svg")
 DIMENSION = 10  # unless the data have fewer modes
-SPARE = 50  # number of modes beyond d, which compete with the last ones
+SPARE = {"sgd": 50, "muon": 200}  # number of modes beyond d, which compete with the last ones
 
 
 def predict(
@@ -31,6 +31,7 @@ def predict(
     d: int | None = 10,
     alpha: float = 1e-7,
     lr: float | None = None,
+    optimizer: str = "sgd",
     *,
     draws: int = 100,
     seed: int = 0,
@@ -42,7 +43,8 @@ def predict(
         x_a, x_b: rows i are views of sample i, (n, features); memory-mapped arrays are read in blocks.
         d: dimension of the embedding; None: 10, or the number of positive γ if there are fewer.
         alpha: scale of the Gaussian initial weights.
-        lr: learning rate of gradient descent; None: gradient flow.
+        lr: learning rate of descent; None: flow.
+        optimizer: "sgd", W ← W − lr ∇L, or "muon", W ← W + lr polar(−∇L).
         draws, seed: number and seed of the random initializations for the intervals.
         name: name of the data, for titles.
 
@@ -52,17 +54,20 @@ def predict(
         >>> outlook = predict(x, x, d=3)
         >>> outlook.step_times.round(2), bool((outlook.low <= outlook.high).all())
         (array([0.27, 0.46, 1.13]), True)
+        >>> predict(x, x, d=3, optimizer="muon").step_times.round(2)
+        array([0.19, 0.25, 0.38])
     """
     corr = Correlation.from_pairs(x_a, x_b)
     remedy = f"{corr.pairs} pairs of {corr.features} features allow no more modes"
     wanted = DIMENSION if d is None else positive_int(d, "d", corr.rank_bound, remedy)
     if lr is not None:
         number(lr, "lr", above=0)
-    gamma, _ = corr.top(min(corr.rank_bound, wanted + SPARE))
+    spare = SPARE[one_of(optimizer, "optimizer", SPARE)]
+    gamma, _ = corr.top(min(corr.rank_bound, wanted + spare))
     d = check_dimension(wanted if d is not None else max(1, min(wanted, positive_modes(gamma))), gamma)
-    staircase = predict_staircase(gamma, d, alpha, lr=lr, draws=draws, seed=seed)
+    staircase = predict_staircase(gamma, d, alpha, lr=lr, draws=draws, seed=seed, optimizer=optimizer)
     low, middle, high = staircase.step_quantiles()
-    return Outlook(name, corr.pairs, corr.features, gamma[:d], alpha, lr, middle, low, high, staircase)
+    return Outlook(name, corr.pairs, corr.features, gamma[:d], alpha, lr, middle, low, high, staircase, optimizer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +81,7 @@ class Outlook:
         step_times: median time t = lr × step of each step over initializations, (d,); infinite if never.
         low, high: ends of the interval that contains 90 % of initializations, (d,).
         staircase: loss and eigenvalues over time, for every initialization.
+        optimizer: "sgd" or "muon".
     """
 
     name: str
@@ -88,11 +94,12 @@ class Outlook:
     low: Floats
     high: Floats
     staircase: Staircase
+    optimizer: str = "sgd"
 
     @property
     def lr_bound(self) -> float:
-        """The largest stable learning rate, 1/(4γ₁)."""
-        return learning_rate_bound(self.gamma)
+        """The largest stable learning rate: 1/(4γ₁) for SGD, infinite for Muon."""
+        return learning_rate_bound(self.gamma) if self.optimizer == "sgd" else np.inf
 
     def table(self) -> Table:
         """Mode, γ, median step time and its 90 % interval."""
@@ -107,12 +114,19 @@ class Outlook:
             for t, row in zip(self.step_times, rows, strict=True):
                 row.append(f"{t / self.lr:,.0f}" if np.isfinite(t) else "never")
         title = f"{self.name}: {self.pairs:,} pairs, {self.features:,} features, linear model, α = {self.alpha:g}"
+        if self.optimizer == "muon":
+            title += ", Muon"
         return Table(title, header, rows)
 
     def text(self) -> str:
         """What is predicted, the learning-rate bound and the staircase of the loss."""
         model = "for a linear model, f(x) = W x; a deep network takes its steps at other times"
-        stable = f"largest stable learning rate 1/(4γ₁) = {self.lr_bound:.3g}"
+        if self.optimizer == "sgd":
+            stable = f"largest stable learning rate 1/(4γ₁) = {self.lr_bound:.3g}"
+        else:
+            stable = "Muon, W ← W + lr polar(−∇L), is stable at any learning rate; eigenvalues end within 2 lr √γ of 1"
+            if self.lr is not None:
+                stable += f" ({2 * self.lr * np.sqrt(self.gamma[0]):.2g} for the first)"
         curve = text_curve(self.staircase.times, self.staircase.loss_quantiles(0.5)[0])
         return f"{model}\n{stable}\n\nloss ‖C − I‖² of the linear model over time t = lr × step, median\n{curve}"
 
@@ -130,6 +144,7 @@ class Outlook:
             "alpha": self.alpha,
             "lr": self.lr,
             "lr_bound": self.lr_bound,
+            "optimizer": self.optimizer,
             "gamma": self.gamma,
             "step_times": {"q05": self.low, "median": self.step_times, "q95": self.high},
             "loss": {"t": self.staircase.times, "median": self.staircase.loss_quantiles(0.5)[0]},

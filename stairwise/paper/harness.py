@@ -44,6 +44,7 @@ CATALOG = {
     "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",
     "width": "the wider the network, the better its tangent kernel predicts it",
     "batch": "how many dimensions a batch can carry, predicted and measured",
+    "muon": "two rules, two staircases: gradient flow and spectral flow (Muon) on the same data",
     "halves": "two modalities: match the halves of digits",
 }
 

@@ -19,8 +19,9 @@ SPECTRA = (
     "held_hidden",
     "correlations",
 )
-SIZES = {"eigenvalues": "dimensions", "covariance": "dimensions", "hidden": "hidden_dimensions"}
+SIZES = dict.fromkeys(("eigenvalues", "covariance", "normalized"), "dimensions") | {"hidden": "hidden_dimensions"}
 TOTALS = {"eigenvalues": "trace", "covariance": "variance", "hidden": "hidden_variance"}
+TOTALS["normalized"] = "normalized_trace"
 CLOCKS = ("seconds", "views_per_second")  # the only values that differ between identical runs on a CPU
 LARGEST = 1e300  # larger numbers indicate a damaged file
 OF_CORRELATION = ("barlow_twins", "sharpened", "smoothed", "fourth_power", "hinged")  # losses that are functions of C
@@ -97,6 +98,7 @@ class Record:
     hidden_dimensions: int | None = None
     trace: float | None = None
     variance: float | None = None
+    normalized_trace: float | None = None
     hidden_variance: float | None = None
     wanted: int | None = None
     rankme: float | None = None

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, positive_int, vector
+from stairwise.checks import InputError, number, one_of, positive_int, vector
 from stairwise.checks import seed as check_seed
 from stairwise.theory.alignment import step_time_quantiles
 from stairwise.theory.laws import evolve
+from stairwise.theory.spectral_law import spectral_evolve, spectral_steps
 from stairwise.theory.trajectory import Trajectory
 
 Floats = NDArray[np.float64]
+
+OPTIMIZERS = ("sgd", "muon")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +48,19 @@ def predict_staircase(
     lr: float | None = None,
     draws: int | None = None,
     seed: int = 0,
+    optimizer: str = "sgd",
 ) -> Staircase:
-    """Logistic-law spectra for `draws` Gaussian inits of scale α, from the leading eigenvalues of Γ alone.
+    """Predicted spectra for `draws` Gaussian inits of scale α, from the leading eigenvalues of Γ alone.
 
     W₀V is Gaussian like W₀, so the eigenvectors are not needed. Give more than d eigenvalues (about d + 50), because
-    modes beyond d compete with the last ones.
+    modes beyond d compete with the last ones; a few hundred for Muon, under which they fade more slowly.
 
     Arguments:
         gamma: leading eigenvalues of Γ, descending, (r,), r ≥ d, the first d positive.
         times: default: dense around expected steps, up to 1.15 times the 95 % quantile of the last step.
         draws: number of draws of W₀; default 100, fewer for d above 16.
-        lr: learning rate of gradient descent; None for gradient flow.
+        lr: learning rate of descent; None for flow.
+        optimizer: "sgd" (logistic law) or "muon" (spectral law).
 
     Example:
         >>> steps = predict_staircase([2.0, 1.0, 0.5], d=2, alpha=1e-3, draws=50)
@@ -65,17 +70,29 @@ def predict_staircase(
     gamma = -np.sort(-vector(gamma, "gamma"))
     d = positive_int(d, "d", int((gamma > 0).sum()), "only modes with positive γ are learned; lower d or give more γ")
     number(alpha, "alpha", above=0)
-    if times is None:
-        times = _default_times(gamma[:d], alpha, lr)
-    t = np.atleast_1d(np.asarray(times, dtype=np.float64))
+    spectral = one_of(optimizer, "optimizer", OPTIMIZERS) == "muon"
     draws = max(20, min(100, 1600 // d)) if draws is None else positive_int(draws, "draws")
     rng = np.random.default_rng(check_seed(seed))
     starts = alpha * rng.standard_normal((draws, d, len(gamma)))
     largest = max(float(np.linalg.eigvalsh((u * gamma) @ u.T)[-1]) for u in starts)
     if not largest < 1:
         raise InputError("alpha", "must start with all eigenvalues of C below 1", f"{largest:.3g}", "lower alpha")
+    if spectral:
+        return _spectral_staircase(starts, gamma, times, lr)
+    if times is None:
+        times = _default_times(gamma[:d], alpha, lr)
+    t = np.atleast_1d(np.asarray(times, dtype=np.float64))
     spectra = np.stack([evolve(u, gamma, t, lr=lr)[0] for u in starts])
     return Staircase(t, spectra, np.stack([Trajectory(t, s, "draw").step_times() for s in spectra]))
+
+
+def _spectral_staircase(starts: Floats, gamma: Floats, times: ArrayLike | None, lr: float | None) -> Staircase:
+    steps = np.stack([spectral_steps(u, gamma, lr) for u in starts])
+    if times is None:  # λ grows like t² up to 1, so it is done at √2 times its step
+        times = np.linspace(0, 1.15 * np.sqrt(2) * np.quantile(steps[:, -1], 0.95), 300)
+    t = np.atleast_1d(np.asarray(times, dtype=np.float64))
+    spectra = np.stack([spectral_evolve(u, gamma, t, lr)[0] for u in starts])
+    return Staircase(t, spectra, np.where(steps <= t.max(initial=0.0), steps, np.inf))
 
 
 def _default_times(gamma: Floats, alpha: float, lr: float | None) -> Floats:

@@ -1,6 +1,6 @@
 r"""Closed-form trajectories from any small initialization.
 
-There are two laws. Both work in the eigenbasis of Γ, where u_k = W₀ v_k are the columns of the initial weights:
+There are two laws of gradient flow. Both work in the eigenbasis of Γ, where u_k = W₀ v_k are the columns of W₀:
 
 aligned   the paper's Result 4.1: replace W₀ by its aligned init (QR) and let each mode grow independently.
           Its error shrinks only as α^{1 − max γ_{j+1}/γ_j}, slowly when eigenvalues are close, as in real data.
@@ -11,7 +11,9 @@ logistic  let all columns grow as in the linear phase, then saturate the resulti
 
           It is exact for aligned init (the Proposition) and when all γ are equal, and accurate in between.
 
-With `lr=` both laws predict descent instead of flow. At learning rate η a mode grows by 1 + 4ηγ per step instead of
+A third law, spectral (theory/spectral_law.py), is for spectral flow, the continuous form of Muon.
+
+With `lr=` both predict descent instead of flow. At learning rate η a mode grows by 1 + 4ηγ per step instead of
 e^{4ηγ}, and the log-odds log(λ/(1 − λ)) grow by 2 log(1 + 4ηγ) + 3 (4ηγ)² λ + O((4ηγ)³) per step, which sums to
 
               λ/(1 − λ) = μ (1 + μ)^{6ηγ}   instead of   λ/(1 − λ) = μ.
@@ -28,6 +30,7 @@ from stairwise.theory.alignment import qr_nonnegative
 from stairwise.theory.conditions import check_conditions
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.modes import Modes
+from stairwise.theory.spectral_law import spectral_evolve
 from stairwise.theory.trajectory import Trajectory
 
 Floats = NDArray[np.float64]
@@ -46,7 +49,7 @@ def closed_form(
     momentum: float = 0.0,
     weights: bool = False,
 ) -> Trajectory:
-    """Predicted trajectory of gradient flow, or of gradient descent if `lr` is given, from small init W0.
+    """Predicted trajectory of a flow, or of a descent if `lr` is given, from small init W0.
 
     Warns (`TheoryWarning`) when the conditions of the law do not hold; `check_conditions` gives the details. The
     absolute error of tiny eigenvalues is about 1e-15 of the largest eigenvalue at that time.
@@ -55,8 +58,8 @@ def closed_form(
         W0: initial weights, (d, m).
         corr: the data.
         times: t = lr × step, (T,); infinity allowed.
-        law: "logistic" (any small init) or "aligned" (the paper's).
-        lr: learning rate of gradient descent; None for gradient flow.
+        law: for gradient flow "logistic" (any small init) or "aligned" (the paper's); for spectral flow "spectral".
+        lr: learning rate of descent; None for flow.
         momentum: heavy-ball momentum of the descent; time is still lr × step. The growth is exact, but saturation is
             taken from the flow: predicted steps are up to 3 % late and the overshoot of λ beyond 1 is missing.
         weights: also return W(t). The weights are less accurate than the spectrum: the true flow stops rotating once
@@ -70,7 +73,9 @@ def closed_form(
                [0.99, 0.  ],
                [1.  , 1.  ]])
     """
-    one_of(law, "law", LAWS)
+    one_of(law, "law", (*LAWS, "spectral"))
+    if law == "spectral" and momentum:
+        raise InputError("momentum", "must be 0 for the spectral law", momentum, "use gradient_descent")
     t = time_vector(times)
     conditions = check_conditions(W0, corr)
     if not conditions.start < 1:
@@ -85,7 +90,11 @@ def closed_form(
     for problem in problems:
         warnings.warn(problem, TheoryWarning, stacklevel=2)
     coordinates, gamma = corr.project(W0)
-    spectrum, moved = evolve(coordinates, gamma, t, law, lr, momentum, weights)
+    if law == "spectral":
+        lr = None if lr is None else number(lr, "lr", above=0)
+        spectrum, moved = spectral_evolve(coordinates, gamma, t, lr, weights)
+    else:
+        spectrum, moved = evolve(coordinates, gamma, t, law, lr, momentum, weights)
     if moved is not None:  # the part outside the span of the data never changes
         still = np.asarray(W0, dtype=np.float64) - coordinates @ corr.eigenvectors.T
         moved = moved @ corr.eigenvectors.T + still

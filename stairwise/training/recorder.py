@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stairwise.distributed import rank
+from stairwise.monitor.aside import Copies
 from stairwise.monitor.commentary import Commentary, Floats
 from stairwise.monitor.decompose import decompose_on_one_core
 from stairwise.monitor.loggers import destinations, send
@@ -114,15 +115,15 @@ class Recorder:
 
     def write(self, record: Record, spectrum: bool) -> None:
         """Write a record; `spectrum` adds the spectra of all steps since the last one."""
-        sums: dict[str, Any] = {}
+        copies = None
         if spectrum:
             self.flush()
-            sums = self.monitor.snapshot(joint=True)
+            copies = self.monitor.copies(joint=True)
             self.monitor.reset()
             self.values[:2] = 0
         self.settle(wait=False)
         if rank() == 0:
-            self.writer.submit(lambda: self._made(record, sums))
+            self.writer.submit(lambda: self._made(record, copies))
 
     def settle(self, wait: bool = True) -> None:
         """Raise errors of the background thread and send finished records to loggers; `wait`: wait for all records."""
@@ -131,8 +132,9 @@ class Recorder:
                 raise error
             send(record, self.loggers, self.commentary.about(record))
 
-    def _made(self, record: Record, sums: dict[str, Any]) -> Record:
+    def _made(self, record: Record, copies: Copies | None) -> Record:
         """Add the spectra to a record, and judge it; runs in the background."""
+        sums = copies.arrays() if copies is not None else {}
         if sums:
             record = replace(record, **vars(decompose_on_one_core(sums, self.monitor.normalized)))
         if self.loggers:

@@ -36,7 +36,7 @@ def move_by_adamw(
     """torch.optim.AdamW."""
     means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
     counts = [state["step"] for state in states]
-    torch._foreach_add_(counts, usable.to(counts[0].dtype))
+    torch._foreach_add_(counts, [usable.to(counts[0].dtype)] * len(counts))  # a single tensor would be read on the CPU
     corrections = []
     news = (gradients, list(torch._foreach_mul(gradients, gradients)))
     for beta, averages, new in zip(group["betas"], (means, squares), news, strict=True):

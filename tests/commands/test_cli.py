@@ -43,6 +43,11 @@ def test_predict_json(tmp_path):
     assert found["pairs"] == 50
     assert len(found["gamma"]) == 3
     assert found["lr_bound"] == pytest.approx(1 / (4 * found["gamma"][0]))
+    done = stairwise("predict", "x_a.npy", "x_b.npy", "-d", "3", "--optimizer", "muon", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    muon = json.loads(done.stdout)
+    assert muon["lr_bound"] is None
+    assert muon["step_times"]["median"][0] == pytest.approx((2 * found["gamma"][0]) ** -0.5, rel=0.02)
 
 
 def test_predict_text(tmp_path):

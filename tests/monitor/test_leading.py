@@ -6,15 +6,17 @@ import torch
 
 import stairwise as sw
 from stairwise.checks import InputError
-from stairwise.monitor import bases, moments, spectrum
+from stairwise.monitor import bases, moments, products, spectrum
 from tests.two_processes import run_two
 
-LAYOUTS = ("dense", "tracked")
 
-
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(params=["dense", "tracked", "halves"])
 def layout(request, monkeypatch):
-    """Both layouts for embeddings of a few hundred dimensions."""
+    """Both layouts for embeddings of a few hundred dimensions; dense also with products of halves, as on a GPU."""
+    if request.param == "halves":
+        monkeypatch.setattr(products, "uses_halves", lambda x: x.dtype == torch.float32)
+        monkeypatch.setattr(products, "_of_halves", lambda left, right: left.float() @ right.float())
+    monkeypatch.setattr(products, "ROWS", 64)
     monkeypatch.setattr(moments, "ALL", 64)
     monkeypatch.setattr(moments, "KEPT", 24)
     monkeypatch.setattr("stairwise.monitor.decompose.KEPT", 24)
@@ -22,7 +24,7 @@ def layout(request, monkeypatch):
     monkeypatch.setattr(bases, "FRESH", 4)
     for module in ("stairwise.monitor.moments", "stairwise.monitor.bases", "stairwise.monitor.digest"):
         monkeypatch.setattr(f"{module}.COLUMNS", 96)
-    monkeypatch.setattr(moments, "DENSE", 8192 if request.param == "dense" else 64)
+    monkeypatch.setattr(moments, "DENSE", 64 if request.param == "tracked" else 8192)
     return request.param
 
 
@@ -72,7 +74,7 @@ def agrees(found, a, b, rel):
 def test_leading_values_and_exact_totals(layout):
     a, b = embeddings(1000)
     found = filled(a, b).compute()
-    agrees(found, a, b, rel=1e-4 if layout == "dense" else 0.02)
+    agrees(found, a, b, rel=1e-4 if layout != "tracked" else 0.02)
     assert (found.samples, found.dimensions, len(found.eigenvalues), found.batch) == (1000, 300, 24, 50)
     exact = filled(a, b, exact=True).compute()
     assert len(exact.covariance) == 300
@@ -83,6 +85,19 @@ def test_leading_values_and_exact_totals(layout):
     assert found.lidar is None
 
 
+def test_standardized_embeddings(layout):
+    """Of dense sums, with the mean variance of both views, which differ here; a tracked basis has none."""
+    a, b = embeddings(1000, mean=2.0)
+    b = 1.02 * b + 0.1
+    found = filled(a, b, normalized=True).compute()
+    if layout == "tracked":
+        assert found.normalized is None
+        return
+    exact = filled(a, b, normalized=True, exact=True).compute().normalized
+    assert found.normalized == pytest.approx(exact[:24], rel=1e-3)
+    assert found.normalized_trace == pytest.approx(exact.sum(), rel=1e-3)
+
+
 def test_bases_follow_modes_that_turn(layout):
     """A window starts with the basis of the one before; what turns in between is found again."""
     monitor = filled(*embeddings(600))
@@ -91,7 +106,7 @@ def test_bases_follow_modes_that_turn(layout):
         a, b = embeddings(600, seed=4, turn=turn)
         for pair in batches(a, b):
             monitor.update(*pair)
-    agrees(monitor.compute(), a, b, rel=1e-4 if layout == "dense" else 5e-3)
+    agrees(monitor.compute(), a, b, rel=1e-4 if layout != "tracked" else 5e-3)
 
 
 def test_a_mean_that_dominates(layout):
@@ -106,7 +121,9 @@ def test_a_mean_that_dominates(layout):
     assert found.variance < 2e-5 * found.mean_square
     assert found.variance == pytest.approx(values["variance"], rel=1e-4)
     assert found.trace == pytest.approx(values["trace"], rel=1e-6)
-    assert found.covariance == pytest.approx(values["covariance"], rel=1e-3 if layout == "dense" else 0.02)
+    assert found.covariance == pytest.approx(
+        values["covariance"], rel={"dense": 1e-3, "halves": 1e-2, "tracked": 0.02}[layout]
+    )
     assert found.eigenvalues[0] == pytest.approx(values["eigenvalues"][0], rel=1e-5)
 
 
@@ -116,7 +133,7 @@ def test_few_rows_are_exact(layout):
     monitor = sw.SpectrumMonitor()
     for pair in batches(a, b, 20):
         monitor.collect(*pair)
-    agrees(monitor.compute(), a, b, rel=1e-4)
+    agrees(monitor.compute(), a, b, rel=1e-3 if layout == "halves" else 1e-4)
 
 
 def test_hidden_representations(layout):
@@ -128,7 +145,7 @@ def test_hidden_representations(layout):
     monitor.update(z, z)
     found = monitor.compute()
     values = np.linalg.eigvalsh(np.cov(torch.cat(h).double().numpy().T))[::-1]
-    assert found.hidden == pytest.approx(values[:24], rel=1e-4 if layout == "dense" else 0.02)
+    assert found.hidden == pytest.approx(values[:24], rel=1e-4 if layout != "tracked" else 0.02)
     assert (found.hidden_dimensions, found.dimensions) == (300, 4)
     assert found.hidden_variance == pytest.approx(values.sum(), rel=1e-5)
 
@@ -137,13 +154,13 @@ def test_windows_half_lives_and_merging(layout):
     a, b = embeddings(1200)
     window = filled(a, b, window=400).compute()
     assert window.samples == 400
-    agrees(window, a[800:], b[800:], rel=2e-3 if layout == "dense" else 0.05)
+    agrees(window, a[800:], b[800:], rel=2e-3 if layout != "tracked" else 0.05)
     one, two = filled(a[:600], b[:600]), filled(a[600:], b[600:])
     assert not torch.equal(one.frames.centres["z"], two.frames.centres["z"])
     one.merge(two)
-    agrees(one.compute(), a, b, rel=1e-4 if layout == "dense" else 0.03)
+    agrees(one.compute(), a, b, rel=1e-4 if layout != "tracked" else 0.03)
     decayed, exact = (filled(a, b, half_life=300, exact=kind).compute() for kind in (None, True))
-    assert decayed.covariance == pytest.approx(exact.covariance[:24], rel=1e-4 if layout == "dense" else 0.03)
+    assert decayed.covariance == pytest.approx(exact.covariance[:24], rel=1e-4 if layout != "tracked" else 0.03)
     assert decayed.variance == pytest.approx(exact.variance, rel=1e-5)
 
 
@@ -179,7 +196,7 @@ def test_bad_batches_and_no_batches(layout):
     monitor = filled(a, b)
     monitor.update(a * torch.nan, b)
     found = monitor.compute()
-    agrees(found, a, b, rel=1e-4 if layout == "dense" else 0.02)
+    agrees(found, a, b, rel=1e-4 if layout != "tracked" else 0.02)
     assert (found.skipped, found.first_skipped) == (1, 5)
     monitor.reset()
     monitor.update(a * torch.inf, b)
@@ -187,7 +204,7 @@ def test_bad_batches_and_no_batches(layout):
         monitor.compute()
     monitor.reset()
     monitor.update(a, b)
-    agrees(monitor.compute(), a, b, rel=5e-4 if layout == "dense" else 0.05)
+    agrees(monitor.compute(), a, b, rel=5e-4 if layout != "tracked" else 0.05)
 
 
 @pytest.mark.parametrize("rows", [60, 600])
@@ -210,7 +227,7 @@ def test_a_batch_whose_squares_overflow_costs_one_batch(layout):
     monitor.update(huge, b)
     found = monitor.compute()
     assert found.skipped == 1
-    agrees(found, a, b, rel=1e-4 if layout == "dense" else 0.02)
+    agrees(found, a, b, rel=1e-4 if layout != "tracked" else 0.02)
 
 
 def test_a_record_that_fails_does_not_spoil_the_next(layout):
@@ -224,7 +241,7 @@ def test_a_record_that_fails_does_not_spoil_the_next(layout):
         monitor.reset()
         monitor.update(a, b)
         found = monitor.compute()
-    agrees(found, a, b, rel=2e-3 if layout == "dense" else 0.1)
+    agrees(found, a, b, rel=2e-3 if layout != "tracked" else 0.1)
 
 
 def test_states_of_older_versions(layout):
@@ -234,10 +251,10 @@ def test_states_of_older_versions(layout):
     monitor = sw.SpectrumMonitor()
     monitor.load({"zz": rows.T @ rows, "u": torch.zeros(302)})
     monitor.update(a, b)
-    if layout == "dense":
+    if layout != "tracked":
         a, b = torch.cat([a, a]), torch.cat([b, b])
     assert monitor.compute().samples == len(a)
-    agrees(monitor.compute(), a, b, rel=1e-4 if layout == "dense" else 0.02)
+    agrees(monitor.compute(), a, b, rel=1e-4 if layout != "tracked" else 0.02)
 
 
 def test_representations_that_begin_after_a_window(layout):
@@ -256,7 +273,7 @@ def test_autocast_and_random_numbers_of_the_user(layout):
         monitor = filled(a, b)
     found = monitor.compute()
     assert torch.equal(torch.get_rng_state(), before)
-    agrees(found, a, b, rel=1e-4 if layout == "dense" else 0.02)
+    agrees(found, a, b, rel=1e-4 if layout != "tracked" else 0.02)
 
 
 def test_pairs_wanted():

@@ -37,6 +37,28 @@ def test_the_prediction_is_what_descent_does(pairs):
     assert simulated[:3] == pytest.approx(outlook.step_times[:3], rel=0.1)
 
 
+@pytest.mark.parametrize("lr", [None, 0.01])
+def test_muon(pairs, lr):
+    """The median of simulated spectral flow or descent; half-way times go as 1/√γ."""
+    outlook = sw.predict(pairs.x_a, pairs.x_b, d=3, alpha=1e-5, lr=lr, optimizer="muon", draws=30)
+    corr = sw.Correlation.from_pairs(pairs.x_a, pairs.x_b)
+    end, steps = 1.5 * outlook.high.max(), []
+    for seed in range(7):
+        W0 = sw.gaussian_init(3, corr.features, 1e-5, seed)
+        if lr is None:
+            run = sw.gradient_flow(W0, corr, np.linspace(0, end, 400), rtol=1e-6, rule="spectral")
+        else:
+            run = sw.gradient_descent(W0, corr, lr, int(end / lr), rule="spectral")
+        steps.append(run.step_times())
+    assert np.median(steps, axis=0) == pytest.approx(outlook.step_times, rel=0.03)
+    assert outlook.step_times[:2] == pytest.approx((2 * outlook.gamma[:2]) ** -0.5, rel=0.05)
+    assert outlook.lr_bound == np.inf
+    assert outlook.summary()["optimizer"] == "muon"
+    assert outlook.table().title.endswith(", Muon")
+    assert "stable at any learning rate" in outlook.text()
+    assert ("for the first" in outlook.text()) == (lr is not None)
+
+
 def test_what_it_shows(pairs, tmp_path):
     outlook = sw.predict(pairs.x_a, pairs.x_b, d=4, lr=1e-3, name=pairs.name)
     table = outlook.table()
@@ -75,3 +97,5 @@ def test_bad_input(pairs):
         sw.predict(pairs.x_a, pairs.x_b[:-1])
     with pytest.raises(InputError, match="lr must be greater than 0"):
         sw.predict(pairs.x_a, pairs.x_b, d=2, lr=0.0)
+    with pytest.raises(InputError, match=r"optimizer is unknown.*did you mean 'muon'"):
+        sw.predict(pairs.x_a, pairs.x_b, d=2, optimizer="moun")

@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import binom
 
 import stairwise as sw
+from benchmarks import bench_spectral
 from benchmarks.bench_forecast import score
 from benchmarks.corpus.score import Share
 from stairwise.figures.style import style
@@ -361,6 +362,26 @@ def test_the_figure_of_the_staircases_can_be_redrawn(tmp_path):
     with style():
         draw_courses(courses).savefig(tmp_path / "staircases.png")
     assert (tmp_path / "staircases.png").stat().st_size > 50_000
+
+
+def test_the_spectral_law_is_as_good_as_its_page_says():
+    page = (RESULTS / "spectral.md").read_text(encoding="utf-8")
+    rows = json.loads((RESULTS / "spectral_rows.json").read_text(encoding="utf-8"))
+    for line in bench_spectral.markdown(rows).splitlines():
+        assert line in page
+    found = bench_spectral.summary(rows)
+    assert f"in {found['within']} of {found['rows']} settings" in page
+    assert f"the worst are {100 * found['worst_steps']:.1f} % and {found['worst_overlap']:.3f}" in page
+    assert f"Of the {found['held_out']} settings whose spectrum had been set aside, {found['held_out_within']}." in page
+    seeds = [max(row[key] for row in rows) for key in ("seed_steps", "seed_overlap")]
+    assert f"up to {100 * seeds[0]:.1f} % and {seeds[1]:.3f} for 90 % of the seeds" in page
+    assert f"by up to {100 * max(row['last_late'] for row in rows):.1f} %." in page
+    spans = {(r["spectrum"], r["d"], r["alpha"], r["lr"]): r["overlap"] for r in rows}
+    between = [
+        spans[name, d, 1e-2, 0.0] <= spans[name, d, 1e-7, 0.02] <= spans[name, d, 1e-4, 0.0]
+        for name, d in dict.fromkeys((r["spectrum"], r["d"]) for r in rows)
+    ]
+    assert f"in {sum(between)} of {len(between)} settings" in page
 
 
 def test_batches_carry_what_the_page_says():

@@ -1,0 +1,59 @@
+"""Work for which training does not wait: on a CUDA stream of its own, with results for a background thread."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Aside:
+    """A stream beside the current one; on a CPU the work is done at once.
+
+    Attributes:
+        allowed: False in monitors that a captured graph updates, because a graph cannot wait for this stream.
+    """
+
+    def __init__(self) -> None:
+        self.allowed = True
+        self.stream: torch.cuda.Stream | None = None
+        self.done: torch.cuda.Event | None = None
+
+    @contextmanager
+    def work(self, device: torch.device | None) -> Iterator[None]:
+        """Do what follows aside, after everything that the current stream has been given so far."""
+        if device is None or device.type != "cuda" or not self.allowed:
+            yield
+            return
+        if self.stream is None or self.stream.device != device:
+            self.stream = torch.cuda.Stream(device)
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self.stream):
+            yield
+            self.done = self.stream.record_event()
+
+    def wait(self) -> None:
+        """Let the current stream wait for the work, not the host; before tensors are used that the work uses, too."""
+        if self.done is not None and self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_event(self.done)
+
+
+class Copies:
+    """Copies of tensors on the CPU, which may still be under way."""
+
+    def __init__(self, values: dict[str, Tensor]) -> None:
+        self.copies: dict[str, Tensor] = {}
+        for name, value in values.items():
+            # page-locked memory: much faster than an ordinary copy, and all copies run at the same time
+            self.copies[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            self.copies[name].copy_(value, non_blocking=True)
+        devices = {value.device for value in values.values() if value.is_cuda}
+        self.events = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
+        """The copies, as soon as they are complete."""
+        for event in self.events:
+            event.synchronize()
+        return {name: value.numpy() for name, value in self.copies.items()}
