@@ -43,6 +43,8 @@ TINY = Recipe(
         {"loss": "vicreg", "precondition": {"power": 0.5}},
         {"loss": "vicreg", "precondition": {"power": 1.0}},
         {"optimizer": "lars"},
+        {"optimizer": "adamw"},
+        {"compile": True},
         {"optimizer": "muon", "lr": 0.02, "momentum": 0.95, "weight_decay": 0.1},
         {"optimizer": "muon", "lr": 0.02, "scaling": "fixed"},
         {"loss": "byol"},

@@ -91,14 +91,18 @@ def build_feed(images: Images, device: torch.device, budget: float | None = None
     return kind(images.pixels, device)
 
 
-def batch_rows(total: int, batch: int, seed: int, first: int = 0, rank: int = 0, world: int = 1) -> Iterator[Tensor]:
+def batch_rows(
+    total: int, batch: int, seed: int, first: int = 0, rank: int = 0, world: int = 1, repeats: int = 1
+) -> Iterator[Tensor]:
     """Yield the row numbers of batches `first`, `first` + 1, … forever; they depend only on the seed.
 
-    Each epoch is a new shuffle; its last, incomplete batch is dropped. Process `rank` gets its part of each batch.
+    Each epoch is a new shuffle; its last, incomplete batch is dropped. Process `rank` gets its part of each batch, and
+    the whole part is repeated, so that `batch` / `repeats` images differ.
 
     >>> [rows.tolist() for rows, _ in zip(batch_rows(5, 2, seed=0), range(2))]
     [[4, 1], [3, 2]]
     """
+    batch //= repeats
     per_epoch = total // batch
     if per_epoch == 0:
         raise InputError("batch", f"must be at most {total}, the number of training images", batch)
@@ -109,7 +113,7 @@ def batch_rows(total: int, batch: int, seed: int, first: int = 0, rank: int = 0,
         order = torch.randperm(total, generator=generator.manual_seed(mixed(ORDER, seed, epoch)))
         for i in range(place, per_epoch):
             start = i * batch + rank * share
-            yield order[start : start + share]
+            yield order[start : start + share].repeat(repeats)
         epoch, place = epoch + 1, 0
 
 
@@ -123,18 +127,29 @@ def channel_statistics(pixels: Pixels, most: int = 5000, unit: bool = True) -> t
 
     With `unit`, pixels below 0 or above 1 are an error.
     """
-    chosen = np.asarray(pixels[np.linspace(0, len(pixels) - 1, min(most, len(pixels))).astype(int)], dtype=np.float64)
+    chosen = pixels[np.linspace(0, len(pixels) - 1, min(most, len(pixels))).astype(int)]
     if pixels.dtype == np.uint8:
-        chosen /= 255
-    if not np.isfinite(chosen).all():
-        raise InputError("images", "must hold finite pixels", None, "drop or impute images with NaN or infinity")
-    if unit and (chosen.min() < 0 or chosen.max() > 1):
-        extremes = f"{chosen.min():g} to {chosen.max():g}"
-        raise InputError("images", "must hold floats from 0 to 1", extremes, "scale them, or use views=crop")
-    std = chosen.std(axis=(0, 1, 2))
-    return torch.tensor(chosen.mean(axis=(0, 1, 2)), dtype=torch.float32), torch.tensor(
-        np.where(std > 0, std, 1), dtype=torch.float32
-    )
+        mean, variance = _moments_of_bytes(chosen)
+    else:
+        chosen = np.asarray(chosen, dtype=np.float64)
+        if not np.isfinite(chosen).all():
+            raise InputError("images", "must hold finite pixels", None, "drop or impute images with NaN or infinity")
+        if unit and (chosen.min() < 0 or chosen.max() > 1):
+            extremes = f"{chosen.min():g} to {chosen.max():g}"
+            raise InputError("images", "must hold floats from 0 to 1", extremes, "scale them, or use views=crop")
+        mean, variance = chosen.mean(axis=(0, 1, 2)), chosen.var(axis=(0, 1, 2))
+    std = np.where(variance > 0, np.sqrt(variance), 1)
+    return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
+
+
+def _moments_of_bytes(pixels: Pixels) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and variance per channel of uint8 pixels over 255, several times faster than in float64."""
+    sums = np.zeros((2, *pixels.shape[1:]))
+    for start in range(0, len(pixels), 256):  # so few squares add up to less than 2²⁴: exact in float32
+        some = pixels[start : start + 256].astype(np.float32)
+        sums += some.sum(axis=0), np.square(some, out=some).sum(axis=0)
+    mean, square = sums.sum(axis=(1, 2)) / (pixels.size / pixels.shape[3])
+    return mean / 255, (square - mean**2) / 255**2
 
 
 def _tensor(pixels: Pixels) -> Tensor:

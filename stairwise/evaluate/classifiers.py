@@ -1,11 +1,16 @@
 """Probes: classification accuracy from frozen representations, computed on their device."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from stairwise.checks import InputError, number, positive_int
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of logistic regression, if it is to be chosen
+LOOK = 10  # rounds between two looks at the decrease of the loss per round; fitting ends below these:
+DECREASE = {torch.float32: 1e-9, torch.float64: 1e-13}
 
 
 def knn_probe(h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, k: int = 200, temperature: float = 0.1) -> float:
@@ -53,11 +58,16 @@ def ridge_probe(h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, penalty: f
 
 
 def logistic_probe(
-    h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, strength: float = 1.0, rounds: int = 200
+    h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, strength: float | None = 1.0, rounds: int = 1000
 ) -> float:
-    r"""Accuracy of multinomial logistic regression, by full-batch L-BFGS on standardized features.
+    r"""Accuracy of multinomial logistic regression on standardized features.
 
     Minimizes mean cross-entropy + ‖W‖² / (2 · strength · N), like scikit-learn's LogisticRegression(C=strength).
+
+    Arguments:
+        strength: of the fit; None: the power of ten from 1e-4 to 1 that classifies every tenth row best, if only the
+            other rows are fitted. The test rows are not used for that.
+        rounds: limit of iterations.
 
     Example:
         >>> h = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
@@ -65,34 +75,89 @@ def logistic_probe(
         1.0
     """
     _check(h, y, h_test, y_test)
-    number(strength, "strength", above=0)
     x, x_test = _standardized(h.float(), h_test.float())
-    weights = fit_logistic(x, y.long(), strength, rounds)
-    return _accuracy(x_test @ weights[:-1] + weights[-1], y_test)
+    if strength is None:
+        strength = _best_strength(x, y.long(), rounds)
+    weights = fit_logistic(x, y.long(), number(strength, "strength", above=0), rounds)
+    return _accuracy(_scores(x_test, weights), y_test)
 
 
-def fit_logistic(x: Tensor, y: Tensor, strength: float, rounds: int) -> Tensor:
-    """Weights (features + 1, classes); the last row is the biases."""
-    classes = int(y.max()) + 1
-    weights = torch.zeros((x.shape[1] + 1, classes), dtype=x.dtype, device=x.device, requires_grad=True)
-    descent = torch.optim.LBFGS([weights], max_iter=rounds, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
+def fit_logistic(
+    x: Tensor,
+    y: Tensor,
+    strength: float,
+    rounds: int = 1000,
+    start: Tensor | None = None,
+    products: Tensor | None = None,
+) -> Tensor:
+    r"""Weights (features + 1, classes) in float64; the last row is the biases.
 
-    def closure() -> Tensor:
-        descent.zero_grad()
-        fit = torch.nn.functional.cross_entropy(x @ weights[:-1] + weights[-1], y)
-        loss = fit + weights[:-1].square().sum() / (2 * strength * len(x))
-        loss.backward()
-        return loss
+    The Hessian is at most G = ½ AᵀA/N + penalty, A = (x, 1), whatever the weights (Böhning 1992). So steps −G⁻¹∇ need
+    no line search; they are accelerated by Nesterov's momentum, which restarts when it points uphill. Only the stopping
+    rule waits for the device: the decrease that one step can bring, at every LOOK rounds.
 
-    with torch.enable_grad():
-        descent.step(closure)
-    return weights.detach()
+    Arguments:
+        start: weights to begin with; None: zeros.
+        products: AᵀA, if it is known.
+    """
+    n, classes = len(x), int(y.max()) + 1
+    A = torch.cat([x, x.new_ones(n, 1)], dim=1)
+    penalty = torch.full((A.shape[1], 1), 1 / (strength * n), dtype=torch.float64, device=x.device)
+    penalty[-1] = 0
+    targets = torch.nn.functional.one_hot(y, classes).to(x.dtype)
+    bound = (_products(A) if products is None else products) / (2 * n) + penalty.flatten().diag()
+    bound.diagonal().add_(1e-10 * bound.trace())  # far above rounding, so that there is an inverse
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(bound))
+    W = torch.zeros(A.shape[1], classes, dtype=torch.float64, device=x.device) if start is None else start
+    V, t = W, torch.ones((), dtype=torch.float64, device=x.device)
+    for i in range(rounds):
+        residual = (A @ V.to(x.dtype)).softmax(dim=1) - targets
+        gradient = (residual.T @ A).T.double() / n + penalty * V  # ten times faster on CPUs than A.T @ residual
+        step = inverse @ gradient
+        moved = V - step
+        if i % LOOK == LOOK - 1 and (gradient * step).sum() < DECREASE[x.dtype]:
+            return moved
+        uphill = (gradient * (moved - W)).sum() > 0
+        t = torch.where(uphill, 1.0, t)
+        following = (1 + (1 + 4 * t**2).sqrt()) / 2
+        V = moved + (t - 1) / following * (moved - W)
+        W, t = moved, following
+    return W
+
+
+def _products(A: Tensor) -> Tensor:
+    """AᵀA in float64, because the penalty is smaller than rounding in float32."""
+    total = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
+    for rows in A.split(8192):
+        part = rows.double()
+        total.addmm_(part.T, part)
+    return total
+
+
+def _best_strength(x: Tensor, y: Tensor, rounds: int) -> float:
+    """The strength that is best on every tenth row; of equals the weakest."""
+    held = torch.arange(len(x), device=x.device) % 10 == 0
+    if held.all() or len(y[~held].unique()) < len(y.unique()):
+        return 1.0
+    rows, classes = x[~held], y[~held]
+    products = _products(torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1))
+    weights, scores = None, []
+    for strength in STRENGTHS:
+        weights = fit_logistic(rows, classes, strength, rounds, weights, products)
+        scores.append(_accuracy(_scores(x[held], weights), y[held]))
+    return STRENGTHS[scores.index(max(scores))]
+
+
+def _scores(x: Tensor, weights: Tensor) -> Tensor:
+    w = weights.to(x.dtype)
+    return x @ w[:-1] + w[-1]
 
 
 PROBES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], float]] = {
     "knn": knn_probe,
     "ridge": ridge_probe,
     "logistic": logistic_probe,
+    "logistic_tuned": partial(logistic_probe, strength=None),
 }
 
 

@@ -26,6 +26,17 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
             m.training = mode
 
 
+@contextmanager
+def _without_search() -> Iterator[None]:
+    """Disable cudnn.benchmark, which would time all algorithms for the last batch, too; a single pass is faster."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def represent(
     network: nn.Module,
     feed: AbstractFeed,
@@ -44,7 +55,8 @@ def represent(
         precision: dtype of autocast; None turns it off.
     """
     outputs: list[tuple[Tensor, Tensor]] = []
-    with eval_mode(network), torch.autocast(feed.device.type, precision, enabled=precision is not None):
+    autocast = torch.autocast(feed.device.type, precision, enabled=precision is not None)
+    with eval_mode(network), autocast, _without_search():
         for images in feed.stream(iter(rows.split(batch))):
             h, z = network(full_view(images, size, mean, std, crop).float())
             outputs.append((h.float(), z.float()))

@@ -51,12 +51,12 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
         arrays[f"loss{i}"] = landscape.loss(x)
         arrays[f"path{i}"] = path[::10]
         arrays[f"step{i}"] = [np.interp(rest**2 / 2, path**2, t), landscape.step_times(config.start, 1.0)]
-        arrays[f"lr{i}"] = _largest_lr(landscape, rest, seed(config.seed))
+        arrays[f"lr{i}"] = largest_lr(landscape, rest, seed(config.seed))
         arrays[f"rest{i}"] = rest
     return arrays
 
 
-def _largest_lr(landscape: AbstractLandscape, rest: float, seed: int) -> float:
+def largest_lr(landscape: AbstractLandscape, rest: float, seed: int = 0) -> float:
     """Find by bisection the learning rate above which descent from 1 % off the minimum moves away from it."""
     near = rest * (1 + 0.01 * np.random.default_rng(seed).choice([-1.0, 1.0], 8))
     low, high = 0.01, 16.0

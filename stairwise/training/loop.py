@@ -127,11 +127,14 @@ class Trainer:
         if recipe.channels_last and device.type == "cuda":
             cast(Any, network).to(memory_format=torch.channels_last)  # in place; missing from torch's type stubs
         self.alpha = self.stored.facts["alpha"] if self.stored else self._scale(network)
+        loss = recipe.loss, recipe.loss_options, recipe.precondition
         self.objective: AbstractObjective = build_objective(
-            network, recipe.d, recipe.loss, recipe.loss_options, recipe.precondition, recipe.together
+            network, recipe.d, *loss, recipe.together, recipe.repeats
         ).to(device)
         if world() > 1:
             self.objective = with_joint_norms(self.objective, device)
+        if recipe.compile:
+            self.objective.compile_network()
         self.optimizer = FlatOptimizer(
             self.objective, recipe.optimizer, recipe.momentum, recipe.weight_decay, recipe.clip, recipe.scaling
         )
@@ -180,14 +183,22 @@ class Trainer:
         x_a, x_b = self.material.pairs.fixed(torch.arange(self.material.training))
         return x_a.chunk(world())[rank()], x_b.chunk(world())[rank()]
 
-    def _remaining_pairs(self) -> Iterator[Pair]:
+    def remaining_pairs(self) -> Iterator[Pair]:
         """Pairs of views for all remaining steps."""
         if self.recipe.fixed_views:
             return repeat(self.fixed_pairs())
         material = self.material
-        rows = batch_rows(material.training, material.batch, self.recipe.seed, self.step_number, rank(), world())
+        share = rank(), world(), self.recipe.repeats
+        rows = batch_rows(material.training, material.batch, self.recipe.seed, self.step_number, *share)
         pairs = material.pairs.stream(rows, self.step_number)
         return prefetch(pairs) if self.device.type == "cuda" else pairs
+
+    def advance(self, pairs: Iterator[Pair], measure: bool = False) -> None:
+        """Take the next step of the run, on the next of its pairs; `measure`: add it to the spectra."""
+        x_a, x_b = next(pairs)
+        self.set_rates()
+        self.take_step(x_a, x_b, measure=measure)
+        self.step_number += 1
 
     # the run
 
@@ -196,14 +207,11 @@ class Trainer:
         if self.step_number >= calendar.total:
             return
         self.objective.train()
-        pairs = self._remaining_pairs()
+        pairs = self.remaining_pairs()
         saved = began = time.perf_counter()
         first, earlier = self.step_number, self.seconds
         while self.step_number < calendar.total:
-            x_a, x_b = next(pairs)
-            self.t += self._set_rates()
-            self.take_step(x_a, x_b, measure=calendar.measures(self.step_number + 1))
-            self.step_number += 1
+            self.advance(pairs, calendar.measures(self.step_number + 1))
             self.seconds = earlier + time.perf_counter() - began
             if self.step_number in calendar.records or self.step_number in calendar.probes:
                 rate = 2 * self.material.batch * (self.step_number - first) / max(self.seconds - earlier, 1e-9)
@@ -231,12 +239,13 @@ class Trainer:
             return GO_ON
         return agreed(STOP if stop.signal else SAVE if due else GO_ON, self.device)
 
-    def _set_rates(self) -> float:
+    def set_rates(self) -> None:
+        """Set the learning rates of the next step, and add that of the weights to t."""
         factor = self.schedule.factor(self.step_number)
         lr, lr_bias = self.recipe.lr * factor, (self.recipe.lr_bias or self.recipe.lr) * factor
         self.optimizer.lr[0].fill_(lr)
         self.optimizer.lr[1].fill_(lr_bias)
-        return lr
+        self.t += lr
 
     def _record(self, rate: float) -> str:
         """Record everything that is due, and return a short text about it."""

@@ -7,11 +7,14 @@ import torch
 
 from stairwise.evaluate.classifiers import PROBES
 from stairwise.evaluate.representations import eval_mode, probe_rows, represent
+from stairwise.monitor.decompose import decompose_on_one_core
 from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.nets.encoder import Network
 from stairwise.runs.record import spectrum_of_loss
 from stairwise.training.recipe import Recipe
 from stairwise.training.setup import Material
+
+SMALL_VIEWS = 32  # pixels
 
 
 def probe_accuracies(network: Network, recipe: Recipe, material: Material) -> dict[str, float]:
@@ -22,9 +25,12 @@ def probe_accuracies(network: Network, recipe: Recipe, material: Material) -> di
     labels = torch.as_tensor(np.asarray(images.labels, dtype=np.int64))
     crop = pairs.pipeline[0].scale is None
     precision = torch.bfloat16 if material.bf16 else None
+    large = pairs.feed.device.type == "cuda" and pairs.size <= SMALL_VIEWS
+    batch = 2048 if large else 512  # fewer launches, which small views wait for
 
     def represented(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h, _ = represent(network, pairs.feed, rows, pairs.size, pairs.mean, pairs.std, crop, precision=precision)
+        about = pairs.size, pairs.mean, pairs.std, crop, batch
+        h, _ = represent(network, pairs.feed, rows, *about, precision=precision)
         return h, labels[rows].to(h.device)
 
     rows, held = probe_rows(images, material.training, recipe.probe_images)
@@ -44,7 +50,7 @@ def held_out_spectra(network: Network, recipe: Recipe, material: Material) -> di
         for x_a, x_b in pairs.fixed_batches(rows, least=2):
             (h_a, z_a), (h_b, z_b) = network(x_a), network(x_b)
             monitor.update(z_a, z_b, h_a, h_b)
-    spectrum = monitor.compute()
+    spectrum = decompose_on_one_core(monitor.snapshot())  # many threads are far slower if others use the machine
     return {f"held_{name}": getattr(spectrum, name) for name in ("eigenvalues", "covariance", "hidden")}
 
 
@@ -61,4 +67,4 @@ def top_eigenvalue(network: Network, recipe: Recipe, material: Material) -> floa
         b.copy_(buffers[name])
     # the paper sets the scale of C, even if the loss standardizes z afterwards
     name = spectrum_of_loss(recipe.loss, recipe.loss_options | {"batch_norm": False})
-    return float(getattr(monitor.compute(), name)[0])
+    return float(getattr(decompose_on_one_core(monitor.snapshot()), name)[0])

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from importlib.util import find_spec
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -36,22 +38,35 @@ class AbstractObjective(nn.Module, ABC):
     """A network and its loss. All its parameters are trained, and all its state is checkpointed."""
 
     network: Network
+    compiled: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # the network's pass in training
 
     @abstractmethod
     def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded: ...
+
+    def compile_network(self) -> None:
+        """Fuse the operations of the network in training by `torch.compile`; probes use the network as it is."""
+        if next(self.network.parameters()).is_cuda and find_spec("triton") is None:
+            raise InputError("compile", "needs triton on a GPU", "triton is not installed", "set compile=false")
+        self.compiled = torch.compile(self.network.forward)
 
     def after_step(self) -> None:
         """Called after each step of the optimizer."""
 
     def embed(self, x_a: Tensor, x_b: Tensor, together: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """h_a, z_a, h_b, z_b; if `together`, both views pass through the network as one batch."""
+        through = self.compiled or self.network
         if together:
-            h, z = self.network(torch.cat([x_a, x_b]))
+            h, z = through(torch.cat([x_a, x_b]))
             (h_a, h_b), (z_a, z_b) = h.chunk(2), z.chunk(2)
-        elif x_a.is_cuda and torch.cuda.is_current_stream_capturing() and can_pass_at_once(self.network):
+        elif (
+            self.compiled is None
+            and x_a.is_cuda
+            and torch.cuda.is_current_stream_capturing()
+            and can_pass_at_once(self.network)
+        ):
             (h_a, z_a), (h_b, z_b) = two_passes(self.network, x_a, x_b, on_two_streams)
         else:
-            (h_a, z_a), (h_b, z_b) = self.network(x_a), self.network(x_b)
+            (h_a, z_a), (h_b, z_b) = through(x_a), through(x_b)
         return h_a, z_a, h_b, z_b
 
 
@@ -116,16 +131,24 @@ def _has_buffers(module: nn.Module) -> bool:
 
 
 class _Joint(AbstractObjective):
-    """loss(z_a, z_b), with a preconditioned gradient if `stretch` (arguments of `precondition`) is not empty."""
+    """loss(z_a, z_b), with a preconditioned gradient if `stretch` (arguments of `precondition`) is not empty.
 
-    def __init__(self, network: Network, loss: nn.Module, stretch: dict[str, Any], together: bool = False) -> None:
+    If the batch repeats its images, the loss is the mean over all pairs of different views of them.
+    """
+
+    def __init__(
+        self, network: Network, loss: nn.Module, stretch: dict[str, Any], together: bool = False, repeats: int = 1
+    ) -> None:
         super().__init__()
-        self.network, self.loss, self.stretch, self.together = network, loss, stretch, together
+        self.network, self.loss, self.stretch = network, loss, stretch
+        self.together, self.repeats = together, repeats
 
     def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded:
         h_a, z_a, h_b, z_b = self.embed(x_a, x_b, self.together)
         views = precondition(z_a, z_b, **self.stretch) if self.stretch else (z_a, z_b)
-        return Embedded(self.loss(*views), z_a, z_b, h_a, h_b)
+        parts = [part for z in views for part in z.chunk(self.repeats)]
+        losses = [self.loss(first, second) for first, second in combinations(parts, 2)]
+        return Embedded(torch.stack(losses).mean() if len(losses) > 1 else losses[0], z_a, z_b, h_a, h_b)
 
 
 class Bootstrap(AbstractObjective):
@@ -154,15 +177,23 @@ class Bootstrap(AbstractObjective):
 
 
 def build_objective(
-    network: Network, d: int, loss: str, options: dict[str, Any], stretch: dict[str, Any], together: bool = False
+    network: Network,
+    d: int,
+    loss: str,
+    options: dict[str, Any],
+    stretch: dict[str, Any],
+    together: bool = False,
+    repeats: int = 1,
 ) -> AbstractObjective:
-    """Make the objective of a loss by its name in recipes."""
+    """Make the objective of a loss by its name in recipes; `repeats`: how often a batch holds each of its images."""
     one_of(loss, "loss", MODULES)
     factory = Bootstrap if loss == "byol" else MODULES[loss]
     try:
         if loss == "byol":
             if stretch:
                 raise InputError("precondition", "does not apply to BYOL", stretch, "leave it out")
+            if repeats > 1:
+                raise InputError("views_per_image", "must be 2 for BYOL", 2 * repeats)
             return Bootstrap(network, d, together=together, **options)
         module = MODULES[loss](**options)
         module(*TRIAL)  # wrong types only fail in a call
@@ -172,7 +203,7 @@ def build_objective(
         precondition(*TRIAL, **stretch)
     except TypeError as error:
         raise InputError("precondition", "must be arguments of sw.precondition", stretch, str(error)) from error
-    return _Joint(network, module, stretch, together)
+    return _Joint(network, module, stretch, together, repeats)
 
 
 def capturable(loss: str) -> bool:

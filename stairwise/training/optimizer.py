@@ -1,4 +1,4 @@
-r"""SGD, LARS and Muon on flat memory.
+r"""SGD, LARS, AdamW and Muon on flat memory.
 
 All parameters are moved into one vector, and their gradients into another. A step then takes a few kernels for any
 network, data parallelism takes one reduction, and a checkpoint of the optimizer is one tensor. Matrices and filters
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from stairwise.checks import InputError, number, one_of
 from stairwise.training.newton_schulz import LONGEST, SCALINGS, descend, start_lengths
 
-OPTIMIZERS = ("sgd", "lars", "muon")
+OPTIMIZERS = ("sgd", "lars", "adamw", "muon")
 TRUST = 1e-3  # LARS: norm of a step relative to the norm of the weights
+BETA, EPSILON = 0.999, 1e-8  # AdamW: decay of the mean square, and the smallest divisor
 
 
 class FlatOptimizer:
@@ -21,6 +22,8 @@ class FlatOptimizer:
     "sgd" (torch's rule): u = g + weight_decay · w for all parameters.
     "lars" (Meta's rule): for parameters with more than one axis, u = g + weight_decay · w, scaled by 1e-3 ‖w‖ / ‖u‖ if
     both norms are positive; for the others u = g.
+    "adamw" (torch's rule): v and the mean square s of g are exponential averages, both corrected for their start at 0;
+    w ← (1 − lr · weight_decay) w − lr v / (√s + 1e-8), where weights decay, and biases and norms do not.
     "muon": parameters with more than one axis move along the polar factor O of the momentum (see `sw.Muon`),
     w ← (1 − lr · weight_decay) w − lr ‖w₀‖ O / ‖O‖ with O ≈ polar(g + m v) and the initial weights w₀; for the others
     u = g. A gradient that is not finite, or longer than 1e18, changes nothing.
@@ -29,6 +32,7 @@ class FlatOptimizer:
         lr: learning rates of (weights, biases and norms); a tensor that the caller fills before each step.
         gradient: the flat gradient; the parameters' `.grad` are views of it.
         momentum_buffer: v, flat.
+        square_buffer, count: s, flat, and the number of steps so far; only AdamW uses them.
         lengths: ‖w₀‖ of every weight, for "muon".
     """
 
@@ -57,10 +61,12 @@ class FlatOptimizer:
         self.values = torch.zeros(sum(sizes), device=device)
         self.gradient = torch.zeros_like(self.values)
         self.momentum_buffer = torch.zeros_like(self.values)
+        self.square_buffer = torch.zeros_like(self.values) if kind == "adamw" else self.values.new_zeros(0)
+        self.count = self.values.new_zeros(1)
         self.lr = torch.zeros(2, device=device)
         self.weights: list[Tensor] = []
         self.weight_gradients: list[Tensor] = []
-        self.momenta: list[Tensor] = []  # views of momentum_buffer in the shape of each parameter
+        self.momenta: list[Tensor] = []  # views of the buffers in the shape of each parameter
         self.matrices: list[Tensor] = []  # weights as (out, rest), with the columns in memory order
         self.matrix_updates: list[Tensor] = []
         start = 0
@@ -76,6 +82,9 @@ class FlatOptimizer:
                 for matrices, flat in ((self.matrices, self.values), (self.matrix_updates, self.gradient)):
                     matrices.append(flat[start : start + size].view(p.shape[0], -1))
             start += size
+        if kind == "adamw":
+            pieces = zip(self.square_buffer.split(sizes), parameters, strict=True)
+            self.momenta += [*(_shaped(piece, p) for piece, p in pieces), self.count]
         self.lengths = torch.stack(start_lengths(self.matrices)) if self.matrices else torch.zeros(0, device=device)
 
     def zero_grad(self) -> None:
@@ -104,6 +113,9 @@ class FlatOptimizer:
         norm = self.gradient.norm()
         if self.clip:
             self.gradient.mul_((self.clip / (norm + 1e-6)).clamp_max(1.0))
+        if self.kind == "adamw":
+            self._step_adamw()
+            return norm
         if self.kind == "muon":
             self._step_of_muon(norm)
             return norm
@@ -124,6 +136,19 @@ class FlatOptimizer:
         w.addcmul_(v[: self.split], self.lr[0], value=-1)
         self.values[self.split :].addcmul_(v[self.split :], self.lr[1], value=-1)
         return norm
+
+    def _step_adamw(self) -> None:
+        g, v, s, w = self.gradient, self.momentum_buffer, self.square_buffer, self.values
+        self.count.add_(1)
+        v.lerp_(g, 1 - self.momentum)
+        s.mul_(BETA).addcmul_(g, g, value=1 - BETA)
+        t = self.count.double()  # 1 − 0.999 has few digits in float32
+        started_v, started_s = ((1 - beta**t).float() for beta in (self.momentum, BETA))
+        step = (v / started_v) / ((s / started_s).sqrt_() + EPSILON)
+        if self.weight_decay:
+            w[: self.split].mul_(1 - self.lr[0] * self.weight_decay)
+        w[: self.split].addcmul_(step[: self.split], self.lr[0], value=-1)
+        w[self.split :].addcmul_(step[self.split :], self.lr[1], value=-1)
 
     def _step_of_muon(self, norm: Tensor) -> None:
         usable = norm < LONGEST  # false for NaN

@@ -46,16 +46,19 @@ class Recipe:
         scaling: of the steps of "muon", see `sw.Muon`.
         lr_bias: learning rate of biases and norms; 0: that of the weights.
         schedule, warmup_epochs, final_lr: final_lr is a multiple of lr.
-        batch: images per step, over all processes.
+        batch: pairs of views per step, over all processes.
+        views_per_image: an even number; the loss is the mean over all pairs of views of an image. A step then has
+            2 · batch / views_per_image images, each views_per_image / 2 times.
         epochs, steps: length of the run; if steps is not 0, epochs is ignored.
         precision: "bf16" (autocast, encoder only) or "float32" (convolutions in TF32, if torch allows it).
         channels_last: use this memory format on GPUs.
         graph: record the step as a CUDA graph if possible.
+        compile: fuse the network's operations by `torch.compile`; starting takes longer.
         seed: of initialization, order and views.
         records: number of measurements in the run, evenly spaced.
         window: number of images per measured spectrum; 0: the larger of 4 d and 512.
         hidden_spectrum: also measure the covariance of the representations.
-        probes: "knn", "ridge", "logistic"; fitted `probe_times` times, the last time at the end.
+        probes: "knn", "ridge", "logistic", "logistic_tuned"; fitted `probe_times` times, the last time at the end.
         probe_images: greatest number of images for fitting and scoring probes; 0: all.
         held_out: with every probe, also measure spectra of up to this many images not trained on.
         keep: keep the weights this many times, evenly spaced, in RUN/weights.
@@ -91,11 +94,13 @@ class Recipe:
     warmup_epochs: float = 0.0
     final_lr: float = 0.001
     batch: int = 256
+    views_per_image: int = 2
     epochs: float = 10.0
     steps: int = 0
     precision: str = "bf16"
     channels_last: bool = True
     graph: bool = True
+    compile: bool = False
     seed: int = 0
     records: int = 200
     window: int = 0
@@ -121,6 +126,12 @@ class Recipe:
         positive_int(self.probe_times, "probe_times")
         if positive_int(self.batch, "batch") < 2:
             raise InputError("batch", "must be at least 2", self.batch, "losses compare samples")
+        if positive_int(self.views_per_image, "views_per_image") % 2 or self.batch % self.repeats:
+            rule = "must be even, and half of it must divide the batch"
+            raise InputError("views_per_image", rule, self.views_per_image, "2 is a pair of views")
+        if self.batch < 2 * self.repeats or (self.repeats > 1 and self.fixed_views):
+            rule = "must leave at least two images per step, which are not fixed"
+            raise InputError("views_per_image", rule, self.views_per_image, "raise batch")
         check_seed(self.seed)
         if self.alpha != "auto":
             number(self.alpha, "alpha", above=0)
@@ -136,6 +147,11 @@ class Recipe:
             raise InputError("held_out", "must be at least 2, or 0", self.held_out)
         if not self.steps:
             number(self.epochs, "epochs", above=0)
+
+    @property
+    def repeats(self) -> int:
+        """How often a batch holds each of its images."""
+        return self.views_per_image // 2
 
     @property
     def start(self) -> float:

@@ -65,8 +65,8 @@ def prepare(recipe: Recipe, device: torch.device) -> Material:
     if training > have:
         raise InputError("pretrain", f"must be at most {have}, the number of images of {images.name}", training)
     batch = training if recipe.fixed_views else recipe.batch
-    if batch % world():
-        raise InputError("batch", f"must be divisible by the {world()} processes", batch)
+    if batch % (world() * recipe.repeats):
+        raise InputError("batch", f"must be divisible by the {world()} processes", batch // recipe.repeats)
     if batch > training:
         raise InputError("batch", f"must be at most {training}, the number of training images", batch)
     if recipe.held_out and have - training < 2:

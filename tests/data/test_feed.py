@@ -83,3 +83,9 @@ def test_statistics():
 def test_mixed_seeds_differ():
     assert len({mixed(a, b) for a in range(20) for b in range(20)}) == 400
     assert mixed(1, 2) == mixed(1, 2)
+
+
+def test_repeated_images_are_those_of_a_smaller_batch():
+    smaller = list(islice(batch_rows(27, 4, seed=3), 12))
+    repeated = list(islice(batch_rows(27, 8, seed=3, repeats=2), 12))
+    assert all(torch.equal(both, one.repeat(2)) for both, one in zip(repeated, smaller, strict=True))

@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 from stairwise.checks import InputError
 from stairwise.data.feed import Resident
 from stairwise.data.images import Images, load
-from stairwise.evaluate.classifiers import PROBES, fit_logistic, knn_probe, logistic_probe, ridge_probe
+from stairwise.evaluate.classifiers import PROBES, STRENGTHS, fit_logistic, knn_probe, logistic_probe, ridge_probe
 from stairwise.evaluate.representations import eval_mode, probe_rows, represent
 from stairwise.nets.encoder import build_encoder, build_network
 
@@ -32,6 +32,57 @@ def test_logistic_is_scikit_learns(digits):
     assert np.abs(weights[:-1].T - theirs.coef_).max() < 2e-3
     expected = theirs.score(scaler.transform(X_test), y_test)
     assert logistic_probe(X, y, X_test, y_test) == pytest.approx(expected, abs=2.1 / len(y_test))
+
+
+@pytest.mark.parametrize("strength", [0.01, 1.0, 100.0])
+def test_logistic_in_float32_is_at_scikit_learns_optimum(strength, digits):
+    """Also where classes are nearly separable, features are redundant and one is constant."""
+    X, y, X_test, _ = digits
+    X, X_test = (torch.cat([Z, Z[:, :5] + Z[:, 5:10], torch.ones(len(Z), 1)], dim=1) for Z in (X, X_test))
+    scaler = StandardScaler().fit(X)
+    x, x_test = scaler.transform(X), scaler.transform(X_test)
+    theirs = LogisticRegression(C=strength, max_iter=5000, tol=1e-6).fit(x, y)
+    ours = fit_logistic(torch.tensor(x, dtype=torch.float32), y, strength).numpy()
+
+    def loss(W, b):
+        scores = x @ W + b
+        fit = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(y)), y]
+        return fit.mean() + (W**2).sum() / (2 * strength * len(y))
+
+    assert abs(loss(ours[:-1], ours[-1]) - loss(theirs.coef_.T, theirs.intercept_)) < 1e-3
+    guesses = (x_test @ ours[:-1] + ours[-1]).argmax(axis=1)
+    assert (guesses != theirs.predict(x_test)).sum() <= 1
+
+
+def test_strength_is_chosen_without_the_test_rows(digits):
+    X, y, X_test, y_test = digits
+    known = y[:400].clone()
+    known[::3] = known[::3].roll(1)  # wrong labels, which a fit without penalty would learn
+    scores = [logistic_probe(X[:400], known, X_test, y_test, strength) for strength in STRENGTHS]
+    tuned = logistic_probe(X[:400], known, X_test, y_test, strength=None)
+    assert tuned in scores
+    assert tuned > scores[-1]
+    chosen = STRENGTHS[scores.index(tuned)]
+    other = y_test.flip(0)
+    assert PROBES["logistic_tuned"](X[:400], known, X_test, other) == logistic_probe(
+        X[:400], known, X_test, other, chosen
+    )
+    assert logistic_probe(X[:12], y[:12], X_test, y_test, strength=None) > 0.1  # too few rows to hold some out
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_logistic_on_the_gpu(digits):
+    X, y, _, _ = digits
+    x = (X - X.mean(dim=0)) / X.std(dim=0).clamp(min=1e-6)
+    there = fit_logistic(x.cuda(), y.cuda(), 1.0).cpu()
+    assert torch.allclose(there, fit_logistic(x, y, 1.0), atol=1e-2)
+
+
+def test_collapsed_features_are_fitted(digits):
+    """One direction, many times over: products of features that have no inverse."""
+    X, y, _, _ = digits
+    same = X[:, 3:4].repeat(1, 64)
+    assert logistic_probe(same, y, same, y, strength=None) >= logistic_probe(X[:, 3:4], y, X[:, 3:4], y) - 0.02
 
 
 def test_ridge_is_scikit_learns(digits):
@@ -68,7 +119,8 @@ def test_bad_input(name, digits):
             PROBES[name](*arguments)
 
 
-def test_probing_leaves_no_trace():
+def test_probing_leaves_no_trace(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     torch.manual_seed(0)
     images = load("photos")
     encoder = build_encoder("resnet18", {"width": 8, "stem": "small"})
@@ -81,6 +133,7 @@ def test_probing_leaves_no_trace():
     h, z = represent(network, feed, torch.arange(70), 32, torch.zeros(3), torch.ones(3), batch=32)
     assert (h.shape, z.shape, h.requires_grad) == ((70, 64), (70, 3), False)
     assert [m.training for m in network.modules()] == modes
+    assert torch.backends.cudnn.benchmark
     assert all(torch.equal(v, state[k]) for k, v in network.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
     with eval_mode(network):

@@ -12,6 +12,7 @@ import time
 import warnings
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -129,11 +130,63 @@ def test_every_loss_trains(loss, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"precondition": {"power": 0.5}}, {"optimizer": "lars", "lr": 2.0}, {"together": True}, {"clip": 1.0, "lr": 0.05}],
+    [
+        {"precondition": {"power": 0.5}},
+        {"optimizer": "lars", "lr": 2.0},
+        {"together": True},
+        {"clip": 1.0, "lr": 0.05},
+        {"optimizer": "adamw", "lr": 0.003},
+    ],
 )
 def test_options_train(options, tmp_path):
     run = sw.train(replace(TINY, loss="vicreg", steps=30, **{"lr": 0.01, **options}), tmp_path)
     assert run.series("loss")[-1] < run.series("loss")[0]
+
+
+def test_a_compiled_network_trains_alike(tmp_path, monkeypatch):
+    """With a backend that needs no compiler; parameters keep their names, and probes use the plain network."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    options = {"inputs": 64, "widths": [16]}
+    recipe = replace(TINY, encoder="mlp", encoder_options=options, probes=["ridge"], probe_images=200)
+    plain, fused = (sw.train(replace(recipe, compile=on), tmp_path / str(on)) for on in (False, True))
+    assert fused.series("loss") == pytest.approx(plain.series("loss"), rel=1e-5)
+    theirs = load_network(plain).state_dict()
+    assert all(torch.allclose(v, theirs[k], atol=1e-5) for k, v in load_network(fused).state_dict().items())
+
+
+def test_compiling_on_a_gpu_needs_triton(monkeypatch):
+    objective = build_objective(nn.Linear(2, 2), 2, "simclr", {}, {})
+    monkeypatch.setattr("stairwise.training.objective.find_spec", lambda _: None)
+    monkeypatch.setattr(torch, "compile", lambda work: work)
+    objective.compile_network()  # on a CPU it is not needed
+    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
+    with pytest.raises(InputError, match="triton"):
+        objective.compile_network()
+
+
+def test_the_loss_of_four_views_is_the_mean_over_six_pairs():
+    class Same(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    views = [torch.randn(8, 3, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    objective = build_objective(Same(), 3, "vicreg", {}, {}, repeats=2)
+    found = objective(torch.cat(views[:2]), torch.cat(views[2:])).loss
+    expected = torch.stack([sw.losses.vicreg(a, b) for i, a in enumerate(views) for b in views[i + 1 :]]).mean()
+    assert torch.allclose(found, expected)
+
+
+def test_training_with_four_views_per_image(tmp_path):
+    run = sw.train(replace(TINY, loss="simclr", views_per_image=4, steps=30, lr=0.1), tmp_path)
+    assert run.series("loss")[-1] < run.series("loss")[0]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"views_per_image": 3}, {"views_per_image": 6}, {"batch": 2, "views_per_image": 4}]
+)
+def test_impossible_numbers_of_views(changes):
+    with pytest.raises(InputError, match="views_per_image"):
+        replace(TINY, **changes)
 
 
 def test_any_module_by_import_path(tmp_path, monkeypatch):

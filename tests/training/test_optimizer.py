@@ -85,6 +85,43 @@ def test_lars_is_metas():
         assert torch.allclose(found[name], value, atol=1e-7), name
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_adamw_is_torchs_and_continues(channels_last):
+    """Weights decay, parameters with one axis do not."""
+    ours, theirs = net(), net()
+    if channels_last:
+        ours = ours.to(memory_format=torch.channels_last)
+    weights, others = ([p for p in theirs.parameters() if (p.ndim > 1) == wanted] for wanted in (True, False))
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups)
+
+    def take(loss, lr):
+        reference.zero_grad()
+        loss.backward()
+        for group, factor in zip(reference.param_groups, (1.0, 0.5), strict=True):
+            group["lr"] = lr * factor
+        reference.step()
+
+    expected = descend(theirs, take)
+    first = FlatOptimizer(ours, "adamw", weight_decay=0.1)
+    state = []
+
+    def continued(loss, lr):
+        """A new optimizer in every step, which continues from the state of the one before."""
+        optimizer = FlatOptimizer(ours, "adamw", weight_decay=0.1) if state else first
+        if state:
+            optimizer.load(state[-1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.lr.copy_(torch.tensor([lr, 0.5 * lr]))
+        optimizer.step()
+        state.append(optimizer.state())
+
+    found = descend(ours, continued)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, atol=1e-6), name
+
+
 def test_lars_with_zero_weights_moves():
     network = net()
     with torch.no_grad():

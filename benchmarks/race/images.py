@@ -1,0 +1,94 @@
+"""Images of the race: read from files, and offered to recipes under names that say what may be looked at.
+
+A file is .npz: either `pixels` (N, H, W, 3), `labels` and, optionally, `split` (0 train, 1 test) and `index` (position
+in its split); or packed: `blob` holds image files one after the other from `offsets`, each of `counts` images in
+`tiles` (rows, columns) of side `size`.
+"""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stairwise.checks import InputError
+from stairwise.data.images import DATASETS, Dataset, Images, load
+
+HELD = 0.1  # share of the training images, the last ones, on which settings are judged
+
+
+@dataclass(frozen=True, eq=False)
+class RaceImages:
+    """Training and test images, in the order of the dataset; `elsewhere`: images of another dataset, to probe too."""
+
+    name: str
+    pixels: np.ndarray
+    labels: np.ndarray
+    training: int
+    elsewhere: "RaceImages | None" = None
+
+    def offer(self) -> None:
+        """Make recipes know `race-tune` (training images only; the last tenth is held out) and `race-final` (all)."""
+        kept = self.training - round(HELD * self.training)
+        pixels, labels = self.pixels[: self.training], self.labels[: self.training]
+        tune = Images("race-tune", pixels, labels, training=kept)
+        final = Images("race-final", self.pixels, self.labels, training=self.training)
+        DATASETS["race-tune"] = Dataset("training images, the last tenth held out", lambda _: tune)
+        DATASETS["race-final"] = Dataset("all images", lambda _: final)
+
+    def save(self, path: Path) -> Path:
+        """Write one file that `read_images` reads quickly."""
+        split = np.arange(len(self.labels)) >= self.training
+        np.savez(path, pixels=self.pixels, labels=self.labels, split=split)
+        return path
+
+
+def named_images(name: str) -> RaceImages:
+    """A dataset of the package that has labels and a test set."""
+    images = load(name)
+    if images.labels is None or not images.training:
+        raise InputError("--data", "must have labels and a test set", name, "use cifar10 or stl10")
+    return RaceImages(name, images.pixels, images.labels, images.training)
+
+
+def read_images(paths: list[Path], name: str = "", most: int = 0) -> RaceImages:
+    """Join the images of several files; the same image in two files counts once. `most`: of each split, the first."""
+    parts = [_read(path) for path in paths]
+    pixels, labels, split, index = (np.concatenate([part[i] for part in parts]) for i in range(4))
+    _, first = np.unique(np.stack([split, index], axis=1), axis=0, return_index=True)  # training images first, in order
+    if most:
+        training, test = (first[split[first] == which][:most] for which in (0, 1))
+        first = np.concatenate([training, test])
+    training = int((split[first] == 0).sum())
+    if training == 0 or training == len(first):
+        raise InputError("--data-file", "must hold training and test images", [p.name for p in paths])
+    return RaceImages(name or paths[0].stem, pixels[first], labels[first], training)
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels, labels, split and index of one file."""
+    try:
+        stored = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError("--data-file", "must exist", path) from None
+    pixels = stored["pixels"] if "pixels" in stored else _unpacked(stored)
+    labels = np.asarray(stored["labels"], dtype=np.int64)
+    split = np.asarray(stored["split"], dtype=np.int64) if "split" in stored else np.zeros(len(labels), np.int64)
+    index = np.asarray(stored["index"], dtype=np.int64) if "index" in stored else np.arange(len(labels))
+    return pixels, labels, split, index
+
+
+def _unpacked(stored: np.lib.npyio.NpzFile) -> np.ndarray:
+    from PIL import Image
+
+    side, (rows, columns) = int(stored["size"]), (int(n) for n in stored["tiles"])
+    blob, offsets = stored["blob"], stored["offsets"]
+
+    def unpacked(start: int, end: int, count: int) -> np.ndarray:
+        sheet = np.asarray(Image.open(io.BytesIO(blob[start:end].tobytes())).convert("RGB"))
+        tiles = sheet.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
+        return tiles.reshape(-1, side, side, 3)[:count]
+
+    with ThreadPoolExecutor() as pool:
+        return np.concatenate(list(pool.map(unpacked, offsets[:-1], offsets[1:], stored["counts"])))

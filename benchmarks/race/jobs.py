@@ -1,0 +1,137 @@
+"""Do the pending runs of a race until the time is up, here or in several processes that share the machine."""
+
+import gc
+import multiprocessing
+import queue
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.race.entrants import RaceRun
+from benchmarks.race.images import RaceImages, read_images
+from benchmarks.race.plan import Race, Rules
+from benchmarks.race.store import Result, Store
+
+STEPS_PER_SECOND, MUON_COST, OVERHEAD = 109.0, 1.07, 2.0  # of one H200, to plan with; seconds to set up and to probe
+
+
+def seconds_of(run: RaceRun, results: dict[str, Result]) -> float:
+    """Expected duration: from runs of the same loss and method, or else assumed."""
+    same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method) and any(r["seconds"])]
+    assumed = (MUON_COST if run.method.startswith("muon") else 1.0) / STEPS_PER_SECOND
+    per_step = max((r["seconds"][-1] / r["step"][-1] for r in same if r["seconds"][-1]), default=assumed)
+    return OVERHEAD + run.steps * per_step
+
+
+def _next(rules: Rules, store: Store, deadline: float, stages: list[str], busy: set[RaceRun]) -> RaceRun | None:
+    results = store.results()
+    for run in Race(rules, results).pending():
+        if run.stage in stages and run not in busy and time.monotonic() + seconds_of(run, results) < deadline:
+            return run
+    return None
+
+
+def _timed(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: bool, device: str) -> Result | None:
+    """The result of a run; None if it fails for another reason than divergence, which must not end the race."""
+    from benchmarks.race.single import race
+
+    began = time.monotonic()
+    try:
+        result = race(run, images, changes, alone, device)
+    except Exception:
+        print(f"{run} failed:\n{traceback.format_exc()}", flush=True)
+        return None
+    result["duration"] = round(time.monotonic() - began, 2)
+    end = result["logistic"][-1:] or ["diverged" if result["diverged"] else "-"]
+    parts = f"{result['seconds'][-1:]} s of training, start {result['start_s']} s, measured in {result['measured_s']} s"
+    print(f"{result['key']}: {end[0]}, {parts}, {result['duration']} s in all", flush=True)
+    return result
+
+
+def run_here(rules: Rules, store: Store, images: RaceImages, deadline: float, stages: list[str], device: str) -> None:
+    failed: set[RaceRun] = set()
+    gc.freeze()  # what is loaded by now stays, and need not be searched for garbage after every run
+    while run := _next(rules, store, deadline, stages, failed):
+        result = _timed(run, images, rules.changes, True, device)
+        if result is None:
+            failed.add(run)
+        else:
+            store.add(result)
+
+
+def run_teams(
+    rules: Rules, store: Store, images: RaceImages, deadline: float, stages: list[str], device: str, most: int
+) -> bool:
+    """Runs of equal length at once, recorded in one graph; False if that failed. Clocks need the machine alone."""
+    from benchmarks.race.team import race_together, teams
+
+    slowest = 1.0  # of the estimates so far
+    while True:
+        results = store.results()
+        left = [r for r in Race(rules, results).pending() if r.stage in stages and r.stage != "clock"]
+        fitting = [r for r in left if time.monotonic() + slowest * seconds_of(r, {}) < deadline]
+        if not fitting:
+            return True
+        team, began = teams(fitting, most), time.monotonic()
+        try:
+            found = race_together(team, images, rules.changes, device)
+        except Exception:
+            # a failed recording leaves the device unusable for this process
+            print(f"{team} failed, try --team 1 instead:\n{traceback.format_exc()}", flush=True)
+            return False
+        took = time.monotonic() - began
+        slowest = max(slowest, took / seconds_of(team[0], {}))
+        for result in found:
+            store.add(result | {"duration": round(took, 2)})
+            end = result["logistic"][-1:] or ["diverged"]
+            print(f"{result['key']}: {end[0]}", flush=True)
+        print(f"{len(team)} runs together took {took:.1f} s", flush=True)
+
+
+def _work(stored: list[Path], name: str, changes: dict[str, Any], device: str, orders: Any, done: Any) -> None:
+    """A process of its own: takes runs until it is told to stop."""
+    images = read_images(stored[:1], name)
+    if stored[1:]:
+        images = replace(images, elsewhere=read_images(stored[1:]))
+    while (run := orders.get()) is not None:
+        done.put((run, _timed(run, images, changes, False, device)))
+
+
+def run_jobs(
+    rules: Rules, store: Store, images: RaceImages, deadline: float, stages: list[str], device: str, jobs: int
+) -> None:
+    """Keep several processes busy; each new run is chosen with all results so far. Clocks need the machine alone."""
+    stages = [stage for stage in stages if stage != "clock"]
+    context = multiprocessing.get_context("spawn")
+    orders, done = context.Queue(), context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        stored = [images.save(Path(folder) / "images.npz")]
+        if images.elsewhere is not None:
+            stored.append(images.elsewhere.save(Path(folder) / "elsewhere.npz"))
+        arguments = (stored, images.name, rules.changes, device, orders, done)
+        workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(jobs)]
+        for worker in workers:
+            worker.start()
+        busy: set[RaceRun] = set()
+        failed: set[RaceRun] = set()
+        while all(worker.is_alive() for worker in workers):
+            while len(busy) < jobs and (run := _next(rules, store, deadline, stages, busy | failed)):
+                busy.add(run)
+                orders.put(run)
+            if not busy:
+                break
+            with suppress(queue.Empty):
+                run, result = done.get(timeout=10)
+                busy.discard(run)
+                if result is None:
+                    failed.add(run)
+                else:
+                    store.add(result)
+        for _ in workers:
+            orders.put(None)
+        for worker in workers:
+            worker.join(timeout=60)

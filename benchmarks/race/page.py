@@ -1,0 +1,268 @@
+"""Write the tables and the figure of docs/results/speed.md from the stored results: `python -m benchmarks.race.page`.
+
+Each table stands between two comments, `<!-- name -->` and `<!-- end -->`; the words around them are written by hand.
+A table without results says so and holds no numbers.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.corpus.page import filled, markdown
+from benchmarks.race import appendix
+from benchmarks.race.entrants import BASELINES, LOSSES, METHODS, RACED
+from benchmarks.race.store import Result, Store
+from benchmarks.race.summary import Group, at_equal_modes, groups, seconds_per_step, verdict
+from stairwise.figures.style import key, panels, style
+
+RESULTS = Path("docs/results")
+NOTHING = "*Not run yet.*"
+NAMES = {"simclr": "SimCLR", "vicreg": "VICReg", "barlow_twins": "Barlow Twins", "frossl": "FroSSL", "plain": "λ = 1"}
+METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned SGD"}
+COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
+ALT = "Accuracy over views for three losses: runs along their way, and means of final runs with their spread"
+HALF, SECONDS = 0.5, 0.6  # at most this share of views and of seconds
+
+
+def dataset(results: dict[str, Result]) -> str:
+    """The images on which most final runs were made."""
+    names = [r["data"] for r in results.values() if r["stage"] == "final"] or [r["data"] for r in results.values()]
+    return max(set(names), key=names.count) if names else "cifar10"
+
+
+def verdict_table(results: dict[str, Result], data: str) -> str:
+    rows = []
+    for loss in RACED:
+        found = verdict(results, data, loss)
+        if found is None:
+            continue
+        best, muon = found.baseline, found.shortest
+        row = [NAMES[loss], f"{METHOD_NAMES[best.method]}, {best.steps} updates", f"{best.words()} %"]
+        if muon is None or found.views is None:
+            rows.append([*row, f"no length up to {found.below.steps if found.below else 0} updates", "", "", "no"])
+            continue
+        share = "" if found.seconds is None else f"{found.seconds:.2f}"
+        kept = found.views <= HALF and (found.seconds or 0.0) <= SECONDS
+        word = ("yes" if kept else "no") if found.seconds is not None else f"views: {'yes' if kept else 'no'}"
+        rows.append([*row, f"{muon.steps} updates: {muon.words()} %", f"{found.views:.2f}", share, word])
+    head = [
+        "loss",
+        "best baseline",
+        "its accuracy",
+        "Muon's shortest as good",
+        "share of views",
+        "of seconds",
+        "goal met",
+    ]
+    return markdown([head, *rows]) if rows else NOTHING
+
+
+def finals_table(results: dict[str, Result], data: str, start: str = "standard") -> str:
+    rows = []
+    for group in sorted((g for g in groups(results.values(), start=start) if g.data == data), key=_order):
+        rank, modes = (f"{group.ends(name).mean():.0f}" if len(group.ends(name)) else "" for name in ("rank", "grown"))
+        time = seconds_per_step(results, data, group.loss, group.method)
+        rows.append(
+            [
+                *(
+                    NAMES.get(group.loss, group.loss),
+                    METHOD_NAMES.get(group.method, group.method),
+                    f"{group.lr:g}",
+                    group.steps,
+                ),
+                *(f"{group.views / 1e6:.2f} M", len(group.runs), group.words(), group.words("knn"), rank, modes),
+                f"{time * group.steps:.1f}" if time else "",
+            ]
+        )
+    head = [
+        "loss",
+        "method",
+        "lr",
+        "updates",
+        "views",
+        "seeds",
+        "logistic",
+        "kNN",
+        "effective rank",
+        "modes",
+        "seconds",
+    ]
+    return markdown([head, *rows]) if rows else NOTHING
+
+
+def lost_table(results: dict[str, Result], data: str) -> str:
+    """Muon against the best baseline: accuracy with the same number of modes in use, and on another dataset."""
+    rows = []
+    for loss in RACED:
+        found = verdict(results, data, loss)
+        if found is None:
+            continue
+        for muon in (g for g in groups(results.values()) if (g.data, g.loss, g.method) == (data, loss, "muon")):
+            same = [f"{n} modes: {100 * a:.1f}, {100 * b:.1f}" for n, a, b in at_equal_modes(found.baseline, muon)]
+            cells = [g.words("transfer") if len(g.ends("transfer")) else "" for g in (found.baseline, muon)]
+            rows.append([NAMES[loss], muon.steps, "; ".join(same), *cells])
+    head = ["loss", "Muon's updates", "baseline, Muon at equal modes", "baseline elsewhere", "Muon elsewhere"]
+    return markdown([head, *rows]) if rows else NOTHING
+
+
+def trials_table(results: dict[str, Result], data: str) -> str:
+    """Accuracy on held-out training images for every learning rate that was tried."""
+    rows = []
+    for loss in LOSSES:
+        for method in METHODS:
+            for stage in ("tune", "long"):
+                trials = [
+                    g for g in groups(results.values(), stage) if (g.data, g.loss, g.method) == (data, loss, method)
+                ]
+                for steps in sorted({g.steps for g in trials}):
+                    cells = [f"{g.lr:g}: {g.words()}" for g in trials if g.steps == steps]
+                    rows.append([NAMES.get(loss, loss), METHOD_NAMES.get(method, method), steps, "; ".join(cells)])
+    return markdown([["loss", "method", "updates", "learning rate: accuracy in %"], *rows]) if rows else NOTHING
+
+
+def speedrun_table(runs: dict[str, Result]) -> str:
+    rows = []
+    done = [r for r in runs.values() if not r["held_out"]]
+    for goal in sorted({r["goal"] for r in done}):
+        for r in sorted((r for r in done if r["goal"] == goal), key=lambda r: r["seed"]):
+            met = not r["diverged"] and r["logistic"] >= r["wanted"] and r["seconds"] <= r["limit"]
+            scores = [f"{100 * r[n]:.2f}" if n in r else "diverged" for n in ("logistic", "knn")]
+            rows.append(
+                [
+                    *(f"{100 * r['wanted']:.0f} % in {r['limit']} s", r["seed"], *scores, r["seconds"], r["start"]),
+                    *(f"{r['views'] / 1e6:.1f} M", f"{r['views_per_second']:,}", "yes" if met else "no"),
+                ]
+            )
+    head = ["goal", "seed", "logistic", "kNN", "seconds", "of these to start", "views", "views/s", "met"]
+    return markdown([head, *rows]) if rows else NOTHING
+
+
+def parts_table(runs: dict[str, Result]) -> str:
+    """Milliseconds per step of the last run of each goal."""
+    rows = {
+        r["goal"]: [f"{100 * r['wanted']:.0f} %", *(r["parts_ms"].get(name, "") for name in _PARTS)]
+        for r in runs.values()
+        if not r["held_out"] and "parts_ms" in r
+    }
+    return markdown([["goal", *_PARTS.values()], *(rows[goal] for goal in sorted(rows))]) if rows else NOTHING
+
+
+_PARTS = {"step": "all but views", "network": "network", "loss": "loss", "optimizer": "optimizer", "views": "views"}
+
+
+def engine_table(found: dict[str, Any]) -> str:
+    rows = [
+        [name, *(f"{values[k]:,.0f}" for k in ("step", "run", "views")), f"{values['optimizer ms']:.2f}"]
+        for name, values in found.items()
+        if isinstance(values, dict) and "optimizer ms" in values
+    ]
+    rows += [[name, "", f"{value:,.0f}", "", ""] for name, value in found.items() if isinstance(value, float)]
+    return (
+        markdown([["variant", "fixed views", "new views", "views alone", "optimizer, ms"], *rows]) if rows else NOTHING
+    )
+
+
+def kernels_table(found: dict[str, Any]) -> str:
+    rows = []
+    for name, values in found.items():
+        if isinstance(values, dict) and "kinds ms" in values:
+            kinds = ", ".join(f"{kind} {ms:.2f}" for kind, ms in values["kinds ms"].items() if ms >= 0.005)
+            rows.append(
+                [name.removeprefix("kernels of "), f"{values['wall ms']:.2f}", f"{values['no kernel']:.0%}", kinds]
+            )
+    return (
+        markdown([["variant", "ms per update", "time without a kernel", "sum of kernels, ms"], *rows])
+        if rows
+        else NOTHING
+    )
+
+
+def appendix_table(results: dict[str, Result], data: str) -> str:
+    rows = appendix.rows(results, data)
+    head = [
+        "",
+        "idea",
+        "theory: sooner from small, from standard start; rate",
+        "small start",
+        "standard start",
+        "verdict",
+    ]
+    return markdown([head, *rows]) if rows else NOTHING
+
+
+def draw(results: dict[str, Result], data: str) -> Figure | None:
+    """Accuracy over views: lines are one seed along its run, points the means of final runs; None without runs."""
+    shown = [g for g in groups(results.values()) if g.data == data and g.loss in RACED and g.mean() > 0]
+    if not shown:
+        return None
+    with style():
+        figure, axes = panels(len(RACED))
+        for axis, loss in zip(axes, RACED, strict=True):
+            for group in (g for g in shown if g.loss == loss):
+                _draw_group(axis, group)
+            axis.set(xscale="log", title=NAMES[loss], xlabel="views")
+        axes[0].set_ylabel("accuracy of the logistic probe")
+        methods = [m for m in METHODS if any(g.method == m for g in shown)]
+        key(figure, [(METHOD_NAMES.get(m, m), {"color": COLORS.get(m, "tab:purple")}) for m in methods])
+    return figure
+
+
+def _draw_group(axis: Any, group: Group) -> None:
+    color, ends, first = COLORS.get(group.method, "tab:purple"), group.ends("logistic"), group.runs[0]
+    spread = ends.std(ddof=1) if len(ends) > 1 else 0.0
+    axis.errorbar([group.views], [ends.mean()], [spread], fmt="o", color=color, markersize=3, capsize=2, linewidth=1)
+    if not first["diverged"]:
+        views = [2 * first["batch"] * step for step in first["step"]]
+        axis.plot(views, first["logistic"], color=color, linewidth=0.8, alpha=0.6)
+
+
+def _order(group: Group) -> tuple[int, int, int]:
+    return list(LOSSES).index(group.loss), list(METHODS).index(group.method), group.steps
+
+
+def baselines_note(results: dict[str, Result], data: str) -> str:
+    """Which baselines have final runs; the verdict compares with the best of these."""
+    missing = [
+        f"{METHOD_NAMES[method]} with {NAMES[loss]}"
+        for loss in RACED
+        for method in BASELINES
+        if verdict(results, data, loss)
+        and not any((g.data, g.loss, g.method) == (data, loss, method) for g in groups(results.values()))
+    ]
+    if not missing:
+        return ""
+    return "Without final runs, because others were better on held-out images: " + ", ".join(missing) + "."
+
+
+def tables(folder: Path = RESULTS) -> dict[str, str]:
+    """All tables of the page by name."""
+    results, runs = (Store(folder / name).results() for name in ("race.jsonl", "speedrun.jsonl"))
+    stored = folder / "engine.json"
+    engine = json.loads(stored.read_text()) if stored.is_file() else {}
+    data = dataset(results)
+    return {
+        **{"verdict": verdict_table(results, data), "baselines": baselines_note(results, data)},
+        **{"finals": finals_table(results, data), "trials": trials_table(results, data)},
+        **{"speedrun": speedrun_table(runs), "parts": parts_table(runs)},
+        **{"engine": engine_table(engine), "kernels": kernels_table(engine)},
+        "figure": f"![{ALT}](speed.png)" if draw(results, data) is not None else "",
+        **{"small": finals_table(results, data, "small"), "lost": lost_table(results, data)},
+        "appendix": appendix_table(results, data),
+    }
+
+
+def main() -> None:
+    page = RESULTS / "speed.md"
+    page.write_text(filled(page.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    results = Store(RESULTS / "race.jsonl").results()
+    figure = draw(results, dataset(results))
+    if figure is not None:
+        with style():
+            figure.savefig(RESULTS / "speed.png")
+    print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+"""The race: its rules on invented results, its files, and runs of seconds."""
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.race import appendix, page, single
+from benchmarks.race.__main__ import TINY, _name, _plan
+from benchmarks.race.entrants import METHODS, RACED, RaceRun
+from benchmarks.race.images import read_images
+from benchmarks.race.jobs import run_here, run_jobs, run_teams
+from benchmarks.race.plan import Race, Rules
+from benchmarks.race.single import checkpoints, race
+from benchmarks.race.store import Store
+from benchmarks.race.summary import at_equal_modes, groups, verdict
+from benchmarks.race.team import race_together
+from stairwise.checks import InputError
+from stairwise.data.images import DATASETS
+from stairwise.theory.landscapes import BarlowTwins
+
+BEST = {"sgd": 0.3, "lars": 3.0, "adamw": 1e-3, "muon": 0.16}  # SGD's and Muon's lie at the edge of their grids
+HEIGHT = {"sgd": 0.60, "lars": 0.62, "adamw": 0.58, "muon": 0.68}
+
+
+def invented(run, changes=None):
+    """A result whose accuracy falls with the distance from the best rate, and grows with the steps."""
+    off = abs(np.log(run.lr / BEST[run.method]))
+    grown = HEIGHT[run.method] - 0.05 * off + 0.05 * np.log(run.steps / 600) + 0.001 * run.seed
+    score = round(float(grown), 5)
+    return {
+        **{"key": run.key(changes or {}), "stage": run.stage, "data": run.data, "loss": run.loss, "method": run.method},
+        **{"lr": run.lr, "steps": run.steps, "seed": run.seed, "start": run.start, "alone": True, "batch": 256},
+        **{
+            "step": [run.steps],
+            "seconds": [run.steps * (0.013 if run.method == "muon" else 0.01)],
+            "logistic": [score],
+        },
+        **{"knn": [score - 0.02], "rank": [30.0], "grown": [12], "diverged": False},
+    }
+
+
+def finished(rules):
+    """All results of a race with invented runs, in the order in which they were asked for."""
+    results, order = {}, []
+    while pending := Race(rules, results).pending():
+        run = pending[0]
+        order.append(run)
+        results[run.key(rules.changes)] = invented(run, rules.changes)
+    return results, order
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return finished(Rules())
+
+
+def test_the_order_of_a_race(whole):
+    rules, (results, order) = Rules(), whole
+    assert len(set(order)) == len(order) == len(results)
+    stages = [run.stage for run in order if run.stage != "clock"]
+    assert stages == sorted(stages, key=["tune", "long", "final"].index)
+    tuned = [run for run in order if run.stage == "tune" and run.loss == "simclr"]
+    counts = {m: sum(run.method == m for run in tuned) for m in rules.methods}
+    assert counts == {
+        "sgd": 5,
+        "lars": 4,
+        "adamw": 4,
+        "muon": 4,
+    }  # SGD's best lies at the edge; Muon's may not leave it
+    assert max(run.lr for run in tuned if run.method == "sgd") == 0.9
+    assert [run.lr for run in order if (run.loss, run.method) == ("vicreg", "sgd")][:2] == [0.0025, 0.005]
+    long = [run for run in order if run.stage == "long" and run.loss == "simclr"]
+    assert [(run.method, run.lr, run.steps) for run in long] == [
+        *[("lars", 3.0, 2700), ("sgd", 0.3, 2700), ("lars", 1.5, 2700)],
+        *[("muon", 0.16, 900), ("muon", 0.08, 900)],
+    ]
+    final = [run for run in order if run.stage == "final"]
+    first = {(run.loss, run.method, run.steps) for run in final[:9]}
+    assert first == {(loss, m, s) for loss in RACED for m, s in (("lars", 2700), ("muon", 900), ("muon", 1350))}
+    assert all(run.seed == 0 for run in final[:9])
+    assert all(run.lr == BEST[run.method] for run in final if (run.loss, run.method) != ("vicreg", "sgd"))
+    assert not any(run.stage == "clock" for run in order)  # all of these runs were alone, so all were timed
+    assert len(final) == len(RACED) * 5 * (3 + 4)
+
+
+def test_settings_are_never_chosen_on_test_images():
+    """Results on test images change nothing about what is run."""
+    rules = Rules(losses=("simclr",))
+    results, order = finished(rules)
+    turned = {
+        key: r | ({"logistic": [1 - r["logistic"][-1]]} if r["stage"] == "final" else {}) for key, r in results.items()
+    }
+    assert list(Race(rules, turned).wanted()) == list(Race(rules, results).wanted())
+    assert {DATA[run.stage] for run in order if run.stage != "final"} == {"race-tune"}
+
+
+DATA = {"tune": "race-tune", "long": "race-tune", "clock": "race-tune", "final": "race-final"}
+
+
+def test_a_diverged_trial_cannot_win():
+    rules = Rules(losses=("simclr",), methods=("sgd",))
+    results = {}
+    for run in Race(rules, results).trials("simclr", "sgd"):
+        results[run.key({})] = invented(run) | {"diverged": run.lr >= 0.3, "logistic": [] if run.lr >= 0.3 else [0.5]}
+    assert {run.lr for run in Race(rules, results).long_trials("simclr", ("sgd",))} <= {0.01, 0.03, 0.1}
+
+
+def test_another_setting_is_another_run():
+    run = RaceRun("tune", "cifar10", "simclr", "sgd", 0.1, 100, 0)
+    assert run.key({}) == run.key({})
+    assert run.key({}) != run.key({"batch": 512})
+    assert run.recipe({}, 5000).warmup_epochs * (5000 // 256) == pytest.approx(5)
+
+
+def test_the_plan_names_runs_and_minutes(tmp_path):
+    text = _plan(Rules(), Store(tmp_path / "none.jsonl"))
+    assert "48 runs can start now" in text
+    assert re.search(r"whole race: \d+\.\d min", text)
+
+
+# results
+
+
+def test_results_merge_by_key_and_survive_a_kill(tmp_path):
+    store, other = Store(tmp_path / "a.jsonl"), Store(tmp_path / "b.jsonl")
+    store.add({"key": "x", "alone": True, "value": 1})
+    with store.path.open("a") as stream:
+        stream.write('{"key": "y", "val')  # killed in the middle of a line
+    store.add({"key": "z", "alone": False, "value": 2})
+    assert set(store.results()) == {"x", "z"}
+    other.add({"key": "x", "alone": False, "value": 3})
+    other.add({"key": "z", "alone": True, "value": 4})
+    assert store.merge([other.path]) == 2
+    assert {key: r["value"] for key, r in store.results().items()} == {"x": 1, "z": 4}
+    assert len(store.path.read_text().splitlines()) == 2
+    with pytest.raises(InputError, match="--merge"):
+        store.merge([tmp_path / "missing.jsonl"])
+
+
+def test_the_verdict_takes_the_shortest_length_that_is_as_good(tmp_path):
+    results, _ = finished(Rules(losses=("simclr",)))
+    found = verdict(results, "cifar10", "simclr")
+    lengths = {g.steps: g.mean() for g in groups(results.values()) if g.method == "muon"}
+    bar = found.baseline.mean()
+    assert found.baseline.method == "lars"
+    assert found.shortest.steps == min(steps for steps, mean in lengths.items() if mean >= bar)
+    assert found.views == found.shortest.steps / 2700
+    assert found.seconds == pytest.approx(1.3 * found.views)
+    assert verdict({}, "cifar10", "simclr") is None
+    worse = {k: r | ({"logistic": [0.1]} if r["method"] == "muon" else {}) for k, r in results.items()}
+    assert verdict(worse, "cifar10", "simclr").shortest is None
+    few = {k: r for k, r in results.items() if r["seed"] < 4}
+    assert verdict(few, "cifar10", "simclr") is None
+
+
+def test_a_group_with_a_diverged_seed_is_no_winner():
+    results, _ = finished(Rules(losses=("simclr",)))
+    for r in results.values():
+        if r["stage"] == "final" and r["method"] == "lars" and r["seed"] == 3:
+            r["diverged"] = True
+    lars = next(g for g in groups(results.values()) if g.method == "lars")
+    assert lars.mean() == 0
+    assert "1 of 5 diverged" in lars.words()
+    assert verdict(results, "cifar10", "simclr").baseline.method == "sgd"
+
+
+# the page
+
+
+def test_a_page_without_results_holds_no_numbers(tmp_path):
+    for name, table in page.tables(tmp_path).items():
+        assert table == ("" if name in ("baselines", "figure") else page.NOTHING), name
+    assert page.draw({}, "cifar10") is None
+
+
+def test_the_page_shows_what_was_run(tmp_path, whole):
+    results, _ = whole
+    store = Store(tmp_path / "race.jsonl")
+    for r in results.values():
+        store.add(r)
+    store.merge([])
+    tables = page.tables(tmp_path)
+    assert tables["verdict"].count("\n") == 1 + len(RACED)
+    assert "| 0.33 | 0.43 | yes |" in tables["verdict"]
+    assert tables["speedrun"] == tables["engine"] == tables["appendix"] == page.NOTHING
+    assert tables["figure"].endswith("(speed.png)")
+
+
+def test_stored_results_are_those_on_the_page():
+    text = (page.RESULTS / "speed.md").read_text(encoding="utf-8")
+    assert page.filled(text, page.tables()) == text
+
+
+def test_the_appendix_predicts_and_shows_only_what_was_measured():
+    sharp = next(i for i in appendix.IDEAS if i.loss == "sharpened")
+    assert appendix.sooner(sharp, 1e-3) > 2
+    assert appendix.bearable(sharp) == pytest.approx(4, rel=0.01)
+    plain = float(BarlowTwins().step_times(1e-3, appendix.SLOWEST))
+    assert appendix.preconditioned_time(1e-3, damping=0) == pytest.approx(np.log(2) / (8 * appendix.SLOWEST), rel=1e-3)
+    assert plain / appendix.preconditioned_time(1e-3) == appendix.sooner(appendix.IDEAS[0], 1e-3)
+    assert appendix.rows({}, "cifar10") == []
+    made = {}
+    for loss in ("plain", "sharpened"):
+        run = RaceRun("tune", "cifar10", loss, "sgd", 0.1, 600, 0, "small")
+        made[loss] = invented(run) | {"logistic": [0.40 if loss == "plain" else 0.45]}
+    table = {row[0]: row for row in appendix.rows(made, "cifar10")}
+    assert set(table) == {"S2", "S7"}
+    assert table["S2"][3:] == ["40.0 → 45.0 %, 12 → 12 modes", "*not run yet*", "helps where measured"]
+
+
+# images
+
+
+@pytest.fixture
+def file(tmp_path):
+    """120 images of ten classes that a network can tell apart a little, 80 of them for training."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % 10
+    pixels = np.clip(25 * labels[:, None, None, None] + rng.integers(0, 40, (120, 16, 16, 3)), 0, 255)
+    split = (np.arange(120) >= 80).astype(np.uint8)
+    path = tmp_path / "images.npz"
+    np.savez(path, pixels=pixels.astype(np.uint8), labels=labels, split=split)
+    return path
+
+
+def test_files_are_joined_and_read_alike(file, tmp_path):
+    whole = read_images([file])
+    stored = np.load(file)
+    for i, part in enumerate((slice(0, 50), slice(40, 120))):  # ten images are in both
+        some = {name: stored[name][part] for name in ("pixels", "labels", "split")}
+        _pack(tmp_path / f"{i}.npz", **some, index=np.arange(120)[part])
+    joined = read_images([tmp_path / "1.npz", tmp_path / "0.npz"])
+    assert np.array_equal(joined.pixels, whole.pixels)
+    assert np.array_equal(joined.labels, whole.labels)
+    assert joined.training == whole.training == 80
+    assert np.array_equal(read_images([whole.save(tmp_path / "c.npz")]).pixels, whole.pixels)
+    assert (_name(whole, "cifar10"), len(read_images([file], most=30).labels)) == ("cifar10[80]", 60)
+    with pytest.raises(InputError, match="--data-file"):
+        read_images([tmp_path / "missing.npz"])
+
+
+def _pack(path, pixels, labels, split, index):
+    """Lossless sheets of 2 × 5 images."""
+    files, counts = [], []
+    for start in range(0, len(pixels), 10):
+        some = pixels[start : start + 10]
+        sheet = np.zeros((10, 16, 16, 3), np.uint8)
+        sheet[: len(some)] = some
+        stream = io.BytesIO()
+        Image.fromarray(sheet.reshape(2, 5, 16, 16, 3).swapaxes(1, 2).reshape(32, 80, 3)).save(stream, "png")
+        files.append(stream.getvalue())
+        counts.append(len(some))
+    offsets = np.cumsum([0, *map(len, files)])
+    blob = np.frombuffer(b"".join(files), np.uint8)
+    np.savez(
+        path, blob=blob, offsets=offsets, size=16, tiles=[2, 5], counts=counts, labels=labels, split=split, index=index
+    )
+
+
+def test_tuning_does_not_see_test_images(file):
+    images = read_images([file])
+    images.offer()
+    tune = DATASETS["race-tune"].load(None)
+    assert (len(tune.pixels), tune.training) == (80, 72)
+    final = DATASETS["race-final"].load(None)
+    assert (len(final.pixels), final.training) == (120, 80)
+
+
+# runs of seconds
+
+CHANGES = TINY | {"batch": 16, "held_out": 16}
+
+
+@pytest.mark.parametrize("method", ["sgd", "lars", "adamw", "precondition"])
+def test_a_run_of_every_method(method, file):
+    run = RaceRun("tune", "digits", "barlow_twins", method, METHODS[method].rates[0], 2, 0)
+    result = race(run, read_images([file]), CHANGES, alone=True, device="cpu")
+    assert not result["diverged"]
+    assert len(result["logistic"]) == 1
+    assert result["rank"] == []  # only the accuracy decides
+
+
+def test_a_final_run_is_measured_along_its_way(file):
+    run = RaceRun("final", "digits", "barlow_twins", "muon", METHODS["muon"].rates[0], 16, 0)
+    result = race(run, read_images([file]), CHANGES, alone=True, device="cpu")
+    assert not result["diverged"]
+    assert result["step"] == checkpoints(run) == [1, 2, 4, 8, 16]
+    assert all(len(result[name]) == 5 for name in ("seconds", "logistic", "knn", "rank", "grown"))
+    assert all(0 <= value <= 1 for value in result["logistic"])
+    assert result["start_s"] > 0
+    assert result["measured_s"] > 0
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_a_final_run_is_probed_elsewhere_too(file):
+    images = read_images([file])
+    other = replace(images, name="other", pixels=images.pixels[:, ::2, ::2], labels=images.labels)
+    for stage in ("final", "tune"):
+        run = RaceRun(stage, "toy", "simclr", "sgd", 0.01, 2, 1)
+        both = race(run, replace(images, elsewhere=other), CHANGES, alone=True, device="cpu")
+        assert ("transfer" in both) == (stage == "final")
+    together = race_together(
+        [RaceRun("final", "toy", "simclr", "sgd", 0.01, 2, 1)], replace(images, elsewhere=other), CHANGES
+    )
+    assert 0 <= together[0]["transfer"][0] <= 1
+
+
+def test_accuracy_at_equal_modes():
+    run = RaceRun("final", "cifar10", "simclr", "lars", 3.0, 3000, 0)
+    slow = invented(run) | {"grown": [4, 8, 12], "logistic": [0.3, 0.5, 0.7], "step": [1, 2, 3]}
+    fast = slow | {"method": "muon", "grown": [2, 6, 14], "logistic": [0.1, 0.45, 0.9]}
+    a, b = groups([slow, fast])
+    assert at_equal_modes(a, b) == [(6, pytest.approx(0.4), 0.45)]
+
+
+def test_a_run_that_diverges_says_so(file, monkeypatch):
+    monkeypatch.setattr(single, "CHECK", 3)
+    run = RaceRun("tune", "digits", "vicreg", "sgd", 1e30, 100_000, 0)  # it stops long before
+    result = race(run, read_images([file]), CHANGES, alone=False, device="cpu")
+    assert result["diverged"]
+    assert result["logistic"] == []
+
+
+def test_a_race_stops_and_continues(file, tmp_path, capsys):
+    images, store = read_images([file], "toy"), Store(tmp_path / "race.jsonl")
+    rules = Rules(5, 1, 1, "toy", ("simclr",), ("sgd",), changes=CHANGES)
+    run_here(rules, store, images, 0.0, ["tune"], "cpu")  # the time is over before it begins
+    assert store.results() == {}
+    run_here(rules, store, images, 1e12, ["tune"], "cpu")
+    done = store.results()
+    assert len(done) >= len(METHODS["sgd"].rates)
+    capsys.readouterr()
+    run_here(rules, store, images, 1e12, ["tune"], "cpu")
+    assert store.results() == done
+    assert capsys.readouterr().out == ""
+
+
+def test_runs_together_are_the_runs_alone(file):
+    """The same steps, with the same views, rates and seeds."""
+    images = read_images([file])
+    runs = [RaceRun("tune", "toy", "simclr", "sgd", lr, 5, 0) for lr in (0.01, 1e30, 0.3)]
+    alone = [race(run, images, CHANGES, alone=False, device="cpu") for run in runs]
+    timed = {"seconds", "start_s", "measured_s"}
+    for one, other in zip(alone, race_together(runs, images, CHANGES, "cpu"), strict=True):
+        assert {k: v for k, v in one.items() if k not in timed} == {k: v for k, v in other.items() if k not in timed}
+    assert [r["diverged"] for r in alone] == [False, True, False]
+
+
+def test_a_race_in_teams(file, tmp_path):
+    images, store = read_images([file], "toy"), Store(tmp_path / "race.jsonl")
+    rules = Rules(3, 1, 1, "toy", ("simclr",), ("muon",), changes=CHANGES)
+    assert run_teams(rules, store, images, 0.0, ["tune"], "cpu", 5)
+    assert store.results() == {}
+    run_teams(rules, store, images, 1e12, ["tune", "long", "final", "clock"], "cpu", 5)
+    assert {r["stage"] for r in store.results().values()} == {"tune", "long", "final"}
+    left = Race(rules, store.results()).pending()
+    assert {run.stage for run in left} == {"clock"}
+
+
+@pytest.mark.slow
+def test_several_processes_share_a_race(file, tmp_path):
+    images, store = read_images([file], "toy"), Store(tmp_path / "race.jsonl")
+    rules = Rules(5, 1, 1, "toy", ("simclr",), ("sgd",), changes=CHANGES)
+    run_jobs(rules, store, images, 1e12, ["tune", "clock"], "cpu", jobs=2)
+    assert {r["stage"] for r in store.results().values()} == {"tune"}
+    assert not any(r["alone"] for r in store.results().values())

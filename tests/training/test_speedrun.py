@@ -1,0 +1,102 @@
+"""The speedrun: its search on invented results, and runs of seconds."""
+
+import argparse
+import json
+from functools import partial
+
+import numpy as np
+
+from benchmarks import speedrun, speedrun_search
+from benchmarks.race import page
+from benchmarks.race.images import RaceImages
+from benchmarks.race.single import device_for_runs
+from benchmarks.race.store import Store
+from benchmarks.speedrun_search import START, next_trial
+from stairwise.training.recipe import Recipe
+
+
+def toy_images():
+    """120 images of ten classes, 80 of them for training."""
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 16, 16, 3), dtype=np.uint8)
+    return RaceImages("cifar10", pixels, np.arange(120) % 10, 80)
+
+
+def test_a_speedrun(tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun, "parts", partial(speedrun.parts, seconds=0.02))
+    images = toy_images()
+    images.offer()
+    small = {"encoder_options.width": "4", "batch": "16", "steps": "12", "d": "8", "hidden": "16", "held_out": "16"}
+    store = Store(tmp_path / "speedrun.jsonl")
+    for held_out in (True, False, False):
+        recipe = speedrun.recipe_of("85", 0, held_out, small)
+        key = speedrun.key_of("85", recipe, images.training)
+        speedrun._run_once("85", recipe, key, store, device_for_runs("cpu"), held_out)
+    results = list(store.results().values())
+    assert [r["training_images"] for r in results] == [72, 80]
+    assert all(r["start"] <= r["seconds"] and r["views"] == 2 * 16 * 12 for r in results)
+    assert set(results[0]["parts_ms"]) == {"views", "step", "optimizer", "loss", "network"}
+    table = page.speedrun_table(store.results())
+    assert table.count("\n") == 2  # the run on held-out images is not shown
+
+
+def test_a_search_keeps_what_is_better():
+    better = {"loss": "vicreg", "batch": 512, "lr": 0.04}  # each of these is worth something
+    tried = {}
+
+    def score(settings):
+        return tried.get(json.dumps(settings, sort_keys=True))
+
+    asked = []
+    while (state := next_trial(score))[1] is not None:
+        asked.append(state[1])
+        worth = sum(state[1].get(name) == value for name, value in better.items())
+        tried[json.dumps(state[1], sort_keys=True)] = 0.5 + 0.1 * worth
+    assert {name: state[0][name] for name in better} == better
+    assert asked[0] == START
+    assert all("temperature" not in str(settings) for settings in asked)  # VICReg has none
+    assert len(tried) == len(asked)
+
+
+def test_a_search_trains_continues_and_its_best_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun_search, "CHANGES", [({"lr": 0.02}, ())])
+    for module, name in ((speedrun, "steps_in"), (speedrun, "steps_in_new_process")):
+        monkeypatch.setattr(module, name, lambda *_: 2)
+    monkeypatch.setattr(speedrun, "parts", lambda *_: {})
+    images, store = toy_images(), Store(tmp_path / "speedrun.jsonl")
+    images.offer()
+    small = {"encoder_options.width": "4", "batch": "16", "d": "8", "hidden": "16", "held_out": "16"}
+    searched = speedrun.Searched(store, images.training, 1.0, small)
+    device = device_for_runs("cpu")
+    assert [searched.run_next(device) for _ in range(3)] == [True, True, False]
+    assert all(r["held_out"] and r["steps"] == 2 for r in store.results().values())
+    options = argparse.Namespace(best=True, held_out=False)
+    for seed in (0, 1, 0):
+        speedrun._run_goal("85", seed, options, searched, device)
+    finals = [r for r in store.results().values() if not r["held_out"]]
+    assert [r["seed"] for r in finals] == [0, 1]
+    assert len({r["about"] for r in finals}) == 1
+
+
+def test_a_paused_run_ends_like_one_without_pause(tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun, "parts", lambda *_: {})
+    monkeypatch.setattr(speedrun, "CHECK", 2)
+    toy_images().offer()
+    small = {"encoder_options.width": "4", "batch": "16", "steps": "6", "d": "8", "hidden": "16", "held_out": "16"}
+    recipe = speedrun.recipe_of("85", 0, True, small)
+    device = device_for_runs("cpu")
+    whole = speedrun.speedrun("85", recipe, device)
+    late = speedrun.Pause(tmp_path, 0.0)
+    assert [speedrun.speedrun("85", recipe, device, late) for _ in range(3)] == [None] * 3  # after steps 2, 4 and 6
+    ended = speedrun.speedrun("85", recipe, device, speedrun.Pause(tmp_path, 1e12))
+    same = ("logistic", "knn", "rank", "views", "steps")
+    assert {name: ended[name] for name in same} == {name: whole[name] for name in same}
+
+
+def test_steps_that_fit_are_measured(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((40, 16, 16, 3), np.uint8))
+    recipe = Recipe(
+        data=f"array:{tmp_path / 'images.npy'}", encoder="torch.nn:Flatten", views="none", batch=16, steps=10**6
+    )
+    few, many = (speedrun_search.steps_in(recipe, device_for_runs("cpu"), seconds) for seconds in (0.5, 10.0))
+    assert few % 50 == many % 50 == 0
+    assert few < many
