@@ -31,8 +31,10 @@ class Aside:
             self.stream = torch.cuda.Stream(device)
         self.stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self.stream):
-            yield
-            self.done = self.stream.record_event()
+            try:
+                yield
+            finally:
+                self.done = self.stream.record_event()
 
     def wait(self) -> None:
         """Let the current stream wait for the work, not the host; before tensors are used that the work uses, too."""

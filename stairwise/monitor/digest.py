@@ -33,7 +33,7 @@ def cross_sums(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
 def pair_sums(z: Tensor, full: bool) -> Tensor:
     """Sums over the pairs of each batch (batches, rows, 2d), as `decompose.PAIRS` names them; the first two if not
     `full`."""
-    count = torch.ones_like(z[:, 0, 0])
+    count = torch.ones(len(z), dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
     numbers = [count / world(), count * z.shape[1]]  # a batch is shared by all processes, whose sums are added later
     if not full:
         return torch.stack(numbers, dim=1)

@@ -98,18 +98,25 @@ def facts(sums: Tensor, d: int) -> Tensor:
 def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]:
     """A stored state in today's form; sums in a form that cannot be continued are left out."""
     out: dict[str, Tensor] = {}
+    large = False
     for name, value in _from_older(state).items():
         part, _, key = name.rpartition(".")
         if key in STREAMS and part in ("", "before"):
             tracked = f"tracked.{STREAMS[key]}" in state
             d = len(value) - (0 if tracked else ONES)
             kind = layout(d, exact)
+            large |= kind != "all" and STREAMS[key] == "z"
             if tracked != (kind == "tracked"):
                 continue
             value = value.to(precision(kind))
+            if kind == "dense":  # block sizes differ between devices; the upper triangle is known in any case
+                value = value.triu() + value.triu(1).T
             if kind != "all":
                 out.setdefault(f"centres.{STREAMS[key]}", value.new_zeros(d))  # older sums have no centre
         out[name] = value
+    if large:  # older versions stored more of large embeddings
+        out = {name: value for name, value in out.items() if name.rpartition(".")[2] != "ab"}
+        out |= {name: value[:2] for name, value in out.items() if name.rpartition(".")[2] == "pairs"}
     return out
 
 

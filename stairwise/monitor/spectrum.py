@@ -95,7 +95,7 @@ class SpectrumMonitor:
         self._see(len(z_a))
 
     def add_batches(self, z: Tensor, h: Tensor | None = None) -> None:
-        """Add batches of N pairs, (batches, N, 2d), z_a and z_b in columns, and h, (batches, 2N, features)."""
+        """Add batches of N pairs, (batches, N, 2d), z_a next to z_b, and of h, (batches, 2N, …); overwrites both."""
         self.flush()
         for name, rows in (("z", z), ("h", h)):
             if rows is not None:
@@ -147,6 +147,8 @@ class SpectrumMonitor:
             self.aside.wait()
         kind = moments.layout(_size(name, batches[0]), self.exact)
         precision = moments.precision(kind)
+        if precision == torch.float32 and batches.dtype == torch.float64:
+            batches = batches.float()
         with moments.plain_products(batches.device):
             if name == "z":
                 self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
@@ -172,7 +174,7 @@ class SpectrumMonitor:
         """Add sums over directions and pairs; directions of large embeddings from the last batch only, to save time."""
         last = len(batches) - (len(batches) if kind == "all" else 1)
         rows = batches[last:].to(moments.precision(kind))
-        self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite[last:], keep)
+        self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite[last:], keep, keep ** len(batches))
         self._add_sums("pairs", pair_sums(batches if kind != "all" else rows, full=kind == "all"), finite, keep)
 
     def _add_pairs(self, a: Tensor, b: Tensor, finite: Tensor, keep: float) -> None:
@@ -247,6 +249,8 @@ class SpectrumMonitor:
             self.frames.recentre(self.sums)
             for value in self.sums.values():
                 value.zero_()
+        if self.before:
+            self.aside.wait()  # before their memory is used again
         self.before, self.seen = {}, 0
 
     def compute(self) -> Spectrum:
@@ -302,6 +306,7 @@ class SpectrumMonitor:
 
     def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
         """Continue from `state` on a device; None: the device of the next batch."""
+        self.aside.wait()
         placed = {
             name: value.to(device) if device else value.clone()
             for name, value in moments.continued(state, self.exact).items()
@@ -366,10 +371,10 @@ class SpectrumMonitor:
         each = None if keep == 1 else weights[:, None].expand(-1, x.shape[1]).flatten()
         moments.add(self.sums[name], x.flatten(0, 1), each, weights.sum() * x.shape[1], keep ** len(x), basis)
 
-    def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float) -> None:
-        """sums[name] ← keep · sums[name] + the sums found in each finite batch in turn, (batches, number of sums)."""
+    def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float, decay: float | None = None) -> None:
+        """Add the sums found in each finite batch in turn, (batches, number of sums); `decay`: weight of older sums."""
         found = torch.where(finite[:, None], found, 0.0).double()
-        self._accumulate(name, _ages(found, keep) @ found, keep ** len(found))
+        self._accumulate(name, _ages(found, keep) @ found, keep ** len(found) if decay is None else decay)
 
     def _accumulate(self, name: str, found: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + found, in place."""

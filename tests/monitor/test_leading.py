@@ -276,6 +276,28 @@ def test_autocast_and_random_numbers_of_the_user(layout):
     agrees(found, a, b, rel=1e-4 if layout != "tracked" else 0.02)
 
 
+def test_embeddings_in_other_precisions(layout):
+    a, b = embeddings(257)
+    found = sw.SpectrumMonitor()
+    found.update(a.double(), b.double())
+    agrees(found.compute(), a, b, rel=1e-3 if layout != "tracked" else 0.05)
+    halves = sw.SpectrumMonitor()
+    halves.update(a.bfloat16(), b.bfloat16())
+    assert halves.compute().batch == 257
+
+
+def test_sums_that_were_complete_go_on(layout):
+    """A state of a monitor that computed all eigenvalues, in one that computes the leading ones."""
+    a, b = embeddings(200, mean=0.0)
+    older = filled(a, b, exact=True, normalized=True)
+    monitor = sw.SpectrumMonitor(normalized=True)
+    monitor.load(older.state())
+    monitor.update(a, b)
+    assert "ab" not in monitor.sums
+    if layout != "tracked":
+        agrees(monitor.compute(), torch.cat([a, a]), torch.cat([b, b]), rel=1e-3)
+
+
 def test_pairs_wanted():
     monitor = sw.SpectrumMonitor()
     monitor.update(torch.randn(3, 10), torch.randn(3, 10))
