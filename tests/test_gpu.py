@@ -18,7 +18,10 @@ from stairwise.training.loop import Stopped, Trainer
 from stairwise.training.networks import load_network
 from stairwise.training.recipe import Recipe
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),  # torch's compiler warns of torch
+]
 
 TINY = Recipe(
     data="photos",
