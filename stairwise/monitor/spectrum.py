@@ -44,7 +44,7 @@ class SpectrumMonitor:
         half_life: instead of a window, number of pairs after which the weight of a pair has halved.
         normalized: also compute the spectrum of C of standardized embeddings; if there are more than 1024 dimensions,
             the leading values with the mean variance of both views, and above 8192 none.
-        exact: True: all eigenvalues, whatever the size. False: the leading ones, if there are more than 128.
+        exact: True: all eigenvalues, whatever the size. False: the leading 128, if there are more than 256.
 
     >>> monitor = SpectrumMonitor()
     >>> z = 2 * torch.eye(4)
