@@ -11,6 +11,11 @@ from stairwise.monitor.moments import COLUMNS, ONES, facts
 from stairwise.monitor.products import Symmetric, representable
 
 
+def ages(x: Tensor, keep: float) -> Tensor:
+    """Weights of the batches, (batches,): 1 for the last one, `keep` for the one before, and so on."""
+    return keep ** torch.arange(len(x) - 1, -1, -1, device=x.device, dtype=x.dtype)
+
+
 def direction_sums(a: Tensor, b: Tensor) -> Tensor:
     """Sums over both views of each batch (batches, rows, d): of û = z/‖z‖, of its squares by dimension, of the cosine
     û_a·û_b, and their number."""

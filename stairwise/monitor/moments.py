@@ -120,21 +120,19 @@ def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]
     return out
 
 
-def shifted(sums: Tensor, by: Tensor, basis: Tensor | None) -> Tensor:
-    """The sums of x + by, from those of x."""
+def shift(sums: Tensor, by: Tensor, basis: Tensor | None) -> None:
+    """Replace the sums of x by those of x + by."""
     d = len(by)
-    _, total, number = facts(sums, d)
-    n, columns = number[0], torch.eye(d, dtype=by.dtype, device=by.device) if basis is None else basis
-    more = torch.outer(total, by @ columns) + torch.outer(by, total @ columns) + n * torch.outer(by, by @ columns)
-    out = sums.clone()
-    out[:d, : more.shape[1]] += more
+    _, total, number = facts(sums, d).clone()
+    n, moved = number[0], total + number * by
     if basis is None:
-        out[:d, d:] += n * by[:, None]
-        out[d:, :d] += n * by
+        sums[:d, :d].addr_(total, by).addr_(by, moved)
+        sums[:d, d:] += n * by[:, None]
+        sums[d:, :d] += n * by
     else:
-        out[:, COLUMNS] += 2 * by * total + n * by.square()
-        out[:, COLUMNS + 1] += n * by
-    return out
+        sums[:, :COLUMNS].addr_(total, by @ basis).addr_(by, moved @ basis)
+        sums[:, COLUMNS] += by * (total + moved)
+        sums[:, COLUMNS + 1] += n * by
 
 
 def _from_older(state: dict[str, Tensor]) -> dict[str, Tensor]:

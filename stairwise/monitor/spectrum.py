@@ -5,6 +5,7 @@ on a stream of its own. `collect` sums several batches at once, in a few operati
 kernels limits the speed.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from stairwise.monitor import moments
 from stairwise.monitor.aside import Aside, Copies
 from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
-from stairwise.monitor.digest import condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
+from stairwise.monitor.digest import ages, condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
 from stairwise.monitor.frames import Frames
 
 if TYPE_CHECKING:
@@ -103,13 +104,18 @@ class SpectrumMonitor:
         self._see(z.shape[0] * z.shape[1])
 
     def _see(self, pairs: int) -> None:
-        """Count pairs; a full window becomes the older half."""
+        """Count pairs; a full window becomes the older half. Centres follow after each window or half-life."""
         self.seen += pairs
-        if self.window is not None and self.seen >= self.window:
-            self.flush()
-            self.aside.wait()
+        if self.seen < (self.window or self.half_life or math.inf):
+            return
+        self.flush()
+        self.aside.wait()
+        self.seen = 0
+        if self.window is not None:
             self.frames.turn(self.sums, keep=True)
-            self.before, self.sums, self.seen = self.sums, {}, 0
+        self.frames.recentre(self.sums, keep=True)
+        if self.window is not None:
+            self.before, self.sums = self.sums, {}
 
     def collect_hidden(self, h: Tensor) -> None:
         """Add representations, (rows, features): of one view, of both, or of any part of a batch."""
@@ -182,7 +188,7 @@ class SpectrumMonitor:
         self._add("uu", a + b, finite, keep)
         self._add("vv", a - b, finite, keep)
         if self.normalized and a.dtype == torch.float64:
-            self._accumulate("ab", cross_sums(a, b, _ages(a, keep)), keep ** len(a))
+            self._accumulate("ab", cross_sums(a, b, ages(a, keep)), keep ** len(a))
 
     def attach(
         self,
@@ -277,10 +283,12 @@ class SpectrumMonitor:
             if mine and self.flaws is not None:
                 with moments.plain_products(self.flaws.device):
                     values = condensed(values, self.frames, self.bases, self.normalized)
+            values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
+            copies = Copies(values if mine else {})
             if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
                 self.frames.turn(self.sums, self.before, keep=True)
-            values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
-            return Copies(values if mine else {})
+                self.frames.recentre(self.sums, self.before, keep=True)
+            return copies
 
     def _device(self) -> torch.device | None:
         """Where the sums are; None if nothing has been seen."""
@@ -365,14 +373,14 @@ class SpectrumMonitor:
             self.sums[name] = self.sums[name].to(x.device)
         if basis is not None and basis.device != x.device:
             basis = self.frames.bases[moments.STREAMS[name]] = basis.to(x.device)
-        weights = _ages(x, keep) * finite
+        weights = ages(x, keep) * finite
         each = None if keep == 1 else weights[:, None].expand(-1, x.shape[1]).flatten()
         moments.add(self.sums[name], x.flatten(0, 1), each, weights.sum() * x.shape[1], keep ** len(x), basis)
 
     def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float, decay: float | None = None) -> None:
         """Add the sums found in each finite batch in turn, (batches, number of sums); `decay`: weight of older sums."""
         found = torch.where(finite[:, None], found, 0.0).double()
-        self._accumulate(name, _ages(found, keep) @ found, keep ** len(found) if decay is None else decay)
+        self._accumulate(name, ages(found, keep) @ found, keep ** len(found) if decay is None else decay)
 
     def _accumulate(self, name: str, found: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + found, in place."""
@@ -386,11 +394,6 @@ class SpectrumMonitor:
 def _size(name: str, rows: Tensor) -> int:
     """Size of the embeddings or representations in rows."""
     return rows.shape[1] // 2 if name == "z" else rows.shape[1]
-
-
-def _ages(x: Tensor, keep: float) -> Tensor:
-    """Weights of the batches, (batches,): 1 for the last one, `keep` for the one before, and so on."""
-    return keep ** torch.arange(len(x) - 1, -1, -1, device=x.device, dtype=x.dtype)
 
 
 def _alike(x: Tensor, y: Tensor) -> bool:

@@ -127,6 +127,24 @@ def test_a_mean_that_dominates(layout):
     assert found.eigenvalues[0] == pytest.approx(values["eigenvalues"][0], rel=1e-5)
 
 
+@pytest.mark.parametrize("options", [{"window": 400}, {"half_life": 100}])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_mean_that_drifts_is_followed_without_reset(layout, options, recorded):
+    """In the end it is a hundred times the spread away from where it began."""
+    monitor, exact = sw.SpectrumMonitor(**options), sw.SpectrumMonitor(**options, exact=True)
+    for seed in range(20):
+        a, b = (z + 0.4 * seed for z in embeddings(400, seed=seed))
+        for pair in batches(a, b):
+            monitor.update(*pair)
+            exact.update(*pair)
+        if recorded:
+            monitor.compute()
+    found, values = monitor.compute(), exact.compute()
+    assert found.variance == pytest.approx(values.variance, rel=1e-4)
+    assert found.trace == pytest.approx(values.trace, rel=1e-6)
+    assert found.covariance[:12] == pytest.approx(values.covariance[:12], rel=0.01 if layout != "tracked" else 0.1)
+
+
 @pytest.mark.parametrize(("rows", "views"), [(100, "unrelated"), (1000, "unrelated"), (1000, "opposed")])
 def test_as_many_negative_eigenvalues_as_positive_ones(layout, rows, views):
     """C of unrelated views, or of views opposed in every other mode; its leading modes are new in each record."""
