@@ -11,6 +11,10 @@ from stairwise.monitor.moments import COLUMNS, ONES, facts
 from stairwise.monitor.products import Symmetric, representable
 
 
+def alike(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device
+
+
 def ages(x: Tensor, keep: float) -> Tensor:
     """Weights of the batches, (batches,): 1 for the last one, `keep` for the one before, and so on."""
     return keep ** torch.arange(len(x) - 1, -1, -1, device=x.device, dtype=x.dtype)

@@ -109,8 +109,8 @@ def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]
             if tracked != (kind == "tracked"):
                 continue
             value = value.to(precision(kind))
-            if kind == "dense":  # block sizes differ between devices; the upper triangle is known in any case
-                value = value.triu() + value.triu(1).T
+            if kind == "dense":
+                value = mirrored(value)
             if kind != "all":
                 out.setdefault(f"centres.{STREAMS[key]}", value.new_zeros(d))  # older sums have no centre
         out[name] = value
@@ -118,6 +118,11 @@ def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]
         out = {name: value for name, value in out.items() if name.rpartition(".")[2] != "ab"}
         out |= {name: value[:2] for name, value in out.items() if name.rpartition(".")[2] == "pairs"}
     return out
+
+
+def mirrored(sums: Tensor) -> Tensor:
+    """Dense sums in full: block sizes differ between devices, but the upper triangle is known in any case."""
+    return sums.triu() + sums.triu(1).T
 
 
 def shift(sums: Tensor, by: Tensor, basis: Tensor | None) -> None:

@@ -19,7 +19,7 @@ from stairwise.monitor import moments
 from stairwise.monitor.aside import Aside, Copies
 from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
-from stairwise.monitor.digest import ages, condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
+from stairwise.monitor.digest import ages, alike, condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
 from stairwise.monitor.frames import Frames
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class SpectrumMonitor:
 
     def _wait(self, name: str, rows: Tensor) -> None:
         """Keep rows until several batches are summed together."""
-        if self.waiting[name] and not _alike(rows, self.waiting[name][0]):
+        if self.waiting[name] and not alike(rows, self.waiting[name][0]):
             self._flush(name)
         waiting = self.waiting[name]
         waiting.append(rows)
@@ -234,18 +234,22 @@ class SpectrumMonitor:
         self.flush()
         for monitor in (self, other):
             monitor.aside.wait()
+        placed = set(self.frames.centres)
         for name, value in other._total().items():
-            stream = moments.STREAMS.get(name, "")
-            if name not in self.sums:
-                self.sums[name] = value.clone()
-                self.frames.adopt(stream, other.frames)
-                continue
-            if self.sums[name].shape != value.shape:
+            stream, known = moments.STREAMS.get(name, ""), self.sums.get(name, self.before.get(name))
+            if known is not None and (known.shape, known.dtype) != (value.shape, value.dtype):
                 sizes = f"{self.dimensions()} and {other.dimensions()}"
-                raise InputError("other", "must have seen embeddings of the same size", sizes)
-            if stream in self.frames.centres:
+                raise InputError("other", "must have seen embeddings of the same size, with the same `exact`", sizes)
+            dense = stream in other.frames.centres and stream not in other.frames.bases
+            value = moments.mirrored(value) if dense else value.clone()
+            if stream in placed:
                 value = other.frames.adapted(name, value, self.frames)
-            self.sums[name] += value.to(self.sums[name].device)
+            else:
+                self.frames.adopt(stream, other.frames)
+            if name in self.sums:
+                self.sums[name] += value.to(self.sums[name].device)
+            else:
+                self.sums[name] = value
 
     def reset(self) -> None:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
@@ -394,7 +398,3 @@ class SpectrumMonitor:
 def _size(name: str, rows: Tensor) -> int:
     """Size of the embeddings or representations in rows."""
     return rows.shape[1] // 2 if name == "z" else rows.shape[1]
-
-
-def _alike(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device

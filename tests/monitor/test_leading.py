@@ -205,6 +205,44 @@ def test_windows_half_lives_and_merging(layout):
     assert decayed.variance == pytest.approx(exact.variance, rel=1e-5)
 
 
+@pytest.mark.parametrize("rows", [(64, 2048), (2048, 64)])
+@pytest.mark.parametrize("how", ["merged", "merged into none", "loaded"])
+def test_sums_of_another_device_go_on(layout, monkeypatch, rows, how):
+    """CPU and GPU sum dense moments in blocks of other sizes, of which they know the upper triangle."""
+    a, b = embeddings(800)
+    monkeypatch.setattr(products, "ROWS", rows[0])
+    first = filled(a[:400], b[:400])
+    monkeypatch.setattr(products, "ROWS", rows[1])
+    second = sw.SpectrumMonitor()
+    if how == "loaded":
+        second.load(first.state())
+    elif how == "merged into none":
+        second.merge(first)
+    for pair in batches(a[400:], b[400:]):
+        second.update(*pair)
+    if how == "merged":
+        second.merge(first)
+    agrees(second.compute(), a, b, rel={"dense": 1e-4, "halves": 1e-3, "tracked": 0.03}[layout])
+
+
+def test_merging_into_a_window_that_has_just_begun(layout):
+    """It has no sums yet, but those of the window before refer to its centre."""
+    a, b = embeddings(800)
+    monitor = filled(a[:400], b[:400], window=400)
+    assert not monitor.sums
+    monitor.merge(filled(a[400:] + 3.0, b[400:] + 3.0))
+    a, b = (torch.cat([z[:400], z[400:] + 3.0]) for z in (a, b))
+    agrees(monitor.compute(), a, b, rel={"dense": 1e-3, "halves": 2e-2, "tracked": 0.2}[layout])
+
+
+def test_sums_of_another_kind_are_not_merged(layout):
+    a, b = embeddings(100)
+    with pytest.raises(InputError, match="same `exact`"):
+        filled(a, b).merge(filled(a, b, exact=True))
+    with pytest.raises(InputError, match="same size"):
+        filled(a, b).merge(filled(a[:, :-1], b[:, :-1]))
+
+
 def test_state_continues_to_the_bit(layout):
     a, b = embeddings(400)
     one = filled(a[:200], b[:200])
