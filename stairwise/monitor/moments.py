@@ -34,6 +34,11 @@ def layout(d: int, exact: bool | None = None) -> str:
     return "dense" if d <= DENSE else "tracked"
 
 
+def size(name: str, rows: Tensor) -> int:
+    """Size of the embeddings or representations in rows: z holds both views next to each other, h one."""
+    return rows.shape[1] // 2 if name == "z" else rows.shape[1]
+
+
 def precision(kind: str) -> torch.dtype:
     """The number format of a layout."""
     return torch.float64 if kind == "all" else torch.float32

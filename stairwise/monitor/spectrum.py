@@ -151,7 +151,7 @@ class SpectrumMonitor:
             self.aside.allowed = False
         else:
             self.aside.wait()
-        kind = moments.layout(_size(name, batches[0]), self.exact)
+        kind = moments.layout(moments.size(name, batches[0]), self.exact)
         precision = moments.precision(kind)
         if precision == torch.float32 and batches.dtype == torch.float64:
             batches = batches.float()
@@ -166,7 +166,7 @@ class SpectrumMonitor:
             if name == "z":
                 self.flaws = counted(self.flaws, finite)
                 self._add_statistics(batches, finite, keep, kind)
-            views = batches.unflatten(2, (-1, _size(name, batches[0])))
+            views = batches.unflatten(2, (-1, moments.size(name, batches[0])))
             # in float32 a large mean would hide the variance
             views = views.double() if kind == "all" else self.frames.centred(name, views, finite)
             if kind == "tracked" and name not in self.frames.bases:
@@ -254,7 +254,7 @@ class SpectrumMonitor:
     def reset(self) -> None:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
         self.flush()  # keeps the count of batches right
-        with self.aside.work(self._device()):
+        with self.aside.work(self._device(), self._held()):
             self.frames.turn(self.sums)
             self.frames.recentre(self.sums)
             for value in self.sums.values():
@@ -278,7 +278,7 @@ class SpectrumMonitor:
         """
         joint = joint and world() > 1
         self.flush()
-        with self.aside.work(self._device()):
+        with self.aside.work(self._device(), self._held()):
             if joint:
                 self.frames.share(self.sums, self.before)
             values = self._joint(self._total()) if joint else dict(self._total())
@@ -297,6 +297,10 @@ class SpectrumMonitor:
     def _device(self) -> torch.device | None:
         """Where the sums are; None if nothing has been seen."""
         return None if self.flaws is None else self.flaws.device
+
+    def _held(self) -> list[Tensor | None]:
+        parts = (self.sums, self.before, self.frames.centres, self.frames.bases)
+        return [self.flaws, self.sample, *(tensor for part in parts for tensor in part.values())]
 
     def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
@@ -337,7 +341,7 @@ class SpectrumMonitor:
     def dimensions(self, name: str = "z") -> int | None:
         """Size of the embeddings ("z") or representations ("h") seen so far."""
         if self.waiting[name]:
-            return _size(name, self.waiting[name][0])
+            return moments.size(name, self.waiting[name][0])
         stream = "uu" if name == "z" else "hh"
         sums = self.sums.get(stream, self.before.get(stream))
         return None if sums is None else len(sums) - (0 if name in self.frames.bases else moments.ONES)
@@ -393,8 +397,3 @@ class SpectrumMonitor:
         if self.sums[name].device != found.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(found.device)
         self.sums[name].mul_(keep).add_(found)
-
-
-def _size(name: str, rows: Tensor) -> int:
-    """Size of the embeddings or representations in rows."""
-    return rows.shape[1] // 2 if name == "z" else rows.shape[1]

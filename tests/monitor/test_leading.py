@@ -1,12 +1,17 @@
 """Leading eigenvalues of large embeddings, from dense sums and from a tracked basis, against dense computations."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import stairwise as sw
 from stairwise.checks import InputError
-from stairwise.monitor import bases, moments, products, spectrum
+from stairwise.monitor import bases, digest, moments, products, spectrum
+from stairwise.monitor.decompose import decompose
 from tests.two_processes import run_two
 
 
@@ -270,6 +275,16 @@ def test_buffers_stay_where_a_graph_refers_to_them(layout):
     assert where() == before
 
 
+def test_a_monitor_that_is_deleted_leaves_its_last_record(layout):
+    a, b = embeddings(400)
+    monitor = filled(a, b)
+    copies, gone = monitor.copies(), weakref.ref(monitor)
+    monitor.reset()
+    del monitor
+    assert gone() is None  # nothing holds it, so its memory is free
+    agrees(decompose(copies.arrays()), a, b, rel=1e-4 if layout != "tracked" else 0.02)
+
+
 def test_bad_batches_and_no_batches(layout):
     a, b = embeddings(200)
     monitor = filled(a, b)
@@ -375,6 +390,24 @@ def test_sums_that_were_complete_go_on(layout):
     assert "ab" not in monitor.sums
     if layout != "tracked":
         agrees(monitor.compute(), torch.cat([a, a]), torch.cat([b, b]), rel=1e-3)
+
+
+class NoProducts(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not any(name in str(func) for name in ("mm", "mv", "dot", "einsum")), func
+        return func(*args, **(kwargs or {}))
+
+
+def test_directions_need_no_matrix_products():
+    """On a GPU these would be rounded to 11 bits if the user has allowed TF32."""
+    a, b = torch.randn(2, 3, 20, 7)
+    with NoProducts():
+        found = digest.direction_sums(a, b)
+    u, v = (nn.functional.normalize(z.double(), dim=2) for z in (a, b))
+    assert found[:, :7] == pytest.approx((u + v).sum(dim=1).numpy(), abs=1e-5)
+    assert found[:, 7:14] == pytest.approx((u**2 + v**2).sum(dim=1).numpy(), abs=1e-5)
+    assert found[:, 14] == pytest.approx(2 * torch.einsum("bnd,bnd->b", u, v).numpy(), abs=1e-5)
+    assert found[:, 15].tolist() == [40.0] * 3
 
 
 def test_pairs_wanted():
