@@ -20,6 +20,7 @@ KEPT = 128  # number of leading eigenvalues that are reported
 COLUMNS = 512  # columns of a tracked basis
 ONES = 8  # columns of ones next to the data; one is enough, but eight keep rows aligned, which is faster on GPUs
 STREAMS = {"uu": "z", "vv": "z", "hh": "h"}  # sums, and what they are sums of
+AT_ONCE = 1024  # rows that are shifted at once, to save memory
 EXTRA = 3  # columns of a tracked sum after S Q: Σ x², Σ x and the number of rows
 
 
@@ -131,17 +132,20 @@ def mirrored(sums: Tensor) -> Tensor:
 
 
 def shift(sums: Tensor, by: Tensor, basis: Tensor | None) -> None:
-    """Replace the sums of x by those of x + by."""
+    """Replace the sums of x by those of x + by; S grows by w byᵀ + by wᵀ."""
     d = len(by)
     _, total, number = facts(sums, d).clone()
-    n, moved = number[0], total + number * by
+    n, w = number[0], total + number / 2 * by
     if basis is None:
-        sums[:d, :d].addr_(total, by).addr_(by, moved)
+        for start in range(0, d, AT_ONCE):
+            i = slice(start, min(start + AT_ONCE, d))
+            # rounded alike above and below the diagonal
+            sums[i, :d] += torch.outer(w[i], by).add_(torch.outer(by[i], w))
         sums[:d, d:] += n * by[:, None]
         sums[d:, :d] += n * by
     else:
-        sums[:, :COLUMNS].addr_(total, by @ basis).addr_(by, moved @ basis)
-        sums[:, COLUMNS] += by * (total + moved)
+        sums[:, :COLUMNS].addr_(w, by @ basis).addr_(by, w @ basis)
+        sums[:, COLUMNS] += 2 * by * w
         sums[:, COLUMNS + 1] += n * by
 
 

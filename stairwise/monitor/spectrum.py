@@ -314,7 +314,7 @@ class SpectrumMonitor:
         """Tensors for `load` to continue from."""
         self.flush()
         self.aside.wait()
-        flaws = {} if self.flaws is None else {"flaws": self.flaws}
+        flaws = {} if self.flaws is None else {"flaws": self.flaws, "seen": torch.tensor(self.seen)}
         frames = {"tracked": self.frames.bases, "centres": self.frames.centres}
         parts = {"before": self.before, "bases": self.bases} | frames
         prefixed = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
@@ -331,8 +331,8 @@ class SpectrumMonitor:
             {name.removeprefix(part): placed.pop(name) for name in list(placed) if name.startswith(part)}
             for part in ("before.", "bases.", "tracked.", "centres.")
         )
-        self.sums = placed
-        self.seen = int(moments.count(self.sums["uu"])) if "uu" in self.sums else 0
+        seen = placed.pop("seen", moments.count(placed["uu"]) if "uu" in placed else torch.tensor(0))  # older: none
+        self.sums, self.seen = placed, int(seen)
 
     def pairs_wanted(self) -> int:
         """Number of pairs that a spectrum needs: four per dimension, but no more than 4096; fewer give mostly noise."""

@@ -23,6 +23,7 @@ def layout(request, monkeypatch):
         monkeypatch.setattr(products, "_of_halves", lambda left, right: left.float() @ right.float())
     monkeypatch.setattr(products, "ROWS", 64)
     monkeypatch.setattr(moments, "ALL", 64)
+    monkeypatch.setattr(moments, "AT_ONCE", 128)
     monkeypatch.setattr(moments, "KEPT", 24)
     monkeypatch.setattr("stairwise.monitor.decompose.KEPT", 24)
     monkeypatch.setattr(bases, "BLOCK", 48)
@@ -248,11 +249,12 @@ def test_sums_of_another_kind_are_not_merged(layout):
         filled(a, b).merge(filled(a[:, :-1], b[:, :-1]))
 
 
-def test_state_continues_to_the_bit(layout):
+@pytest.mark.parametrize("options", [{}, {"window": 150}, {"half_life": 130}])
+def test_state_continues_to_the_bit(layout, options):
     a, b = embeddings(400)
-    one = filled(a[:200], b[:200])
+    one = filled(a[:200], b[:200], **options)
     one.compute()
-    two = sw.SpectrumMonitor()
+    two = sw.SpectrumMonitor(**options)
     two.load({name: value.clone() for name, value in one.state().items()})
     for monitor in (one, two):
         for pair in batches(a[200:], b[200:]):
