@@ -14,9 +14,9 @@ from stairwise.monitor.products import representable
 Bases = dict[str, Tensor]
 Product = Callable[[Bases, bool], Bases]
 
-BLOCK = 384  # columns of the basis in which the leading eigenvalues of a dense matrix are found
-PASSES, COLD = 2, 6  # further products with the matrix per record, with the basis of the last record and without one
-FRESH = 16  # columns of the basis that are random in every record
+BLOCK, BLOCKS = 256, 3  # columns and number of blocks in which the leading eigenvalues of a dense matrix are found
+PASSES, COLD = 1, 3  # products with the matrix before the first block, with the basis of the last record and without
+FRESH = 16  # columns that start anew in every record, from random numbers that are always the same
 ROUNDING = 1e-10  # of squared lengths of columns; makes those that depend on others harmless
 TINY = 1e-300  # shorter columns are zero
 SMALLEST = 1e-6  # of the largest eigenvalue of rows in float32; smaller ones are rounding
@@ -30,9 +30,11 @@ def random_basis(d: int, columns: int, device: torch.device) -> Tensor:
 
 
 def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Tensor) -> Bases:
-    """Qᵀ Q and Qᵀ A Q of symmetric matrices A, (2, columns, columns) each, whose eigenvalues are the leading ones of A.
+    """Pᵀ P and Pᵀ A P of symmetric matrices A, (2, columns, columns) each, whose eigenvalues are the leading ones of A.
 
-    Q follows the leading modes by a few products with A, made orthonormal in between. Nothing waits for the device.
+    P consists of several blocks: a basis Q, which follows the leading modes by products with A, what A Q adds to it,
+    and so on. Q alone would not do for matrices with negative eigenvalues, which take half of its columns. Nothing
+    waits for the device.
 
     Arguments:
         product: from bases Q, by name of the matrix, to A Q; its second argument asks for all digits.
@@ -41,18 +43,27 @@ def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Te
         like: a row of A, for its size and device.
     """
     known = all(name in bases for name in names)
-    found = {name: _start(bases.get(name), like) for name in names}
-    images = product(found, False)
-    passes = PASSES if known else COLD
-    for i in range(passes):
-        found = {name: _orthonormal(images[name], basis) for name, basis in found.items()}
-        images = product(found, i == passes - 1)
-    out = {}
-    for name, basis in found.items():
-        bases[name] = _orthonormal(images[name], basis)
-        q = basis.double()
-        out[name] = torch.stack([q.T @ q, _symmetric(q.T @ images[name].double())])
-    return out
+    last = {name: _start(bases.get(name), like) for name in names}
+    for _ in range(PASSES if known else COLD):
+        images = product(last, False)
+        last = {name: _orthonormal(images[name], basis) for name, basis in last.items()}
+    images = product(last, True)
+    bases |= {name: _orthonormal(images[name], basis) for name, basis in last.items()}
+    spans, products = last, images
+    for _ in range(BLOCKS - 1):
+        last = {name: _orthonormal(_without(spans[name], images[name]), basis) for name, basis in last.items()}
+        images = product(last, True)
+        spans, products = _beside(spans, last), _beside(products, images)
+    return {name: _small(spans[name].double(), products[name].double()) for name in spans}
+
+
+def _small(p: Tensor, image: Tensor) -> Tensor:
+    """Pᵀ P and Pᵀ A P."""
+    return torch.stack([p.T @ p, _symmetric(p.T @ image)])
+
+
+def _beside(left: Bases, right: Bases) -> Bases:
+    return {name: torch.cat([left[name], right[name]], dim=1) for name in left}
 
 
 def _start(known: Tensor | None, like: Tensor) -> Tensor:
@@ -105,6 +116,14 @@ def _orthonormal(product: Tensor, basis: Tensor) -> Tensor:
     found = nn.functional.normalize(columns, dim=0, eps=TINY).to(basis.dtype)
     usable = torch.isfinite(found).all(dim=0) & (found != 0).any(dim=0)
     return representable(torch.where(usable, found, basis))
+
+
+def _without(basis: Tensor, columns: Tensor) -> Tensor:
+    """The part of the columns that is orthogonal to a basis, which is almost orthonormal."""
+    q, columns = basis.double(), columns.double()
+    overlaps = q.T @ q
+    overlaps.diagonal().add_(ROUNDING)
+    return columns - q @ torch.cholesky_solve(q.T @ columns, torch.linalg.cholesky_ex(overlaps).L)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
