@@ -11,6 +11,7 @@ from torch import nn
 import stairwise as sw
 from stairwise.checks import InputError
 from stairwise.training.muon import Muon, as_matrix
+from stairwise.training.newton_schulz import SCALINGS
 from stairwise.training.optimizer import FlatOptimizer
 from tests.two_processes import run_two
 
@@ -163,6 +164,24 @@ def test_shapes_of_all_kinds():
             assert (p - old).norm().item() == pytest.approx(0.1 * old.norm().item(), rel=1e-5)
             step, o = as_matrix(old - p.detach(), p), torch.linalg.svd(as_matrix(p.grad, p), full_matrices=False)
             assert nn.functional.cosine_similarity(step.flatten(), (o[0] @ o[2]).flatten(), dim=0) > 0.9
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("weights", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rest", ["sgd", "adamw"])
+def test_the_iteration_in_float64(scaling, weights, rest):
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        network = net().to(weights)
+        optimizer = Muon(network.parameters(), lr=0.01, scaling=scaling, dtype=dtype, rest=rest)
+        for i in range(3):
+            random = torch.Generator().manual_seed(i)
+            for p in network.parameters():
+                p.grad = torch.randn(p.shape, generator=random).to(weights)
+            optimizer.step()
+        found.append([p.detach().clone() for p in network.parameters()])
+    assert same(*found, rtol=1e-4, atol=1e-5)
+    assert {p.dtype for p in found[0]} == {weights}
 
 
 # state
