@@ -9,8 +9,9 @@ from scipy.integrate import solve_ivp
 
 import stairwise as sw
 from stairwise.checks import InputError
-from stairwise.dynamics.spectral import COEFFICIENTS, newton_schulz, polar
+from stairwise.dynamics.spectral import COEFFICIENTS, newton_schulz
 from stairwise.theory.spectral import SpectralModes
+from stairwise.theory.spectral_law import polar
 
 GAMMA = np.array([1.0, 0.6, 0.5, 0.3, 0.2, 0.1, -0.2])
 CORR = sw.Correlation.from_matrix(GAMMA)
@@ -138,3 +139,9 @@ def test_tiny_mode_beside_a_large_one():
 def test_unknown_rule(simulate):
     with pytest.raises(InputError, match=r"rule is unknown.*did you mean 'spectral'"):
         simulate(np.eye(2, 7), CORR, [1.0], rule="spectrall")
+
+
+def test_more_rows_than_modes():
+    W0 = np.array([[1.0], [2.0], [-0.5]]) * 1e-6
+    run = sw.gradient_flow(W0, sw.Correlation.from_matrix([1.0]), [0.4, 4.0], rule="spectral")
+    np.testing.assert_allclose(run.eigenvalues, [[0.16, 0, 0], [1, 0, 0]], atol=1e-5)
