@@ -139,7 +139,8 @@ def _weights(r: Floats, gamma: Floats, rows: list["_Row | _Still"], growth: Floa
     positive = np.all(c > 0, axis=1)
     c[~positive] = 1.0
     unit = (p * c[:, None, :] ** -0.5) @ p.transpose(0, 2, 1) @ t
-    out[:, grow] = np.where(np.reshape(positive, (-1, 1, 1)), np.sqrt(np.maximum(lam[:, grow], 0.0))[:, :, None] * unit, t)
+    grown = np.sqrt(np.maximum(lam[:, grow], 0.0))[:, :, None] * unit
+    out[:, grow] = np.where(np.reshape(positive, (-1, 1, 1)), grown, t)
     return out
 
 
