@@ -141,6 +141,21 @@ def test_unknown_rule(simulate):
         simulate(np.eye(2, 7), CORR, [1.0], rule="spectrall")
 
 
+@pytest.mark.parametrize("lr", [0.02, 0.1, 0.6, 2.0])
+def test_descent_ends_near_one(lr):
+    """Within 2a + a², a = lr √γ_1, from generic weights too; 2a would not do."""
+    gamma = 0.8 ** np.arange(40.0)
+    steps = int(20 / lr) + 200
+    off, a = 0.0, lr * np.sqrt(gamma[0])
+    for seed in range(3):
+        W0 = sw.gaussian_init(4, 40, 1e-2, seed)
+        last = np.arange(steps - 60, steps + 1)
+        run = sw.gradient_descent(W0, sw.Correlation.from_matrix(gamma), lr, steps, last, rule="spectral")
+        off = max(off, float(np.abs(run.eigenvalues - 1).max()))
+    assert off < 2 * a + a * a
+    assert lr not in (0.1, 2.0) or off > 2 * a
+
+
 def test_more_rows_than_modes():
     W0 = np.array([[1.0], [2.0], [-0.5]]) * 1e-6
     run = sw.gradient_flow(W0, sw.Correlation.from_matrix([1.0]), [0.4, 4.0], rule="spectral")
