@@ -267,6 +267,16 @@ def test_files_are_joined_and_read_alike(file, tmp_path):
         read_images([tmp_path / "missing.npz"])
 
 
+def test_no_image_is_dropped_in_silence(file, tmp_path):
+    stored = dict(np.load(file))
+    np.savez(tmp_path / "second.npz", **stored)
+    with pytest.raises(InputError, match=r"must hold `index`, because several files .*images\.npz.*join"):
+        read_images([file, tmp_path / "second.npz"])
+    np.savez(tmp_path / "twice.npz", **stored, index=np.arange(120) // 2)
+    with pytest.raises(InputError, match=r"one image per split and index .got two labels for index 0 of split 0"):
+        read_images([tmp_path / "twice.npz"])
+
+
 def _pack(path, pixels, labels, split, index):
     """Lossless sheets of 2 × 5 images."""
     files, counts = [], []
