@@ -94,7 +94,7 @@ class _Motion:
         while t < end and self.moving > 0:
             solver = DOP853(rate, t, u.ravel(), end, rtol=rtol, atol=rtol * self.smallest)
             ahead = self.events(u).min()
-            while solver.status == "running" and ahead > rtol * np.abs(u).max():
+            while solver.status == "running" and ahead > rtol * max(float(np.abs(u).max()), self.smallest):
                 solver.max_step = CAUTION * ahead
                 solver.atol = max(rtol * self.smallest, NOISE * float(np.linalg.norm(u)))
                 message = solver.step()

@@ -160,3 +160,11 @@ def test_more_rows_than_modes():
     W0 = np.array([[1.0], [2.0], [-0.5]]) * 1e-6
     run = sw.gradient_flow(W0, sw.Correlation.from_matrix([1.0]), [0.4, 4.0], rule="spectral")
     np.testing.assert_allclose(run.eigenvalues, [[0.16, 0, 0], [1, 0, 0]], atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[[0.3]], [[1e-6], [2e-6], [-5e-7]]])
+def test_a_flow_of_which_everything_shrinks_ends_at_zero(rows):
+    W0 = np.array(rows)
+    length = np.linalg.norm(W0)
+    run = sw.gradient_flow(W0, sw.Correlation.from_matrix([-0.5]), [length / 2, 9.0], rule="spectral")
+    assert run.eigenvalues[:, -1] == pytest.approx([-0.5 * length**2 / 4, 0.0], abs=1e-6 * length**2)
