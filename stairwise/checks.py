@@ -115,8 +115,10 @@ def pair(x_a: ArrayLike, x_b: ArrayLike) -> tuple[Array, Array]:
     return a, b
 
 
-def number(x: Any, name: str, *, above: float | None = None, least: float | None = None) -> float:
-    """A finite float, optionally greater than `above` or at least `least`; neither a truth value nor text."""
+def number(
+    x: Any, name: str, *, above: float | None = None, least: float | None = None, below: float | None = None
+) -> float:
+    """A finite float, optionally greater than `above`, at least `least`, less than `below`; no truth value, no text."""
     try:
         if isinstance(x, bool | np.bool_ | str | bytes):
             raise TypeError
@@ -129,6 +131,8 @@ def number(x: Any, name: str, *, above: float | None = None, least: float | None
         raise InputError(name, f"must be greater than {above:g}", out)
     if least is not None and not out >= least:
         raise InputError(name, f"must be at least {least:g}", out)
+    if below is not None and not out < below:
+        raise InputError(name, f"must be less than {below:g}", out)
     return out
 
 

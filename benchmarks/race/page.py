@@ -129,9 +129,13 @@ def speedrun_table(runs: dict[str, Result]) -> str:
         for r in sorted((r for r in done if r["goal"] == goal), key=lambda r: r["seed"]):
             met = not r["diverged"] and r["logistic"] >= r["wanted"] and r["seconds"] <= r["limit"]
             scores = [f"{100 * r[n]:.2f}" if n in r else "diverged" for n in ("logistic", "knn")]
+            notes = [f"{r['pauses']} pauses"] if r.get("pauses") else []
+            if not r.get("cold", r["seed"] == 0):  # results from before this was stored: seeds shared a process
+                notes.append("warm: not the first run of its process")
+            seconds = f"{r['seconds']} ({', '.join(notes)})" if notes else r["seconds"]
             rows.append(
                 [
-                    *(f"{100 * r['wanted']:.0f} % in {r['limit']} s", r["seed"], *scores, r["seconds"], r["start"]),
+                    *(f"{100 * r['wanted']:.0f} % in {r['limit']} s", r["seed"], *scores, seconds, r["start"]),
                     *(f"{r['views'] / 1e6:.1f} M", f"{r['views_per_second']:,}", "yes" if met else "no"),
                 ]
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from stairwise.checks import InputError, number, one_of, positive_int
+from stairwise.checks import InputError, flag, number, one_of, positive_int
 from stairwise.checks import seed as check_seed
 from stairwise.data.augment import PIPELINES
 from stairwise.evaluate.classifiers import PROBES
@@ -116,6 +116,9 @@ class Recipe:
         one_of(self.loss, "loss", MODULES)
         one_of(self.optimizer, "optimizer", OPTIMIZERS)
         one_of(self.scaling, "scaling", SCALINGS)
+        for setting in dataclasses.fields(self):
+            if setting.type is bool:
+                flag(getattr(self, setting.name), setting.name)
         one_of(self.schedule, "schedule", SCHEDULES)
         one_of(self.precision, "precision", PRECISIONS)
         one_of(self.scope, "scope", SCOPES)
@@ -139,7 +142,8 @@ class Recipe:
         if self.optimizer == "muon":
             check_rate(self.lr, "lr", largest_rate(self.scaling))
             check_rate(self.lr_bias, "lr_bias", LARGEST)
-        for name in ("pretrain", "size", "target", "lr_bias", "momentum", "weight_decay", "clip", "final_lr"):
+        number(self.momentum, "momentum", least=0, below=1)
+        for name in ("pretrain", "size", "target", "lr_bias", "weight_decay", "clip", "final_lr"):
             number(getattr(self, name), name, least=0)
         for name in ("warmup_epochs", "steps", "window", "probe_images", "keep"):
             number(getattr(self, name), name, least=0)
