@@ -42,28 +42,29 @@ def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Te
         bases: where to start, by name; they are replaced.
         like: a row of A, for its size and device.
     """
-    known = all(name in bases for name in names)
-    last = {name: _start(bases.get(name), like) for name in names}
-    for _ in range(PASSES if known else COLD):
-        images = product(last, False)
-        last = {name: _orthonormal(images[name], basis) for name, basis in last.items()}
-    images = product(last, True)
-    bases |= {name: _orthonormal(images[name], basis) for name, basis in last.items()}
+    names = list(names)
+
+    def image(q: Tensor, exact: bool) -> Tensor:
+        found = product(dict(zip(names, q, strict=True)), exact)
+        return torch.stack([found[name] for name in names])
+
+    passes = PASSES if all(name in bases for name in names) else COLD
+    last = torch.stack([_start(bases.get(name), like) for name in names])  # all at once: small products are slow
+    for _ in range(passes):
+        last = _orthonormal(image(last, False), last)
+    images = image(last, True)
+    bases |= {name: basis.clone() for name, basis in zip(names, _orthonormal(images, last), strict=True)}
     spans, products = last, images
     for _ in range(BLOCKS - 1):
-        last = {name: _orthonormal(_without(spans[name], images[name]), basis) for name, basis in last.items()}
-        images = product(last, True)
-        spans, products = _beside(spans, last), _beside(products, images)
-    return {name: _small(spans[name].double(), products[name].double()) for name in spans}
+        last = _orthonormal(_without(spans, images), last)
+        images = image(last, True)
+        spans, products = torch.cat([spans, last], dim=2), torch.cat([products, images], dim=2)
+    return {name: _small(p.double(), Ap.double()) for name, p, Ap in zip(names, spans, products, strict=True)}
 
 
 def _small(p: Tensor, image: Tensor) -> Tensor:
     """Pᵀ P and Pᵀ A P."""
     return torch.stack([p.T @ p, _symmetric(p.T @ image)])
-
-
-def _beside(left: Bases, right: Bases) -> Bases:
-    return {name: torch.cat([left[name], right[name]], dim=1) for name in left}
 
 
 def _start(known: Tensor | None, like: Tensor) -> Tensor:
@@ -103,27 +104,29 @@ def moved(sums: Tensor, basis: Tensor, to: Tensor) -> Tensor:
     return torch.cat([again.to(sums.dtype), sums[:, COLUMNS:]], dim=1)
 
 
-def _orthonormal(product: Tensor, basis: Tensor) -> Tensor:
-    """A basis of the columns, almost orthonormal; a column of the old basis for each that is zero or not finite.
+def _orthonormal(products: Tensor, bases: Tensor) -> Tensor:
+    """Bases of the columns, (matrices, d, columns), almost orthonormal; a column of the old basis for each that is zero
+    or not finite.
 
     By Cholesky's factors of the products of columns, which GPUs compute much faster than QR.
     """
-    columns = nn.functional.normalize(product.double(), dim=0, eps=TINY)
-    overlaps = columns.T @ columns
-    overlaps.diagonal().add_(ROUNDING)
-    factor = torch.linalg.cholesky_ex(overlaps).L
-    columns = torch.linalg.solve_triangular(factor, columns.T, upper=False).T
-    found = nn.functional.normalize(columns, dim=0, eps=TINY).to(basis.dtype)
-    usable = torch.isfinite(found).all(dim=0) & (found != 0).any(dim=0)
-    return representable(torch.where(usable, found, basis))
+    columns = nn.functional.normalize(products.double(), dim=1, eps=TINY)
+    overlaps = columns.mT @ columns
+    overlaps.diagonal(dim1=1, dim2=2).add_(ROUNDING)
+    factors = torch.linalg.cholesky_ex(overlaps).L
+    identity = torch.eye(factors.shape[1], dtype=factors.dtype, device=factors.device)
+    columns = columns @ torch.linalg.solve_triangular(factors, identity.expand_as(factors), upper=False).mT
+    found = nn.functional.normalize(columns, dim=1, eps=TINY).to(bases.dtype)
+    usable = torch.isfinite(found).all(dim=1, keepdim=True) & (found != 0).any(dim=1, keepdim=True)
+    return representable(torch.where(usable, found, bases))
 
 
-def _without(basis: Tensor, columns: Tensor) -> Tensor:
-    """The part of the columns that is orthogonal to a basis, which is almost orthonormal."""
-    q, columns = basis.double(), columns.double()
-    overlaps = q.T @ q
-    overlaps.diagonal().add_(ROUNDING)
-    return columns - q @ torch.cholesky_solve(q.T @ columns, torch.linalg.cholesky_ex(overlaps).L)
+def _without(bases: Tensor, columns: Tensor) -> Tensor:
+    """The part of the columns that is orthogonal to bases, which are almost orthonormal; twice removes nearly all."""
+    q, columns = bases.double(), columns.double()
+    for _ in range(2):
+        columns = columns - q @ (q.mT @ columns)
+    return columns
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

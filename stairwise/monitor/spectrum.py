@@ -314,7 +314,7 @@ class SpectrumMonitor:
         """Tensors for `load` to continue from."""
         self.flush()
         self.aside.wait()
-        flaws = {} if self.flaws is None else {"flaws": self.flaws, "seen": torch.tensor(self.seen)}
+        flaws = {} if self.flaws is None else {"flaws": self.flaws, "seen": torch.tensor([self.seen])}
         frames = {"tracked": self.frames.bases, "centres": self.frames.centres}
         parts = {"before": self.before, "bases": self.bases} | frames
         prefixed = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
