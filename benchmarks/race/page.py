@@ -19,6 +19,7 @@ from stairwise.figures.style import key, panels, style
 
 RESULTS = Path("docs/results")
 NOTHING = "*Not run yet.*"
+UNDECIDED = "*Not decided yet: a verdict needs five seeds. Those so far are in the table of final runs.*"
 NAMES = {"simclr": "SimCLR", "vicreg": "VICReg", "barlow_twins": "Barlow Twins", "frossl": "FroSSL", "plain": "λ = 1"}
 METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned SGD"}
 COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
@@ -56,7 +57,9 @@ def verdict_table(results: dict[str, Result], data: str) -> str:
         "of seconds",
         "goal met",
     ]
-    return markdown([head, *rows]) if rows else NOTHING
+    if not rows:
+        return UNDECIDED if any(run["stage"] == "final" for run in results.values()) else NOTHING
+    return markdown([head, *rows])
 
 
 def finals_table(results: dict[str, Result], data: str, start: str = "standard") -> str:
