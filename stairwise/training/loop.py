@@ -325,10 +325,11 @@ class Trainer:
         self._check_finite(self.recorder.numbers())
         self.recorder.settle()
         path, log = self.folder / CHECKPOINTS, self.recorder.writer.folder
+        measured = self.recorder.state()
         if log is not None:
             log.sync()
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
-            tensors |= self.optimizer.state() | self.recorder.state()
+            tensors |= self.optimizer.state() | measured
             tensors["rng.cpu"] = torch.get_rng_state()
             if self.device.type == "cuda":
                 tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)

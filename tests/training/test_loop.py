@@ -853,6 +853,26 @@ def test_two_processes_train_like_one(tmp_path):
         assert two.series(name) == pytest.approx(one.series(name), rel=1e-3), name
 
 
+def test_two_processes_continue_with_what_both_have_measured(tmp_path):
+    recipe = replace(TINY, encoder="mlp", encoder_options={"inputs": 64, "widths": [32]}, head_norm=False, views="none")
+    recipe = replace(recipe, steps=48, records=2, window=40 * recipe.batch)
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.plain()))
+    code = (
+        "import json, os, signal, sys, stairwise as sw\n"
+        "stop = lambda step, *_: step == int(sys.argv[3]) and os.kill(os.getpid(), signal.SIGTERM)\n"
+        "recipe = sw.Recipe().with_settings(json.load(open(sys.argv[1])))\n"
+        "try: sw.train(recipe, sys.argv[2], device='cpu', progress=stop)\n"
+        "except sw.training.loop.Stopped: sys.exit(7)"
+    )
+    assert run_two("-c", code, tmp_path / "recipe.json", tmp_path / "whole", "99") == [0, 0]
+    assert run_two("-c", code, tmp_path / "recipe.json", tmp_path / "parts", "20") == [7, 7]
+    assert checkpoint.newest(tmp_path / "parts" / "checkpoints").part("monitor")["uu"].any()
+    assert run_two("-c", code, tmp_path / "recipe.json", tmp_path / "parts", "99") == [0, 0]
+    whole, parts = Run(tmp_path / "whole"), Run(tmp_path / "parts")
+    for name in ("eigenvalues", "covariance", "hidden", "scatter_diagonal"):
+        assert parts.series(name) == pytest.approx(whole.series(name), rel=1e-9, abs=1e-12), name
+
+
 def test_no_stray_warnings(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
