@@ -5,8 +5,9 @@ import os
 import numpy as np
 import pytest
 
+from stairwise.archives import load_arrays, save_arrays
 from stairwise.checks import InputError
-from stairwise.files import atomic, check_target, load_arrays, plain, save_arrays, save_json, save_text
+from stairwise.files import atomic, check_target, plain, save_json, save_text
 
 
 def test_failure_leaves_the_old_file(tmp_path):
