@@ -58,7 +58,7 @@ def _check_size(source: str | Path, size: int, largest: int) -> None:
 
 
 def _gigabytes(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB" if size >= 2**26 else f"{size / 2**20:.3g} MiB"
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
 
 
 def _check_member(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:

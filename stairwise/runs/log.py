@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from stairwise.files import destination, plain
+from stairwise.files import destination, plain, regular
 from stairwise.runs.record import Record
 
 
@@ -41,7 +41,7 @@ def read_log(path: Path) -> tuple[list[Record], int]:
     """Records, and the number of damaged lines (left by a run that is writing or was killed)."""
     records, bad = [], 0
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = regular(path).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return [], 0
     for line in text.splitlines():

@@ -17,17 +17,32 @@ COUNTS = ("steps", "batch", "training_images")  # besides the recipe and α, wha
 
 def problem_of(folder: Path, stored: Checkpoint) -> str:
     """What is wrong with recipe.json, by itself or beside a checkpoint; empty if nothing is."""
+    problem = unreadable(folder)
+    if problem:
+        return problem
     run = Run(folder)
-    if not (folder / RECIPE).exists():
-        return "it is missing"
     try:
-        number(run.facts.get("alpha"), "alpha")
+        number(run.facts.get("alpha"), "its alpha")
         for name in COUNTS:
-            positive_int(run.facts.get(name), name)
-        changed = differing(stored, Recipe().plain() | run.recipe)
+            positive_int(run.facts.get(name), f"its {name}")
     except InputError as error:
         return str(error)
+    changed = differing(stored, Recipe().plain() | run.recipe)
     return f"its recipe is not that of {stored.path.name}: {changed}" if changed else ""
+
+
+def unreadable(folder: Path) -> str:
+    """Why recipe.json does not hold a recipe; empty if it does."""
+    path = folder / RECIPE
+    if not path.exists():
+        return "it is missing"
+    if not path.is_file():
+        return "it is not a file"
+    try:
+        facts = Run(folder).facts
+    except InputError as error:
+        return f"it is not valid JSON: {error.__cause__}" if error.__cause__ else "it does not hold a table"
+    return "" if isinstance(facts.get("recipe"), dict) else "it holds no recipe"
 
 
 def renewed(folder: Path, stored: Checkpoint, now: dict[str, Any]) -> tuple[dict[str, Any], str]:

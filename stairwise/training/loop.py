@@ -364,7 +364,8 @@ class Trainer:
                 self.recorder.commentary.recall(self.folder / METRICS)
             if log.size < stored.facts["log_size"]:
                 warnings.warn(f"{self.folder / METRICS} has lost earlier records; continuing", RunWarning, stacklevel=3)
-        self.about, problem = description.renewed(self.folder, stored, self._facts())
+        if rank() == 0:
+            self.about, problem = description.renewed(self.folder, stored, self._facts())
         if self.continued != stored.facts.get("continued", []):
             self._lengthen(stored)
         if rank() == 0:
