@@ -28,7 +28,13 @@ def problem_of(folder: Path, stored: Checkpoint) -> str:
     except InputError as error:
         return str(error)
     changed = differing(stored, Recipe().plain() | run.recipe)
-    return f"its recipe is not that of {stored.path.name}: {changed}" if changed else ""
+    if changed:
+        return f"its recipe is not that of {stored.path.name}: {changed}"
+    known = {"alpha": stored.facts["alpha"]} | stored.facts.get("about", {})
+    wrong = [
+        name for name in ("alpha", "batch", "training_images") if run.facts[name] != known.get(name, run.facts[name])
+    ]
+    return f"its {wrong[0]} is not that of {stored.path.name}" if wrong else ""
 
 
 def unreadable(folder: Path) -> str:

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import stairwise as sw
@@ -14,12 +16,14 @@ from stairwise.cli import app
 from stairwise.runs.log import read_log
 from stairwise.runs.reader import Run
 from stairwise.training import checkpoint
+from stairwise.training.continuing import FREE, LENGTH
 from stairwise.training.process import locked
 from stairwise.training.repair import examine, repair
 from tests.training.test_checkpoint import NEWEST, RECIPE, as_version_0_2, edit, metrics, run, trained
 
 __all__ = ["run", "trained"]  # fixtures
 SHARED = True
+QUICK = settings(max_examples=60, deadline=None)
 
 
 def invoke(*words):
@@ -194,3 +198,27 @@ def test_a_repair_between_damage_and_training_is_not_needed(run, trained):
     with pytest.warns(RunWarning, match="falling back"), pytest.warns(RunWarning, match="is rebuilt"):
         sw.train(RECIPE, run)
     assert metrics(run) == metrics(trained)
+
+
+@QUICK
+@given(data=st.data())
+def test_flipped_bits_and_truncations_of_recipe_and_log(trained, tmp_path_factory, data):
+    """After a repair nothing repairable is wrong, whole records are there, and the recipe is that of the run."""
+    run = shutil.copytree(trained, tmp_path_factory.mktemp("flipped") / "run")
+    name = data.draw(st.sampled_from(["recipe.json", "metrics.jsonl"]))
+    content = bytearray((run / name).read_bytes())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+    else:
+        at = data.draw(st.integers(0, 8 * len(content) - 1))
+        content[at // 8] ^= 1 << at % 8
+    (run / name).write_bytes(content)
+    repair(run)
+    assert [finding for finding in examine(run) if finding.mend] == []
+    facts, before = Run(run).facts, Run(trained).facts
+    assert all(facts["recipe"].get(k) == v for k, v in before["recipe"].items() if k not in FREE | LENGTH)
+    assert facts["alpha"] == before["alpha"]
+    lost = len(metrics(trained)) - len(metrics(run))
+    cut = len(content) < (trained / name).stat().st_size
+    assert lost == 0 if name == "recipe.json" else cut or lost <= 2
+    shutil.rmtree(run)
