@@ -31,8 +31,11 @@ def report(
 
     Examples: `stairwise report runs/photos-bt`, `stairwise report runs/a runs/b --out both.html`
     """
+    from stairwise.files import check_target
     from stairwise.report.runs_page import runs_page
 
+    if target is not None:
+        check_target(target, "--out")  # before the work, not after it
     page = runs_page(runs, spectrum)
     target = target or (runs[0] if len(runs) == 1 else Path()) / "report.html"
     page.write(target)

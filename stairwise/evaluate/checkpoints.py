@@ -26,6 +26,7 @@ from stairwise.data.pairs import view_pairs
 from stairwise.data.views import ViewPairs
 from stairwise.distributed import choose_device
 from stairwise.evaluate.representations import eval_mode
+from stairwise.files import regular
 from stairwise.monitor.decompose import Spectrum
 from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.nets.encoder import build_encoder
@@ -200,7 +201,7 @@ def _restore(network: nn.Module, path: Path) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.suffix == ".safetensors":
+        if regular(path).suffix == ".safetensors":
             return dict(load_file(path))
         with torch.serialization.safe_globals(SETTINGS):
             content = torch.load(path, map_location="cpu", weights_only=True)

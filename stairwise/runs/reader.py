@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError
+from stairwise.files import regular
 from stairwise.runs.folder import METRICS, RECIPE
 from stairwise.runs.log import read_log
 from stairwise.runs.record import SIZES, Record, spectrum_of_loss
@@ -37,15 +38,17 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Contents of recipe.json: recipe, α, commit, versions, device."""
-        path = self.folder / RECIPE
+        path, repair = self.folder / RECIPE, f"stairwise repair {self.folder}"
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = json.loads(regular(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError("run", "must be a folder made by `stairwise train`", self.folder) from None
-        except ValueError as error:
-            raise InputError(str(path), "must be valid JSON", error) from error
+        except InputError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise InputError(str(path), "must be valid JSON", error, repair) from error
         if not isinstance(facts, dict):
-            raise InputError(str(path), "must be written by `stairwise train`", type(facts).__name__)
+            raise InputError(str(path), "must be written by `stairwise train`", json.dumps(facts)[:40], repair)
         return facts
 
     @cached_property
@@ -53,7 +56,8 @@ class Run:
         """The recipe as plain values; `training.recipe.recipe_of` converts it to a Recipe."""
         recipe = self.facts.get("recipe")
         if not isinstance(recipe, dict):
-            raise InputError(str(self.folder / RECIPE), "must contain a recipe", recipe, "train the run again")
+            remedy = f"stairwise repair {self.folder}"
+            raise InputError(str(self.folder / RECIPE), "must contain a recipe", recipe, remedy)
         return recipe
 
     @cached_property
