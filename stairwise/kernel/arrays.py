@@ -6,28 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from stairwise.checks import InputError, matrix
+from stairwise.checks import InputError, as_numpy, is_tensor, matrix
 
 Matrix = Any  # a numpy array or a torch tensor
-
-
-def is_tensor(x: object) -> bool:
-    """Whether `x` is a torch tensor. Does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
 
 
 def namespace(x: object) -> ModuleType:
     """The module, numpy or torch, whose functions accept `x`."""
     return sys.modules["torch"] if is_tensor(x) else np
-
-
-def as_numpy(x: Matrix) -> np.ndarray:
-    """A numpy array with the values of `x`."""
-    if not is_tensor(x):
-        return np.asarray(x)
-    x = x.detach().cpu()
-    return (x.float() if x.dtype == sys.modules["torch"].bfloat16 else x).numpy()  # numpy has no bfloat16
 
 
 def stack(parts: list[Matrix]) -> Matrix:
@@ -45,7 +31,7 @@ def cast(x: Matrix, dtype: str) -> Matrix:
 def checked(x: object, dtype: str, name: str) -> Matrix:
     """Return `x` as a finite matrix of floats; otherwise raise InputError."""
     if not is_tensor(x):
-        return np.asarray(matrix(np.asarray(x), name), dtype=dtype)
+        return np.asarray(matrix(as_numpy(x), name), dtype=dtype)
     out = cast(x, dtype)
     if out.ndim != 2 or 0 in out.shape:
         raise InputError(name, "must be 2-D and not empty", f"shape {tuple(out.shape)}")

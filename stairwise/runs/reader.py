@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, positive_int
 from stairwise.runs.folder import METRICS, RECIPE
 from stairwise.runs.log import read_log
 from stairwise.runs.record import SIZES, Record, spectrum_of_loss
@@ -42,11 +42,16 @@ class Run:
             facts = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError("run", "must be a folder made by `stairwise train`", self.folder) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(str(path), "must be valid JSON", error) from error
         if not isinstance(facts, dict):
-            raise InputError(str(path), "must be written by `stairwise train`", type(facts).__name__)
+            given = "null" if facts is None else f"a {type(facts).__name__}"
+            raise InputError(str(path), "must hold an object, as `stairwise train` writes it", given)
         return facts
+
+    def count(self, name: str, most: int | None = None) -> int:
+        """A number of `facts`, such as "steps" or "training_images"."""
+        return positive_int(self.facts.get(name), f"{self.folder / RECIPE}: {name}", most, "train the run again")
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

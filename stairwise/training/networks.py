@@ -48,7 +48,7 @@ def kept_networks(run: Run) -> Iterator[tuple[int, float, Network]]:
 
 def fixed_views(run: Run, n: int, seed: int, device: torch.device) -> Tensor:
     """Two views of n training images, fixed by the seed, first views first, (2n, channels, size, size)."""
-    recipe, training = recipe_of(run), int(run.facts["training_images"])
+    recipe, training = recipe_of(run), run.count("training_images")
     if positive_int(n, "n") > training:
         raise InputError("n", f"must be at most {training}, the number of training images", n, f"n = {training}")
     rows = torch.randperm(training, generator=torch.Generator().manual_seed(seed))[:n]

@@ -178,7 +178,9 @@ def load_recipe(name: str, settings: dict[str, Any] | None = None) -> Recipe:
             stored = tomllib.load(stream)
     except FileNotFoundError:
         raise InputError("recipe", "must exist", path, "see: stairwise train --list") from None
-    except tomllib.TOMLDecodeError as error:
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "must be UTF-8 text", error, "save it as UTF-8 in your editor") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(str(path), "must be TOML", error) from error
     return Recipe().with_settings(stored).with_settings(settings or {})
 
