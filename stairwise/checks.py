@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]
 BLOCK_BYTES = 1 << 26
+LARGEST = 1e50  # of weights and γ: γ s², its square and sums of many of them then stay below 1e308
 SHOWN = 300  # characters of a value in a message
 
 
@@ -83,17 +84,20 @@ def _typed(x: object) -> str:
     return f"the class {x.__name__}" if isinstance(x, type) else "None" if x is None else f"a {type(x).__name__}"
 
 
-def finite(x: Array, name: str) -> Array:
-    """Return `x`; the error names the position of the first NaN or infinity."""
+def finite(x: Array, name: str, most: float | None = None) -> Array:
+    """Return `x`; the error names the position of the first NaN, infinity or number larger than `most`."""
     for start, rows in in_blocks(x):
         good = np.isfinite(rows)
+        if most is not None and good.all():
+            good = (rows <= most) & (rows >= -most)
         if not good.all():
             where = np.argwhere(~good)[0]
             value = rows[tuple(where)]
             where[0] += start
-            raise InputError(
-                f"{name}[{', '.join(map(str, where))}]", "must be finite", value, "drop or impute such rows"
-            )
+            rule, remedy = "must be finite", "drop or impute such rows"
+            if np.isfinite(value):
+                rule, remedy = f"must be at most {most:g} in magnitude", "scale it, so that squares do not overflow"
+            raise InputError(f"{name}[{', '.join(map(str, where))}]", rule, value, remedy)
     return x
 
 
@@ -114,12 +118,12 @@ def in_blocks(x: Array) -> Iterator[tuple[int, Array]]:
         yield start, rows
 
 
-def array(x: ArrayLike, name: str, ndim: int) -> Array:
+def array(x: ArrayLike, name: str, ndim: int, most: float | None = None) -> Array:
     """`x` as a real, finite array of `ndim` dimensions; a numeric dtype is kept."""
     out = real(x, name)
     if out.ndim != ndim:
         raise InputError(name, f"must be {ndim}-D", f"shape {out.shape}", "reshape it; rows are samples")
-    return finite(out, name)
+    return finite(out, name, most)
 
 
 def real(x: ArrayLike, name: str) -> Array:
@@ -143,15 +147,15 @@ def real(x: ArrayLike, name: str) -> Array:
     return out
 
 
-def vector(x: ArrayLike, name: str) -> NDArray[np.float64]:
-    """A finite float64 vector; a scalar becomes a vector of length one."""
+def vector(x: ArrayLike, name: str, most: float | None = None) -> NDArray[np.float64]:
+    """A finite float64 vector, up to `most` in magnitude; a scalar becomes a vector of length one."""
     out = real(x, name)
-    return np.asarray(array(out[None] if out.ndim == 0 else out, name, 1), dtype=np.float64)
+    return np.asarray(array(out[None] if out.ndim == 0 else out, name, 1, most), dtype=np.float64)
 
 
-def matrix(x: ArrayLike, name: str, columns: int | None = None) -> Array:
-    """A finite real matrix, with `columns` columns if given."""
-    out = array(x, name, 2)
+def matrix(x: ArrayLike, name: str, columns: int | None = None, most: float | None = None) -> Array:
+    """A finite real matrix, with `columns` columns and numbers up to `most` in magnitude if given."""
+    out = array(x, name, 2, most)
     if out.shape[0] == 0 or out.shape[1] == 0:
         raise InputError(name, "must not be empty", f"shape {out.shape}", "give at least one row and one column")
     if columns is not None and out.shape[1] != columns:
@@ -159,17 +163,17 @@ def matrix(x: ArrayLike, name: str, columns: int | None = None) -> Array:
     return out
 
 
-def symmetric(x: ArrayLike, name: str, size: int | None = None) -> NDArray[np.float64]:
-    """A finite symmetric float64 matrix."""
-    out = np.asarray(matrix(x, name, size), dtype=np.float64)
+def symmetric(x: ArrayLike, name: str, size: int | None = None, most: float = LARGEST) -> NDArray[np.float64]:
+    """A symmetric float64 matrix with numbers up to `most` in magnitude."""
+    out = np.asarray(matrix(x, name, size, most), dtype=np.float64)
     if out.shape[0] != out.shape[1] or not np.allclose(out, out.T, rtol=1e-10, atol=1e-12 * np.abs(out).max()):
         raise InputError(name, "must be a symmetric square matrix", f"shape {out.shape}", "use (M + M.T) / 2")
     return (out + out.T) / 2
 
 
 def pair(x_a: ArrayLike, x_b: ArrayLike) -> tuple[Array, Array]:
-    """Two views of the same samples: finite, 2-D, of equal shape."""
-    a, b = matrix(x_a, "x_a"), matrix(x_b, "x_b")
+    """Two views of the same samples: 2-D, of equal shape, up to 1e24 in magnitude, so that γ is at most LARGEST."""
+    a, b = matrix(x_a, "x_a", most=1e24), matrix(x_b, "x_b", most=1e24)
     if a.shape != b.shape:
         raise InputError(
             "x_a and x_b", "must have the same shape", f"{a.shape} and {b.shape}", "row i of each is a view of sample i"
@@ -178,9 +182,9 @@ def pair(x_a: ArrayLike, x_b: ArrayLike) -> tuple[Array, Array]:
 
 
 def number(
-    x: Any, name: str, *, above: float | None = None, least: float | None = None, below: float | None = None
+    x: Any, name: str, *, above: float | None = None, least: float | None = None, most: float | None = None
 ) -> float:
-    """A finite float, greater than `above`, at least `least`, less than `below`; neither a truth value nor text."""
+    """A finite float, greater than `above`, at least `least`, at most `most`; neither a truth value nor text."""
     try:
         if isinstance(x, bool | np.bool_ | str | bytes):
             raise TypeError
@@ -195,8 +199,16 @@ def number(
         raise InputError(name, f"must be greater than {above:g}", out)
     if least is not None and not out >= least:
         raise InputError(name, f"must be at least {least:g}", out)
-    if below is not None and not out < below:
-        raise InputError(name, f"must be below {below:g}", out)
+    if most is not None and not out <= most:
+        raise InputError(name, f"must be at most {most:g}", out)
+    return out
+
+
+def rate(x: Any, name: str = "lr") -> float:
+    """A learning rate: a positive number, not so extreme that t/lr or lr·γ overflow."""
+    out = number(x, name, above=0)
+    if not 1e-100 <= out <= 1e100:
+        raise InputError(name, "must lie between 1e-100 and 1e100", out, "scale time and data")
     return out
 
 

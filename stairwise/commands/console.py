@@ -68,12 +68,16 @@ def _interrupt(*_: object) -> None:
 
 def _remedy(error: Exception) -> str:
     """What went wrong and how to fix it; empty if the error is unexpected."""
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # the latter is torch's
+    out_of_memory = (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    )  # the latter is torch's
     if out_of_memory or "can't allocate memory" in str(error):
         return f"not enough memory: {_one_line(error)}: use fewer pairs or features, a smaller batch or a smaller d"
     if isinstance(error, OSError) and error.strerror and error.filename:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free space or change the folder (--out, $STAIRWISE_DATA)" if full else "check the path and your rights"
+        remedy = (
+            "free space or change the folder (--out, $STAIRWISE_DATA)" if full else "check the path and your rights"
+        )
         return _one_line(f"{error.filename}: {error.strerror.lower()}: {remedy}")
     ours = type(error).__module__.partition(".")[0] == "stairwise"
     return _one_line(error) or type(error).__name__ if ours or isinstance(error, OSError) else ""

@@ -76,7 +76,9 @@ def build_network(
             h = encoder(sample)
     except Exception as error:  # code of the user
         shape = tuple(sample.shape[1:])
-        remedy = f"{(str(error) or type(error).__name__).splitlines()[0]}; set encoder_options (channels, inputs, …) or size"
+        remedy = (
+            f"{(str(error) or type(error).__name__).splitlines()[0]}; set encoder_options (channels, inputs, …) or size"
+        )
         raise InputError("the encoder", f"must accept views of shape {shape}", None, remedy) from error
     encoder.train(was_training)
     if not isinstance(h, Tensor) or h.ndim != 2:
@@ -97,7 +99,9 @@ def _parameters(factory: Callable[..., Any]) -> list[str]:
 def _imported(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise InputError("encoder", "must be package.module:factory", repr(path), "for example torchvision.models:vgg11")
+        raise InputError(
+            "encoder", "must be package.module:factory", repr(path), "for example torchvision.models:vgg11"
+        )
     here = str(Path.cwd())
     if here not in sys.path:  # like python -m: find modules of the user's project
         sys.path.append(here)

@@ -1,0 +1,83 @@
+"""Every public function and class, with every hostile value in every argument: a finite result or an InputError."""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import stairwise as sw
+from tests.hostile import calls, hostile, public_names
+
+SECONDS = 10.0  # per call
+
+
+def cases():
+    for name, call in calls().items():
+        for argument in call[1] if call else ():
+            yield pytest.param(name, argument, id=f"{name}-{argument}")
+
+
+def numbers(result, depth=0):
+    """All floating-point arrays in a result."""
+    if isinstance(result, torch.Tensor):
+        yield result.detach().double().numpy()
+    elif isinstance(result, float | complex | np.ndarray | np.generic):
+        yield np.asarray(result)
+    elif depth < 4 and is_dataclass(result) and not isinstance(result, type):
+        yield from (n for f in fields(result) for n in numbers(getattr(result, f.name), depth + 1))
+    elif depth < 4 and isinstance(result, Mapping):
+        yield from (n for one in result.values() for n in numbers(one, depth + 1))
+    elif depth < 4 and isinstance(result, list | tuple):
+        yield from (n for one in result for n in numbers(one, depth + 1))
+
+
+def says_why(error, name, arguments, argument):
+    """Whether the message names an argument of the call, or for `Class.method` the class, and has a rule."""
+    named = [*arguments, argument, "x_a", "X", "lr", "kernel", "views"]
+    return "must" in str(error) or "is unknown" in str(error) or "need" in str(error), any(
+        re.search(rf"(?<!\w)-*{re.escape(one)}", str(error)) for one in named
+    )
+
+
+@pytest.mark.filterwarnings("ignore::stairwise.checks.TheoryWarning", "ignore::stairwise.checks.RunWarning")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("name", "argument"), list(cases()))
+def test_a_finite_result_or_an_error_that_names_the_argument(name, argument, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    function, arguments = calls()[name]
+    faults = []
+    for what, value in hostile(arguments[argument]):
+        began = time.perf_counter()
+        try:
+            result = function(**arguments | {argument: value})
+        except sw.InputError as error:
+            if not all(says_why(error, name, arguments, argument)):
+                faults.append(f"{what}: the message names no argument or rule: {error}")
+        except (Exception, SystemExit) as error:
+            faults.append(f"{what}: {type(error).__name__}: {str(error)[:200]}")
+        else:
+            if any(np.isnan(found).any() for found in numbers(result) if found.dtype.kind in "fc"):
+                faults.append(f"{what}: NaN in the result")
+        if time.perf_counter() - began > SECONDS:
+            faults.append(f"{what}: took {time.perf_counter() - began:.0f} s")
+    assert not faults, f"{len(faults)} faults\n" + "\n".join(faults)
+
+
+def test_every_public_name_is_tried():
+    tried = set(calls())
+    assert set(public_names()) <= tried, "add a valid call of it to tests/hostile.py"
+
+
+@pytest.mark.parametrize("name", [name for name, call in calls().items() if call])
+def test_the_valid_call_is_valid(name, tmp_path, monkeypatch):
+    """Otherwise the hostile value would not be what is refused."""
+    monkeypatch.chdir(tmp_path)
+    function, arguments = calls()[name]
+    if any(str(value).startswith("nowhere") or isinstance(value, sw.Run) for value in arguments.values()):
+        pytest.skip("needs files")
+    result = function(**arguments)
+    assert all(np.isfinite(found).all() for found in numbers(result) if found.dtype.kind in "fc")
