@@ -89,7 +89,7 @@ def finite(x: Array, name: str, most: float | None = None) -> Array:
     for start, rows in in_blocks(x):
         good = np.isfinite(rows)
         if most is not None and good.all():
-            good = (rows <= most) & (rows >= -most)
+            good = np.abs(rows) <= np.float64(most)  # compared in float64, because float16 cannot hold it
         if not good.all():
             where = np.argwhere(~good)[0]
             value = rows[tuple(where)]
@@ -153,10 +153,12 @@ def vector(x: ArrayLike, name: str, most: float | None = None) -> NDArray[np.flo
     return np.asarray(array(out[None] if out.ndim == 0 else out, name, 1, most), dtype=np.float64)
 
 
-def matrix(x: ArrayLike, name: str, columns: int | None = None, most: float | None = None) -> Array:
+def matrix(
+    x: ArrayLike, name: str, columns: int | None = None, most: float | None = None, empty: bool = False
+) -> Array:
     """A finite real matrix, with `columns` columns and numbers up to `most` in magnitude if given."""
     out = array(x, name, 2, most)
-    if out.shape[0] == 0 or out.shape[1] == 0:
+    if not empty and 0 in out.shape:
         raise InputError(name, "must not be empty", f"shape {out.shape}", "give at least one row and one column")
     if columns is not None and out.shape[1] != columns:
         raise InputError(name, f"must have {columns} columns, one per feature", f"shape {out.shape}")
@@ -204,6 +206,14 @@ def number(
     return out
 
 
+def scale(x: Any, name: str = "alpha") -> float:
+    """The scale of initial weights: a positive number whose logarithm and square can be computed with."""
+    out = number(x, name, above=0)
+    if not 1e-300 <= out <= LARGEST:
+        raise InputError(name, f"must lie between 1e-300 and {LARGEST:g}", out)
+    return out
+
+
 def rate(x: Any, name: str = "lr") -> float:
     """A learning rate: a positive number, not so extreme that t/lr or lr·γ overflow."""
     out = number(x, name, above=0)
@@ -235,12 +245,12 @@ def flag(x: Any, name: str) -> bool:
     return bool(x)
 
 
-def seed(x: Any) -> int:
+def seed(x: Any, name: str = "seed") -> int:
     """A nonnegative whole number up to 2⁶³ − 1, to seed a random generator."""
     if isinstance(x, bool) or not isinstance(x, int | np.integer) or x < 0:
-        raise InputError("seed", "must be a nonnegative whole number", _repr(x))
+        raise InputError(name, "must be a nonnegative whole number", _repr(x))
     if x > sys.maxsize:
-        raise InputError("seed", f"must be at most {sys.maxsize}", x)
+        raise InputError(name, f"must be at most {sys.maxsize}", x)
     return int(x)
 
 
@@ -261,6 +271,16 @@ def times(t: ArrayLike, name: str = "times", *, infinite: bool = True) -> NDArra
         if np.isposinf(first):
             raise InputError(name, "must be finite", first, "use a closed form for the limit")
         raise InputError(name, "must be nonnegative", first, "training starts at t = 0")
+    return out
+
+
+def labels(x: Any, name: str) -> Array:
+    """Classes of samples, of any type that can be sorted, as a vector."""
+    try:
+        out = as_numpy(x)
+        np.unique(out)
+    except Exception as error:  # ragged rows, tensors without values, objects without an order
+        raise InputError(name, "must be a vector of labels", error) from None
     return out
 
 

@@ -87,15 +87,15 @@ CHANGES = {
     "float16": lambda x: x.astype(np.float16) if isinstance(x, np.ndarray) else x.half(),
     "double": lambda x: x.astype(np.float64) if isinstance(x, np.ndarray) else x.double(),
     "integers": lambda x: x.astype(int) if isinstance(x, np.ndarray) else x.long(),
-    "tensor that needs grad": lambda x: torch.as_tensor(np.array(x.tolist())).requires_grad_(),
-    "bfloat16 tensor": lambda x: torch.as_tensor(np.array(x.tolist())).bfloat16(),
+    "tensor that needs grad": lambda x: torch.tensor(x.tolist(), dtype=torch.float64, requires_grad=True),
+    "bfloat16 tensor": lambda x: torch.tensor(x.tolist(), dtype=torch.bfloat16),
     "objects": lambda x: np.asarray(x.tolist(), dtype=object),
     "nested list": lambda x: x.tolist(),
 }
 
 
 def _with(x, value):
-    x = x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
+    x = x.astype(float) if isinstance(x, np.ndarray) else x.detach().clone()
     x.reshape(-1)[0] = value
     return x
 

@@ -10,7 +10,7 @@ from stairwise.checks import InputError, number
 
 Floats = NDArray[np.float64]
 
-EVALUATIONS = 200_000  # of the right-hand side; a flow that is not done by then is refused
+EVALUATIONS = 50_000, 1_000_000  # of the right-hand side, implicit and explicit; longer flows are refused
 NEGLIGIBLE = 1e-12  # relative motion up to which one Euler step is exact to rounding
 REMEDY = "ask for earlier times, scale the weights or the data, raise rtol, or use closed_form"
 IMPLICIT_LIMIT = 1000  # unknowns; beyond this, the Jacobian costs more than the extra steps of an explicit method
@@ -42,7 +42,7 @@ def integrate(
     implicit = start.size <= IMPLICIT_LIMIT
     options = {"jac": lambda _, y: jacobian(y.reshape(shape))} if implicit and jacobian else {}
     solution = solve_ivp(
-        _counted(lambda y: rhs(y.reshape(shape)).ravel(), ordered[-1]),
+        _counted(lambda y: rhs(y.reshape(shape)).ravel(), ordered[-1], EVALUATIONS[0 if implicit else 1]),
         (0.0, ordered[-1]),
         start.ravel(),
         method="LSODA" if implicit else "DOP853",
@@ -64,15 +64,15 @@ def _barely_moves(speed: Floats, start: Floats, end: float) -> bool:
         return bool((moved * end <= NEGLIGIBLE * size).all())
 
 
-def _counted(rhs: Callable[[Floats], Floats], end: float) -> Callable[[float, Floats], Floats]:
+def _counted(rhs: Callable[[Floats], Floats], end: float, most: int) -> Callable[[float, Floats], Floats]:
     """The right-hand side as solvers call it; they are stopped when they call it too often, or leave the numbers."""
     calls = 0
 
     def counted(t: float, y: Floats) -> Floats:
         nonlocal calls
         calls += 1
-        if calls > EVALUATIONS:
-            rule = f"must be reached within {EVALUATIONS:,} evaluations of the gradient"
+        if calls > most:
+            rule = f"must be reached within {most:,} evaluations of the gradient"
             raise InputError("times", rule, f"{end:.6g}; the flow came to t = {t:.6g}", REMEDY)
         with np.errstate(over="ignore", invalid="ignore"):
             value = rhs(y)

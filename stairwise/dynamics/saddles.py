@@ -39,7 +39,7 @@ def saddle_at(W: ArrayLike, corr: Correlation, top: int | None = None, tolerance
     """
     u, gamma = checked(corr).project(W, "W")
     spectrum = np.linalg.eigvalsh((u * gamma) @ u.T)
-    tolerance = number(tolerance, "tolerance", least=0)
+    tolerance = number(tolerance, "tolerance", least=0, most=1)
     top = len(gamma) if top is None else positive_int(top, "top", len(gamma))
     curvature = np.linalg.eigvalsh(-jacobian(u[:, :top], gamma[:top]))
     waiting = int((spectrum[::-1][: int((gamma > 0).sum())] < 1 / 3).sum())

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 from torch import Tensor
 
-from stairwise.checks import InputError, TheoryWarning
+from stairwise.checks import InputError, TheoryWarning, number
 from stairwise.distributed import gather, world
 
 P = ParamSpec("P")
@@ -49,6 +49,11 @@ def check_views(z_a: Tensor, z_b: Tensor, names: tuple[str, ...] = ("z_a", "z_b"
         raise InputError(
             names[0], "must hold at least two samples of at least one dimension", tuple(z_a.shape), "enlarge the batch"
         )
+
+
+def weight(x: float, name: str) -> float:
+    """The weight of a term of a loss: 0 to 1e30, which float32 can multiply with."""
+    return number(x, name, least=0, most=1e30)
 
 
 def correlation(z_a: Tensor, z_b: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError, positive_int
+from stairwise.checks import InputError, instance, positive_int
 from stairwise.runs.folder import METRICS, RECIPE
 from stairwise.runs.log import read_log
 from stairwise.runs.record import SIZES, Record, spectrum_of_loss
@@ -32,7 +32,7 @@ class Run:
     folder: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder))
+        object.__setattr__(self, "folder", Path(instance(self.folder, "folder", (str, Path))))
 
     @cached_property
     def facts(self) -> dict[str, Any]:

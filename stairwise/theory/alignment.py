@@ -4,7 +4,7 @@ import numpy as np
 import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import LARGEST, InputError, matrix, number, positive_int, times, vector
+from stairwise.checks import InputError, matrix, positive_int, scale, times, vector
 from stairwise.checks import seed as check_seed
 from stairwise.theory.correlation import Correlation, checked
 from stairwise.theory.modes import Modes
@@ -17,9 +17,7 @@ MOST = 10**7  # rows, or columns, of initial weights
 def gaussian_init(d: int, features: int, alpha: float, seed: int) -> Floats:
     """W₀ with independent N(0, α²) entries, shape (d, m): the paper's small initialization."""
     rng = np.random.default_rng(check_seed(seed))
-    return number(alpha, "alpha", above=0, most=LARGEST) * rng.standard_normal(
-        (positive_int(d, "d", MOST), positive_int(features, "features", MOST))
-    )
+    return scale(alpha) * rng.standard_normal((positive_int(d, "d", MOST), positive_int(features, "features", MOST)))
 
 
 def qr_nonnegative(m: ArrayLike) -> tuple[Floats, Floats]:
@@ -78,7 +76,7 @@ def step_time_quantiles(gamma: ArrayLike, alpha: float, q: ArrayLike = (0.05, 0.
            [0.8  , 1.825],
            [0.962, 2.419]])
     """
-    gamma, alpha, q = vector(gamma, "gamma"), number(alpha, "alpha", above=0, most=LARGEST), vector(q, "q")
+    gamma, alpha, q = vector(gamma, "gamma"), scale(alpha), vector(q, "q")
     if ((q <= 0) | (q >= 1)).any():
         raise InputError("q", "must lie strictly between 0 and 1", q)
     freedom = len(gamma) - np.arange(len(gamma))

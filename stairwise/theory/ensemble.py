@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import LARGEST, InputError, number, one_of, positive_int, rate, time_vector, vector
+from stairwise.checks import LARGEST, InputError, one_of, positive_int, rate, scale, time_vector, vector
 from stairwise.checks import seed as check_seed
 from stairwise.theory.alignment import step_time_quantiles
 from stairwise.theory.laws import evolve
@@ -33,11 +33,18 @@ class Staircase:
 
     def step_quantiles(self, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
         """Quantiles of the time of the j-th step over the draws, (len(q), d)."""
-        return np.quantile(self.steps, vector(q, "q"), axis=0, method="closest_observation")
+        return np.quantile(self.steps, _quantiles(q), axis=0, method="closest_observation")
 
     def loss_quantiles(self, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
         """Quantiles of the loss over the draws, (len(q), T)."""
-        return np.quantile(((1 - self.spectra) ** 2).sum(axis=-1), vector(q, "q"), axis=0)
+        return np.quantile(((1 - self.spectra) ** 2).sum(axis=-1), _quantiles(q), axis=0)
+
+
+def _quantiles(q: ArrayLike) -> Floats:
+    out = vector(q, "q")
+    if ((out < 0) | (out > 1)).any():
+        raise InputError("q", "must lie between 0 and 1", out)
+    return out
 
 
 def predict_staircase(
@@ -68,8 +75,9 @@ def predict_staircase(
         array([[0.8, 1.8]])
     """
     gamma = -np.sort(-vector(gamma, "gamma", LARGEST))
+    gamma[np.abs(gamma) < 1e-290] = 0.0  # such numbers have too few digits
     d = positive_int(d, "d", int((gamma > 0).sum()), "only modes with positive γ are learned; lower d or give more γ")
-    alpha = number(alpha, "alpha", above=0, most=LARGEST)
+    alpha = scale(alpha)
     lr = None if lr is None else rate(lr)
     spectral = one_of(optimizer, "optimizer", OPTIMIZERS) == "muon"
     draws = max(20, min(100, 1600 // d)) if draws is None else positive_int(draws, "draws", 10**6)

@@ -177,7 +177,7 @@ def _log_descent_growth(a: Floats, steps: Floats, momentum: float) -> Floats:
     envelope = steps * 0.5 * math.log(momentum)
     share = np.where(root > 0, (1 + a - small) / np.where(root > 0, root, 1), 1.0)  # weight of the larger root
     with np.errstate(invalid="ignore"):
-        decayed = np.exp(steps * np.log(np.abs(small / large)))
+        decayed = np.abs(small / large) ** steps
         two_roots = steps * np.log(np.abs(large)) + np.log(np.abs(share + (1 - share) * decayed))
     return np.where(discriminant > 0, two_roots, envelope)
 

@@ -68,8 +68,8 @@ class Modes:
         with np.errstate(over="ignore", under="ignore"):
             x = np.abs(gamma) * np.where(gamma == 0, 0.0, t)  # γ = 0: 0 · ∞ = 0
             decay = np.exp(-4 * x)
-        # Eq. 10; for γ > 0 both numerator and denominator are multiplied by e^{-4γt} to avoid overflow
-        grown = s0 * np.sqrt(np.abs(gamma) * -np.expm1(-8 * x))
+            # Eq. 10; for γ > 0 both numerator and denominator are multiplied by e^{-4γt} to avoid overflow
+            grown = s0 * np.sqrt(np.abs(gamma) * -np.expm1(-8 * x))
         numerator = np.where(gamma > 0, s0, s0 * decay)
         denominator = np.hypot(np.where(gamma > 0, decay, 1.0), grown)
         return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)

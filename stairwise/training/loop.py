@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stairwise.checks import InputError, RunWarning
+from stairwise.checks import InputError, RunWarning, instance
 from stairwise.data.feed import batch_rows
 from stairwise.data.views import Pair
 from stairwise.distributed import agreed, choose_device, process_group, rank, world
@@ -78,8 +78,12 @@ def train(
         tensorboard: also write TensorBoard files (needs `tensorboard`).
         progress: called with the step, the number of steps and a short text.
     """
-    name = Path(recipe).stem if isinstance(recipe, str) else recipe.loss
-    folder = Path(folder) if folder else Path("runs") / name
+    remedy = "give its name, or make one: sw.load_recipe(NAME)"
+    name = Path(recipe).stem if isinstance(recipe, str) else instance(recipe, "recipe", Recipe, remedy).loss
+    default = folder is None or (isinstance(folder, str) and not folder)
+    folder = Path("runs") / name if default else Path(instance(folder, "folder", (str, Path)))
+    if not checkpoint_minutes >= 0:
+        raise InputError("checkpoint_minutes", "must be at least 0", checkpoint_minutes)
     recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
     where = choose_device(device)
     with ExitStack() as stack:

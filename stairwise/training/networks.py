@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from stairwise.checks import InputError, positive_int
+from stairwise.checks import InputError, instance, positive_int
 from stairwise.data.images import load
 from stairwise.data.pairs import view_pairs
 from stairwise.nets.encoder import Network, build_encoder, build_network
@@ -27,6 +27,7 @@ def network_of(recipe: Recipe, view_shape: tuple[int, ...]) -> Network:
 
 def load_network(run: Run) -> Network:
     """The network of the newest checkpoint, in evaluation mode on the CPU."""
+    instance(run, "run", Run, "use sw.Run(FOLDER)")
     return _restored(run, _newest(run))
 
 

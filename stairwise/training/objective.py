@@ -157,22 +157,30 @@ def build_objective(
     network: Network, d: int, loss: str, options: dict[str, Any], stretch: dict[str, Any], together: bool = False
 ) -> AbstractObjective:
     """Make the objective of a loss by its name in recipes."""
-    one_of(loss, "loss", MODULES)
-    factory = Bootstrap if loss == "byol" else MODULES[loss]
+    check_options(loss, options, stretch)
+    if loss != "byol":
+        return _Joint(network, MODULES[loss](**options), stretch, together)
     try:
-        if loss == "byol":
-            if stretch:
-                raise InputError("precondition", "does not apply to BYOL", stretch, "leave it out")
-            return Bootstrap(network, d, together=together, **options)
-        module = MODULES[loss](**options)
-        module(*TRIAL)  # wrong types only fail in a call
+        return Bootstrap(network, d, together=together, **options)
     except (TypeError, RuntimeError) as error:
-        raise InputError("loss_options", f"must be arguments of {factory.__name__}", options, str(error)) from error
+        raise InputError("loss_options", "must be arguments of Bootstrap", options, str(error)) from error
+
+
+def check_options(loss: str, options: dict[str, Any], stretch: dict[str, Any]) -> None:
+    """Refuse arguments that a loss, or `precondition`, does not take; those of BYOL are checked with its network."""
+    module = MODULES[one_of(loss, "loss", MODULES)]
+    if loss == "byol":
+        if stretch:
+            raise InputError("precondition", "does not apply to BYOL", stretch, "leave it out")
+        return
+    try:
+        module(**options)
+    except TypeError as error:
+        raise InputError("loss_options", f"must be arguments of {module.__name__}", options, str(error)) from error
     try:
         precondition(*TRIAL, **stretch)
     except TypeError as error:
         raise InputError("precondition", "must be arguments of sw.precondition", stretch, str(error)) from error
-    return _Joint(network, module, stretch, together)
 
 
 def capturable(loss: str) -> bool:
