@@ -7,10 +7,20 @@ import typer
 
 from stairwise.commands.console import Json, print_json, print_table
 
+
+def run_folder(text: str) -> Path:
+    """The folder of a run; an empty name, such as that of an unset variable, is not the current folder."""
+    if not text.strip():
+        raise typer.BadParameter("must be the folder of a run (got ''): for this folder write .")
+    return Path(text)
+
+
 RunArguments = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...", help="Folders of runs, written by `stairwise train` or by a monitor; several are compared."
+        metavar="RUN...",
+        parser=run_folder,
+        help="Folders of runs, written by `stairwise train` or by a monitor; several are compared.",
     ),
 ]
 Followed = Annotated[

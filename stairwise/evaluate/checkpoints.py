@@ -177,8 +177,10 @@ def _dimension(network: nn.Module, source: Source, images: Images, device: torch
         try:
             pairs, rows = _pairs(few, images, device, 1)
             return embed(pairs.fixed(rows)[0])[1].shape[1]
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+        except InputError:
+            raise
+        except Exception as error:  # code of the user
+            reason = _first_line(error)
             raise InputError("the model", "must accept the views", reason, "set --size, or give --options") from error
 
 
@@ -206,11 +208,15 @@ def _read(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(SETTINGS):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        reason = _first_line(error)
         raise InputError(str(path), "must be a complete checkpoint of plain tensors", reason) from error
     if not isinstance(content, dict):
         raise InputError(str(path), "must contain a dictionary of tensors", type(content).__name__)
     return content
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:

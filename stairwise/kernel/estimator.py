@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from stairwise.archives import LARGEST, save_arrays
-from stairwise.checks import InputError, number, one_of, times
+from stairwise.checks import InputError, as_numpy, instance, is_tensor, one_of, real, scale, times
+from stairwise.checks import seed as check_seed
 from stairwise.files import plain
-from stairwise.kernel.arrays import Matrix, as_numpy, cast, checked, is_tensor, like, namespace, stack
+from stairwise.kernel.arrays import Matrix, cast, check_parameters, checked, like, namespace, stack, validated
 from stairwise.kernel.kernels import KERNELS, describe, resolve
 from stairwise.kernel.kernels import linear as LinearKernel
 from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, FeaturePairs, build_pairs
@@ -108,7 +109,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X_b : array-like or torch tensor of shape (n, m_b), default=None
             Second view. None: the second view is X itself.
         """
-        self._validate_params()
+        check_parameters(self)
         self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
         pairs = self._fit_precomputed(X, X_b) if self.precomputed_ else self._fit_views(X, X_b)
         self._n_features_out = self.n_components
@@ -225,7 +226,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     @classmethod
     def load(cls, path: str | Path, largest: int = LARGEST) -> "KernelSSL":
         """Read a file written by `save`, whose arrays take at most `largest` bytes. Nothing is unpickled."""
-        stored = read(path, largest)
+        stored = read(instance(path, "path", (str, Path)), largest)
         facts, kernels, precomputed = stored.facts, stored.kernels, not stored.kernels
         kernel = "precomputed" if precomputed else kernels[0] if facts["shared"] else kernels
         est = cls(
@@ -317,7 +318,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             elif out.shape[1] != self.n_features_in_:
                 raise InputError("X", f"must have {self.n_features_in_} features", out.shape[1])
             return out
-        return validate_data(self, X, reset=reset, dtype=np.dtype(self.dtype))
+        return validated(self, X, reset, self.dtype)
 
     # --- prediction
 
@@ -328,7 +329,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if is_tensor(fitted) and not is_tensor(X):
             X = like(np.asarray(X, dtype=self.dtype), fitted)
         elif is_tensor(X) and not is_tensor(fitted):
-            X = as_numpy(X)
+            X = real(X, "X")
         if self.precomputed_ or part == 0 or self.blocks_.shared:
             return self._validated(X, reset=False), 0
         x = checked(X, self.dtype, "X")
@@ -363,7 +364,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         modes = self._modes()
         d, r = self.n_components, len(modes.eigenvalues)
         if alpha is not None:
-            u = number(alpha, "alpha", above=0) * np.random.default_rng(seed).standard_normal((d, r))
+            u = scale(alpha) * np.random.default_rng(check_seed(seed, "random_state")).standard_normal((d, r))
         else:
             if callable(init):
                 if self.precomputed_:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, instance, positive_int
 from stairwise.files import regular
 from stairwise.runs.folder import METRICS, RECIPE
 from stairwise.runs.log import read_log
@@ -33,7 +33,7 @@ class Run:
     folder: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder))
+        object.__setattr__(self, "folder", Path(instance(self.folder, "folder", (str, Path))))
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -48,8 +48,13 @@ class Run:
         except (ValueError, RecursionError) as error:
             raise InputError(str(path), "must be valid JSON", error, repair) from error
         if not isinstance(facts, dict):
-            raise InputError(str(path), "must be written by `stairwise train`", json.dumps(facts)[:40], repair)
+            given = "null" if facts is None else f"a {type(facts).__name__}"
+            raise InputError(str(path), "must hold an object, as `stairwise train` writes it", given, repair)
         return facts
+
+    def count(self, name: str, most: int | None = None) -> int:
+        """A number of `facts`, such as "steps" or "training_images"."""
+        return positive_int(self.facts.get(name), f"{self.folder / RECIPE}: {name}", most, "train the run again")
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stairwise.checks import RunWarning
+from stairwise.checks import RunWarning, instance, number
 from stairwise.data.feed import batch_rows
 from stairwise.data.views import Pair
 from stairwise.distributed import agreed, choose_device, process_group, rank, world
@@ -42,7 +42,7 @@ from stairwise.training.process import StopRequest, locked
 from stairwise.training.recipe import Recipe, load_recipe
 from stairwise.training.recorder import Recorder
 from stairwise.training.schedule import Schedule
-from stairwise.training.setup import prepare, with_joint_norms
+from stairwise.training.setup import fastest_convolutions, prepare, with_joint_norms
 
 ASK_EVERY = 10  # steps between two agreements of several processes on saving or stopping
 GO_ON, SAVE, STOP = 0, 1, 2
@@ -78,8 +78,11 @@ def train(
         tensorboard: also write TensorBoard files (needs `tensorboard`).
         progress: called with the step, the number of steps and a short text.
     """
-    name = Path(recipe).stem if isinstance(recipe, str) else recipe.loss
-    folder = Path(folder) if folder else Path("runs") / name
+    remedy = "give its name, or make one: sw.load_recipe(NAME)"
+    name = Path(recipe).stem if isinstance(recipe, str) else instance(recipe, "recipe", Recipe, remedy).loss
+    default = folder is None or (isinstance(folder, str) and not folder)
+    folder = Path("runs") / name if default else Path(instance(folder, "folder", (str, Path)))
+    checkpoint_minutes = number(checkpoint_minutes, "checkpoint_minutes", least=0)
     recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
     where = choose_device(device)
     with ExitStack() as stack:
@@ -90,7 +93,7 @@ def train(
                 discard(folder)
         if world() > 1:
             dist.barrier()
-        stack.enter_context(_fastest_convolutions(where))
+        stack.enter_context(fastest_convolutions(where))
         stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
         trainer = Trainer(recipe, folder, where, tensorboard)
         stack.callback(trainer.close)
@@ -100,17 +103,6 @@ def train(
         stop = stack.enter_context(StopRequest())  # until here, Ctrl-C loses nothing
         trainer.run(stop, 60 * checkpoint_minutes, progress)
     return Run(folder)
-
-
-@contextmanager
-def _fastest_convolutions(device: torch.device) -> Iterator[None]:
-    """Enable cudnn.benchmark; leave TF32 and determinism as the caller has set them."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = device.type == "cuda"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 class Trainer:
