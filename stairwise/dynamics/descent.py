@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, one_of, positive_int
+from stairwise.checks import InputError, flag, instance, number, one_of, positive_int, rate, real
 from stairwise.dynamics.eigenbasis import Split
 from stairwise.dynamics.spectral import gradient, newton_schulz, polar
 from stairwise.progress import Progress, silent
@@ -15,6 +15,7 @@ from stairwise.theory.trajectory import Trajectory
 
 Floats = NDArray[np.float64]
 
+MOST_STEPS = 10**9
 RULES = ("gradient", "spectral", "newton_schulz")
 
 
@@ -51,8 +52,8 @@ def gradient_descent(
                [0.929, 0.003],
                [1.   , 0.88 ]]))
     """
-    lr, momentum = number(lr, "lr", above=0), number(momentum, "momentum", least=0)
-    steps = positive_int(steps, "steps")
+    lr, momentum, weights = rate(lr), number(momentum, "momentum", least=0), flag(weights, "weights")
+    steps = positive_int(steps, "steps", MOST_STEPS)
     records = _records(steps, record_every)
     if momentum >= 1:
         raise InputError("momentum", "must be below 1", momentum)
@@ -128,8 +129,9 @@ def landscape_descent(
     >>> landscape_descent(BarlowTwins(), 0.5, 1.0, lr=0.1, steps=2).round(4)
     array([0.5   , 0.65  , 0.8002])
     """
-    lr, steps = number(lr, "lr", above=0), positive_int(steps, "steps")
-    s, gamma = np.broadcast_arrays(np.asarray(s_bar0, dtype=float), np.asarray(gamma, dtype=float))
+    lr, steps = rate(lr), positive_int(steps, "steps", MOST_STEPS)
+    instance(landscape, "landscape", AbstractLandscape, "use one of sw.landscapes")
+    s, gamma = np.broadcast_arrays(real(s_bar0, "s_bar0").astype(float), real(gamma, "gamma").astype(float))
     out = np.empty((steps + 1, *s.shape))
     out[0] = s
     for i in range(steps):

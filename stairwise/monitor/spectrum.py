@@ -350,6 +350,9 @@ class SpectrumMonitor:
             if not isinstance(given, Tensor):
                 kind = type(given).__name__
                 raise InputError(f"{name}_{view}", "must be a torch tensor", kind, "use torch.as_tensor")
+            if given.is_complex() or given.layout != torch.strided or given.is_meta:
+                kind = f"{given.dtype}, {given.layout}, {given.device}"
+                raise InputError(f"{name}_{view}", "must be a dense tensor of real numbers", kind)
         if a.ndim != 2 or a.shape != b.shape:
             got = f"{tuple(a.shape)}, {tuple(b.shape)}"
             raise InputError(f"{name}_a and {name}_b", "must be 2-D and of the same shape", got, "flatten them")

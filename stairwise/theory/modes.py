@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, times, vector
+from stairwise.checks import LARGEST, InputError, times, vector
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +53,7 @@ class Modes:
     s0: ArrayLike
 
     def __post_init__(self) -> None:
-        gamma, s0 = vector(self.gamma, "gamma"), vector(self.s0, "s0")
+        gamma, s0 = vector(self.gamma, "gamma", LARGEST), vector(self.s0, "s0", LARGEST)
         if s0.shape not in {(1,), gamma.shape}:
             raise InputError("s0", f"must be one number or {len(gamma)} numbers, one per gamma", f"shape {s0.shape}")
         if (s0 < 0).any():
@@ -65,17 +65,19 @@ class Modes:
         """s_j(t), shape (*t.shape, d)."""
         t = times(t, "t")[..., None]
         gamma, s0 = np.asarray(self.gamma), np.asarray(self.s0)
-        x = np.abs(np.where(gamma == 0, 0.0, gamma)) * np.where(gamma == 0, 0.0, t)  # γ = 0: 0 · ∞ = 0
-        decay = np.exp(-4 * x)
-        # Eq. 10; for γ > 0 both numerator and denominator are multiplied by e^{-4γt} to avoid overflow
-        grown = s0 * np.sqrt(np.abs(gamma) * -np.expm1(-8 * x))
+        with np.errstate(over="ignore", under="ignore"):
+            x = np.abs(gamma) * np.where(gamma == 0, 0.0, t)  # γ = 0: 0 · ∞ = 0
+            decay = np.exp(-4 * x)
+            # Eq. 10; for γ > 0 both numerator and denominator are multiplied by e^{-4γt} to avoid overflow
+            grown = s0 * np.sqrt(np.abs(gamma) * -np.expm1(-8 * x))
         numerator = np.where(gamma > 0, s0, s0 * decay)
         denominator = np.hypot(np.where(gamma > 0, decay, 1.0), grown)
         return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
     def eigenvalues(self, t: ArrayLike) -> Floats:
         """λ_j(t) = γ_j s_j(t)², the eigenvalues of C, shape (*t.shape, d)."""
-        return np.asarray(self.gamma) * self.singular_values(t) ** 2
+        s = self.singular_values(t)
+        return np.asarray(self.gamma) * s * s  # in this order, because s² may overflow where γ is tiny
 
     def loss(self, t: ArrayLike) -> Floats:
         """L(t) = Σ_j (1 − λ_j(t))² (Eq. 14), shape of t."""
@@ -86,5 +88,6 @@ class Modes:
         gamma, s0 = np.asarray(self.gamma), np.asarray(self.s0)
         grows = (gamma > 0) & (s0 > 0)
         tau = np.full(gamma.shape, np.inf)
-        tau[grows] = -(np.log(gamma[grows]) + 2 * np.log(s0[grows])) / (8 * gamma[grows])
+        with np.errstate(over="ignore"):  # beyond 1e308 is never
+            tau[grows] = -(np.log(gamma[grows]) + 2 * np.log(s0[grows])) / 8 / gamma[grows]
         return tau

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, times
+from stairwise.checks import InputError, rate, times
 from stairwise.theory.modes import Modes
 
 Floats = NDArray[np.float64]
 
+MOST_STEPS = 1e15  # beyond, a float does not tell odd from even
 REST = 1e-12  # a descent that meets its goal to this accuracy stays there
 
 
@@ -57,7 +58,7 @@ class SpectralModes:
         object.__setattr__(self, "gamma", checked.gamma)
         object.__setattr__(self, "s0", checked.s0)
         if self.lr is not None:
-            object.__setattr__(self, "lr", number(self.lr, "lr", above=0))
+            object.__setattr__(self, "lr", rate(self.lr))
 
     def singular_values(self, t: ArrayLike) -> Floats:
         """s_j(t), shape (*t.shape, d)."""
@@ -69,7 +70,8 @@ class SpectralModes:
 
     def eigenvalues(self, t: ArrayLike) -> Floats:
         """λ_j(t) = γ_j s_j(t)², the eigenvalues of C, shape (*t.shape, d)."""
-        return np.asarray(self.gamma) * self.singular_values(t) ** 2
+        s = self.singular_values(t)
+        return np.asarray(self.gamma) * s * s  # in this order, because s² may overflow where γ is tiny
 
     def loss(self, t: ArrayLike) -> Floats:
         """L(t) = Σ_j (1 − λ_j(t))², shape of t."""
@@ -113,6 +115,8 @@ class SpectralModes:
         s0, goal, lr = np.asarray(self.s0), self._goals(), float(self.lr or 0.0)
         if np.isinf(t).any():
             raise InputError("t", "must be finite for descent, which never comes to rest", np.inf, "use limits()")
+        if (t > MOST_STEPS * lr).any():
+            raise InputError("t", f"must be at most {MOST_STEPS:g} steps of lr", t.max(), "use limits()")
         count = np.floor(t / lr + 1e-9)
         steps, _ = self._arrival()
         first, second = self._orbit()

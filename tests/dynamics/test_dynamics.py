@@ -209,7 +209,7 @@ def test_step_times_of_a_trajectory():
         (lambda w: gradient_flow(w, STIFF, [-1.0]), "times must be nonnegative"),
         (lambda w: gradient_flow(w, STIFF, [[1.0]]), "times must be a number or a vector"),
         (lambda w: gradient_flow(w, STIFF, "soon"), "times must be real numbers"),
-        (lambda w: gradient_flow(w, STIFF, [1j]), "times must be real numbers"),
+        (lambda w: gradient_flow(w, STIFF, [1j]), "times must hold real numbers"),
         (lambda w: gradient_flow(w, STIFF, [np.inf]), "times must be finite.*use a closed form for the limit"),
         (lambda w: gradient_flow(w[:, :5], STIFF, [1.0]), "W0 must have 24 columns"),
         (lambda w: gradient_descent(w, STIFF, 0.0, 5), "lr must be greater than 0"),

@@ -374,9 +374,13 @@ def test_all_checkpoints_damaged_begins_again(tmp_path):
     whole = metrics(sw.train(TINY, tmp_path).folder)
     for path in (tmp_path / "checkpoints").iterdir():
         path.write_bytes(b"")
-    with pytest.warns(RunWarning, match="falling back"):
+    with (
+        pytest.warns(RunWarning, match="no whole checkpoint is left"),
+        pytest.warns(RunWarning, match=r"metrics-1\.jsonl"),
+    ):
         sw.train(TINY, tmp_path)
     assert metrics(tmp_path) == whole
+    assert (tmp_path / "metrics-1.jsonl").is_file()
 
 
 def test_another_recipe_is_refused_and_restart_discards(tmp_path):
