@@ -50,6 +50,8 @@ class InputTypeError(InputError, TypeError):
 
 def validated(est: BaseEstimator, X: object, reset: bool, dtype: str) -> np.ndarray:
     """scikit-learn's checks of X, with an InputError that holds its words."""
+    if np.iscomplexobj(X):
+        raise InputError("X", "must hold real numbers", "Complex data not supported", "give its real part or modulus")
     try:
         out: np.ndarray = validate_data(est, X, reset=reset, dtype=np.dtype(dtype))
     except Exception as error:  # TypeError, OverflowError, and whatever X raises
