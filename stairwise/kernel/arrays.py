@@ -50,7 +50,7 @@ class InputTypeError(InputError, TypeError):
 
 def validated(est: BaseEstimator, X: object, reset: bool, dtype: str) -> np.ndarray:
     """scikit-learn's checks of X, with an InputError that holds its words."""
-    if np.iscomplexobj(X):
+    if isinstance(X, np.ndarray) and X.dtype.kind == "c":
         raise InputError("X", "must hold real numbers", "Complex data not supported", "give its real part or modulus")
     try:
         out: np.ndarray = validate_data(est, X, reset=reset, dtype=np.dtype(dtype))
