@@ -59,7 +59,7 @@ def run_app(app: typer.Typer) -> None:
             raise
         if words := _remedy(error):
             _fail("error", words, FIXABLE)
-        text = _one_line(f"{type(error).__name__}: {error}")[:LONGEST]
+        text = ": ".join(filter(None, (type(error).__name__, _one_line(error)[:LONGEST])))
         _fail("unexpected", f"{text}; please report this; --debug shows where", UNEXPECTED)
 
 

@@ -282,7 +282,7 @@ main()
     [
         ("KeyError('x')", 3, "unexpected: KeyError: 'x'; please report this; --debug shows where"),
         ("ValueError('a\\nb')", 3, "unexpected: ValueError: a b; please report this; --debug shows where"),
-        ("RecursionError", 3, "unexpected: RecursionError: ; please report this; --debug shows where"),
+        ("RecursionError", 3, "unexpected: RecursionError; please report this; --debug shows where"),
         ("AssertionError('[/red]')", 3, "unexpected: AssertionError: [/red]; please report this; --debug shows where"),
         ("MemoryError('1 TB')", 2, "error: not enough memory: 1 TB: use fewer pairs or features, a smaller batch or"),
         ("PermissionError(13, 'Permission denied', 'here')", 2, "error: here: permission denied: check the path and"),
