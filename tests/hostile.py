@@ -254,7 +254,8 @@ def calls():
         "Correlation.product": (corr.product, {"x": np.eye(4)}),
         "predict_staircase": (
             sw.predict_staircase,
-            {"gamma": gamma, "d": 2, "alpha": 1e-3, "times": t, "lr": 0.01, "draws": 3, "seed": 0, "optimizer": "sgd"},
+            {"gamma": gamma, "d": 2, "alpha": 1e-3, "times": 4 * t, "lr": 0.01, "draws": 3, "seed": 0}
+            | {"optimizer": "sgd"},
         ),
         "predict_staircase, muon": (
             lambda **k: sw.predict_staircase(optimizer="muon", draws=3, **k),

@@ -26,6 +26,7 @@ out, err = Console(), Console(stderr=True)
 
 SECONDS, SHORTEST = 30.0, 3.0  # between two lines of progress; work of a few seconds needs none
 
+LONGEST = 500  # characters of an unexpected error
 FIXABLE, UNEXPECTED = 2, 3  # exit codes; 1 is for claims of the paper that do not hold
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -58,7 +59,7 @@ def run_app(app: typer.Typer) -> None:
             raise
         if words := _remedy(error):
             _fail("error", words, FIXABLE)
-        text = _one_line(f"{type(error).__name__}: {error}")
+        text = ": ".join(filter(None, (type(error).__name__, _one_line(error)[:LONGEST])))
         _fail("unexpected", f"{text}; please report this; --debug shows where", UNEXPECTED)
 
 

@@ -223,7 +223,7 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
     """Tensors of nested dictionaries, by dotted names."""
     flat: dict[str, Tensor] = {}
     for key, value in content.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not value.is_complex():  # copying these would drop the imaginary parts
             flat[f"{prefix}{key}"] = value
         elif isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")

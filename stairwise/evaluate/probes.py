@@ -69,7 +69,7 @@ def probe_curve(
     moments = np.atleast_1d(times(t, "t")).ravel()
     if not moments.size:
         raise InputError("t", "must hold at least one time", "none")
-    labels, ridge = check_labels(y, "y"), number(ridge, "ridge", least=1e-100, most=1e100)
+    labels, ridge = check_labels(y, "y"), number(ridge, "ridge", above=0, least=1e-100, most=1e100)
     z = np.asarray(as_numpy(est.transform(X, view=view)))
     if labels.shape != (len(z),):
         raise InputError("y", f"must have {len(z)} labels, one per row of X", labels.shape)

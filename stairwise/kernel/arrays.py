@@ -44,12 +44,19 @@ def checked(x: Any, dtype: str, name: str) -> Matrix:
     return out
 
 
+class InputTypeError(InputError, TypeError):
+    """An InputError that is a TypeError too, as scikit-learn's conventions ask for objects that are no numbers."""
+
+
 def validated(est: BaseEstimator, X: object, reset: bool, dtype: str) -> np.ndarray:
     """scikit-learn's checks of X, with an InputError that holds its words."""
+    if isinstance(X, np.ndarray) and X.dtype.kind == "c":
+        raise InputError("X", "must hold real numbers", "Complex data not supported", "give its real part or modulus")
     try:
         out: np.ndarray = validate_data(est, X, reset=reset, dtype=np.dtype(dtype))
     except Exception as error:  # TypeError, OverflowError, and whatever X raises
-        raise InputError("X", "must be a finite matrix of real numbers", error) from error
+        kind = InputTypeError if isinstance(error, TypeError) else InputError
+        raise kind("X", "must be a finite matrix of real numbers", error) from error
     return out
 
 

@@ -112,8 +112,9 @@ class _Wide(AbstractKernel):
 
     def __post_init__(self) -> None:
         one_of(self.activation, "activation", ACTIVATIONS)
-        for name, least in (("weight_variance", 1e-30), ("bias_variance", 0.0)):
-            object.__setattr__(self, name, number(getattr(self, name), name, least=least, most=1e30))
+        weight = number(self.weight_variance, "weight_variance", above=0, least=1e-30, most=1e30)
+        object.__setattr__(self, "weight_variance", weight)
+        object.__setattr__(self, "bias_variance", number(self.bias_variance, "bias_variance", least=0, most=1e30))
         positive_int(self.depth, "depth", 1000)
 
     def _covariances(self, X: Matrix, Y: Matrix) -> tuple[Matrix, Matrix]:

@@ -56,13 +56,13 @@ class AbstractLandscape(ABC):
 
     def solve(self, t: ArrayLike, s_bar0: ArrayLike, gamma: ArrayLike) -> Floats:
         """s̄(t) from s̄(0); t may be infinite."""
-        t, s, gamma = _together(t=times(t, "t"), s_bar0=_real(s_bar0), gamma=_positive(gamma))
+        t, s, gamma = _together(t=times(t, "t"), s_bar0=_real(s_bar0, "s_bar0"), gamma=_positive(gamma))
         with np.errstate(over="ignore", under="ignore"):  # large times are as good as infinite
             return self._solve(t, s, gamma)
 
     def step_times(self, s_bar0: ArrayLike, gamma: ArrayLike) -> Floats:
         """When s̄² reaches half of its final value from below; 0 if it starts above, infinite if it never does."""
-        s, gamma = _together(s_bar0=_real(s_bar0), gamma=_positive(gamma))
+        s, gamma = _together(s_bar0=_real(s_bar0, "s_bar0"), gamma=_positive(gamma))
         with np.errstate(divide="ignore", over="ignore"):
             return np.maximum(self._time_to_half(s, gamma), 0.0)
 
@@ -81,8 +81,8 @@ class DoubleWell(AbstractLandscape):
     b: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "a", number(self.a, "a", least=1e-30, most=1e30))
-        object.__setattr__(self, "b", number(self.b, "b", least=1e-30, most=1e30))
+        object.__setattr__(self, "a", number(self.a, "a", above=0, least=1e-30, most=1e30))
+        object.__setattr__(self, "b", number(self.b, "b", above=0, least=1e-30, most=1e30))
 
     def loss(self, s_bar: ArrayLike) -> Floats:
         return (self.b * np.square(_real(s_bar)) - self.a) ** 2 / self.b
@@ -311,11 +311,11 @@ ALL: tuple[type[AbstractLandscape], ...] = (
 )
 
 
-def _real(s_bar: ArrayLike) -> Floats:
+def _real(s_bar: ArrayLike, name: str = "s_bar") -> Floats:
     """s̄ of any shape, up to 1e30, so that its eighth power is finite."""
-    out = np.asarray(real(s_bar, "s_bar"), dtype=np.float64)
+    out = np.asarray(real(s_bar, name), dtype=np.float64)
     if not (np.abs(out) <= 1e30).all():
-        raise InputError("s_bar", "must be finite and at most 1e30 in magnitude", out)
+        raise InputError(name, "must be finite and at most 1e30 in magnitude", out)
     return out
 
 

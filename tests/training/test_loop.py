@@ -630,7 +630,7 @@ def test_boards_are_told_what_the_page_says(loss, tmp_path, monkeypatch):
         ({"data": "nowhere"}, "dataset is unknown"),
         ({"held_out": 10}, "not used for training"),
         ({"views": "crop", "size": 20}, "at most 8"),
-        ({"loss_options": {"lambda_": "abc"}}, "arguments of BarlowTwins"),
+        ({"loss_options": {"lambda_": "abc"}}, "lambda_ must be a number"),
         ({"precondition": {"dampening": 0.1}}, "arguments of sw.precondition"),
         ({"encoder_options": {"stem": "small", "width": 8}}, r"views of shape \(1, 8, 8\).*channels"),
     ],
@@ -688,6 +688,7 @@ def test_settings_from_text():
             "hidden": "8,16",
             "head_norm": "false",
             "alpha": "auto",
+            "loss": "simclr",
             "loss_options.temperature": "0.5",
             "d": "7",
         }
