@@ -71,17 +71,14 @@ class Watchdog:
         return (id(frame), frame.f_lasti) if frame else (0, 0)
 
     def _tell(self, seconds: float, taken: int) -> None:
-        words = (
-            f"step {taken + 1} of this training has made no progress for {seconds:.0f} s {self._where()}; {self._why()}"
-        )
-        with warnings.catch_warnings():  # a filter that turns warnings into errors would only end this thread
-            warnings.simplefilter("always", RunWarning)
-            warnings.warn(words, RunWarning, stacklevel=1)
+        stuck = f"step {taken + 1} of this training has made no progress for {seconds:.0f} s {self._where()}"
+        # not warn(): its filters belong to the other thread, and one that raises would only end this one
+        warnings.showwarning(RunWarning(f"{stuck}; {self._why()}"), RunWarning, __file__, 0)
         if frame := self._stack_is_asked_for():
             sys.stderr.write("".join(traceback.format_stack(frame)))
 
     def _where(self) -> str:
-        summary = traceback.extract_stack(self._frame(), limit=None)
+        summary = traceback.extract_stack(self._frame())
         last = summary[-1] if summary else None
         return f"(Python is in {last.name}, {last.filename}:{last.lineno})" if last else ""
 
@@ -90,11 +87,11 @@ class Watchdog:
         if not self.on_cpu:
             return slow
         known = DEFECTS["strided 1 × 1 convolutions"]
+        cpu = f"{known.machines}; this CPU: {torch.backends.cpu.get_cpu_capability()}"
         return (
-            f"{slow}. If it never ends, torch {torch.__version__} may be stuck: {known.what} ({known.machines}; this CPU: "
-            f"{torch.backends.cpu.get_cpu_capability()}). Then set ONEDNN_MAX_CPU_ISA=AVX in the environment, keep "
-            "images and weights out of channels_last, or try another version of torch; `python -m stairwise.defects` "
-            "tries this machine, --debug shows the stack"
+            f"{slow}. If it never ends, torch {torch.__version__} may be stuck: {known.what} ({cpu}). "
+            "Then set ONEDNN_MAX_CPU_ISA=AVX in the environment, keep images and weights out of channels_last, or try "
+            "another version of torch; `python -m stairwise.defects` tries this machine, --debug shows the stack"
         )
 
     def _stack_is_asked_for(self) -> FrameType | None:

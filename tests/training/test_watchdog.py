@@ -40,9 +40,8 @@ def package(monkeypatch):
 
 def test_a_slow_first_step_is_told_about_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(SLOW, "seconds", 0.5)
-    with pytest.warns(
-        RunWarning, match=r"step 1 .*no progress.* in forward, .*ONEDNN_MAX_CPU_ISA=AVX .*another version"
-    ):
+    words = r"step 1 .*no progress.* in forward, .*ONEDNN_MAX_CPU_ISA=AVX .*another version"
+    with pytest.warns(RunWarning, match=words):
         run = sw.train(RECIPE, tmp_path, device="cpu", patience=0.2)
     assert run.records[-1].step == 6
 
