@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --n 10000`: hostile commands and calls, 200 real command lines and 200 faults; prints a tally."""
+"""`python -m tests.fuzz --n 10000`: hostile commands and calls, real command lines, faults; prints a tally."""
 
 import argparse
 import json

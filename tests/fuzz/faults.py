@@ -28,8 +28,8 @@ from stairwise.training import checkpoint
 from stairwise.training.loop import Stopped
 
 RECIPE = sw.Recipe(
-    data="digits", views="none", encoder="mlp", encoder_options={"inputs": 64, "widths": [32]}, hidden=[16], d=4, batch=64,
-    steps=60, lr=0.05, records=20, window=64, precision="float32",
+    data="digits", views="none", encoder="mlp", encoder_options={"inputs": 64, "widths": [32]}, hidden=[16], d=4,
+    batch=64, steps=60, lr=0.05, records=20, window=64, precision="float32",
 )  # fmt: skip
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 ERRORS = {"full disk": errno.ENOSPC, "I/O error": errno.EIO, "read-only": errno.EROFS}

@@ -61,41 +61,58 @@ PLACES = [
     "run/p.png",
 ]
 SETTINGS = {
-    "d": WHOLE, "lr": NUMBERS, "batch": ["8", "64", "0", "-1", "x", "1000000"], "steps": ["1", "2", "0", "-1", "x", "nan"],
-    "loss": ["simclr", "vicreg", "byol", "frossl", "sharpened", "", "x"], "alpha": ["auto", "1", "0", "nan", "1e-200", "1e200"],
-    "encoder": ["mlp", "fuzznet:good", "fuzznet:raises", "fuzznet:nothing", "fuzznet:number", ":", "os:getcwd", "x:", ":x"],
+    "d": WHOLE, "lr": NUMBERS, "batch": ["8", "64", "0", "-1", "x", "1000000"], "steps": ["1", "2", "0", "-1", "x",
+    "nan"],
+    "loss": ["simclr", "vicreg", "byol", "frossl", "sharpened", "", "x"], "alpha": ["auto", "1", "0", "nan", "1e-200",
+    "1e200"],
+    "encoder": ["mlp", "fuzznet:good", "fuzznet:raises", "fuzznet:nothing", "fuzznet:number", ":", "os:getcwd", "x:",
+    ":x"],
     "loss_options.temperature": NUMBERS, "loss_options.lambda_": NUMBERS, "momentum": NUMBERS, "weight_decay": NUMBERS,
-    "optimizer": ["muon", "adam", "sgd", "lars", ""], "schedule": ["cosine", "constant", "x"], "precision": ["bf16", "float32", "x"],
-    "encoder_options.widths": ["[]", "[0]", "[8, 8]", "8", "[-1]", "['a']"], "records": WHOLE, "window": WHOLE, "data": ARRAYS,
-    "views": ["none", "simclr", "simclr-small", "x"], "probes": ["['knn']", "['x']", "3"], "nothing": ["1"], "": ["1"], "hidden": ["[8]", "[0]", "x"],
-    "seed": ["0", "-1", "x", "1" + "0" * 30], "final_lr": NUMBERS, "warmup_epochs": NUMBERS, "clip": NUMBERS, "size": ["0", "4", "-1", "x"],
+    "optimizer": ["muon", "adam", "sgd", "lars", ""], "schedule": ["cosine", "constant", "x"], "precision": ["bf16",
+    "float32", "x"],
+    "encoder_options.widths": ["[]", "[0]", "[8, 8]", "8", "[-1]", "['a']"],
+    "records": WHOLE, "window": WHOLE, "data": ARRAYS,
+    "views": ["none", "simclr", "simclr-small", "x"], "probes": ["['knn']", "['x']", "3"], "nothing": ["1"],
+    "": ["1"], "hidden": ["[8]", "[0]", "x"],
+    "seed": ["0", "-1", "x", "1" + "0" * 30],
+    "final_lr": NUMBERS, "warmup_epochs": NUMBERS, "clip": NUMBERS, "size": ["0", "4", "-1", "x"],
 }  # fmt: skip
 OPTIONS = {
     "predict": {
-        "--dimension": WHOLE, "--alpha": NUMBERS, "--lr": NUMBERS, "--optimizer": ["sgd", "muon", "x"], "--n": ["20", *WHOLE],
-        "--crop": WHOLE, "--pixels": ["center", "unit", "x"], "--draws": ["3", "0", "-1", "x"], "--seed": WHOLE, "--out": PLACES,
+        "--dimension": WHOLE, "--alpha": NUMBERS, "--lr": NUMBERS, "--optimizer": ["sgd", "muon", "x"], "--n": ["20",
+        *WHOLE],
+        "--crop": WHOLE, "--pixels": ["center", "unit", "x"], "--draws": ["3", "0", "-1", "x"],
+        "--seed": WHOLE, "--out": PLACES,
     },
     "embed": {
-        "--dimension": WHOLE, "--kernel": ["linear", "rbf", "polynomial", "laplace", "ntk", "nngp", "rbf,linear", ",", "x"],
+        "--dimension": WHOLE, "--kernel": ["linear", "rbf", "polynomial", "laplace", "ntk", "nngp", "rbf,linear", ",",
+        "x"],
         "--alpha": NUMBERS, "--n": ["20", *WHOLE], "--crop": WHOLE, "--seed": WHOLE, "--out": ["out", *PLACES],
     },
-    "train": {"--out": ["new", *RUNS], "--checkpoint-minutes": NUMBERS, "--patience": NUMBERS, "--device": ["cpu", "cuda", "cuda:x", "x"]},
+    "train": {"--out": ["new", *RUNS], "--checkpoint-minutes": NUMBERS, "--patience": NUMBERS, "--device": ["cpu",
+    "cuda", "cuda:x", "x"]},
     "report": {"--out": PLACES, "--spectrum": ["eigenvalues", "covariance", "x"]},
     "spectrum": {
         "--options": ["width=8", "width=9", "width=x", "height=1", "=", "width"], "--z": ["1", "x"], "--h": ["0", "x"],
-        "--views": ["none", "simclr", "x"], "--n": ["8", *WHOLE], "--lr": NUMBERS, "--out": ["out", *PLACES], "--size": ["4", "0", "x"],
+        "--views": ["none", "simclr", "x"], "--n": ["8", *WHOLE], "--lr": NUMBERS, "--out": ["out", *PLACES],
+        "--size": ["4", "0", "x"],
     },
-    "ntk": {"--n": ["8", *WHOLE], "--seed": WHOLE, "--precision": ["float64", "float16", "x"], "--device": ["cpu", "x"]},
-    "reproduce": {"--data": ARRAYS, "--set": ["seed=1", "seed=x", "q=1", "n", "=", "seed="], "--out": ["out", *PLACES], "--stored": ["out", "file"]},
+    "ntk": {"--n": ["8", *WHOLE], "--seed": WHOLE, "--precision": ["float64", "float16", "x"], "--device": ["cpu",
+    "x"]},
+    "reproduce": {"--data": ARRAYS, "--set": ["seed=1", "seed=x", "q=1", "n", "=", "seed="], "--out": ["out",
+    *PLACES], "--stored": ["out", "file"]},
 }  # fmt: skip
 FLAGS = {
     "train": ["--restart", "--list", "--json"], "reproduce": ["--from-stored", "--force", "--list", "--json"],
     "ntk": ["--no-initial", "--over-time", "--keep-kernel", "--json"],
 }  # fmt: skip
 FIXED = [  # commands that would work for long, with arguments that must stop them at once
-    ["demo", "--data", "nowhere"], ["demo", "--out", "file"], ["data", "list"], ["data", "check", "--json"], ["data", "get", ""],
-    ["data", "get", "x", "--from", "npm"], ["watch", ""], ["watch", "nowhere"], ["watch", "file"], ["watch", "run", "--port", "-1"],
-    ["watch", "run", "--port", "99999999"], ["watch", "run", "--spectrum", "x"], ["watch"], ["--version"], ["x"], [""], ["--x"],
+    ["demo", "--data", "nowhere"], ["demo", "--out", "file"], ["data", "list"], ["data", "check", "--json"], ["data",
+    "get", ""],
+    ["data", "get", "x", "--from", "npm"], ["watch", ""], ["watch", "nowhere"], ["watch", "file"], ["watch", "run",
+    "--port", "-1"],
+    ["watch", "run", "--port", "99999999"], ["watch", "run", "--spectrum", "x"], ["watch"], ["--version"], ["x"],
+    [""], ["--x"],
 ]  # fmt: skip
 
 

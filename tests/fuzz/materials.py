@@ -76,7 +76,8 @@ def make(folder: Path) -> None:
     sw.train(sw.load_recipe(str(folder / "good.toml")), folder / "run", device="cpu")
     damage = {
         "null": ("recipe.json", b"null"), "list": ("recipe.json", b"[]"), "cutjson": ("recipe.json", b'{"recipe": {'),
-        "bytes": ("metrics.jsonl", b"\xff\xfe\n"), "nolog": ("metrics.jsonl", b""), "numbers": ("metrics.jsonl", b"3\n4\n"),
+        "bytes": ("metrics.jsonl", b"\xff\xfe\n"), "nolog": ("metrics.jsonl", b""), "numbers": ("metrics.jsonl",
+        b"3\n4\n"),
     }  # fmt: skip
     for name, (file, content) in damage.items():
         shutil.copytree(folder / "run", folder / name)
