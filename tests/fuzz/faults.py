@@ -174,8 +174,8 @@ def _failing(run: Path, number: int, first: int, once: bool) -> None:
 def _content(run: Path) -> tuple[str, dict[str, torch.Tensor]]:
     """Records without timings, and the tensors of the last checkpoint.
 
-    Eigenvalues below 1e-15 of the largest are rounded to 0: they are rounding errors of zeros, and LAPACK makes others
-    in a process that continues.
+    Eigenvalues below 1e-15 of the largest count as 0: they are rounding errors of zeros, and a run that continues has
+    others than one that was never stopped.
     """
     kept = [{k: v for k, v in r.as_json().items() if k not in CLOCKS} for r in read_log(run / "metrics.jsonl")[0]]
     records = [{k: _without_dust(v) for k, v in record.items()} for record in kept]
