@@ -70,7 +70,7 @@ def of_call(source: str) -> Outcome:
         return Outcome(REFUSED, str(error))
     except Exception as error:
         return Outcome(REFUSED if _is_others(error) else "traceback", _place(error))
-    return Outcome("nan", _kind(value)) if _has_nan(value) and not _passes_on(source) else Outcome(FINE)
+    return Outcome("nan", source.partition("(")[0]) if _has_nan(value) and not _passes_on(source) else Outcome(FINE)
 
 
 def _passes_on(source: str) -> bool:
@@ -89,10 +89,6 @@ def _place(error: BaseException) -> str:
     ours = [line for line in traceback.extract_tb(error.__traceback__) if "/stairwise/" in line.filename]
     where = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}{where}"
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
 
 
 def _has_nan(value: Any, depth: int = 3) -> bool:

@@ -40,7 +40,8 @@ def test_every_call_works_with_good_arguments(template):
 
 @pytest.mark.parametrize(
     ("source", "kind"),
-    [("1 / 0", REFUSED), ("np.array([np.nan])", "nan"), ("{'a': [torch.tensor(np.nan)]}", "nan"), ("3", FINE), ("sw.losses.byol(z_a * np.nan, z_b)", FINE),
+    [("1 / 0", REFUSED), ("np.array([np.nan])", "nan"), ("{'a': [torch.tensor(np.nan)]}", "nan"), ("3", FINE),
+    ("sw.losses.byol(z_a * np.nan, z_b)", FINE),
      ("iter(lambda: 0, 1) and all(True for _ in iter(lambda: 0, 1))", "hang"), ("sw.Modes([1.0], None)", REFUSED)],
 )  # fmt: skip
 def test_outcomes_of_calls(source, kind, monkeypatch):
