@@ -43,6 +43,7 @@ from stairwise.training.recipe import Recipe, load_recipe
 from stairwise.training.recorder import Recorder
 from stairwise.training.schedule import Schedule
 from stairwise.training.setup import fastest_convolutions, prepare, with_joint_norms
+from stairwise.training.watchdog import Watchdog
 
 ASK_EVERY = 10  # steps between two agreements of several processes on saving or stopping
 GO_ON, SAVE, STOP = 0, 1, 2
@@ -65,6 +66,7 @@ def train(
     restart: bool = False,
     tensorboard: bool = False,
     progress: Progress = silent,
+    patience: float = 120.0,
 ) -> Run:
     """Train a recipe, or continue its training, and return the run.
 
@@ -77,6 +79,7 @@ def train(
         restart: discard the run in the folder.
         tensorboard: also write TensorBoard files (needs `tensorboard`).
         progress: called with the step, the number of steps and a short text.
+        patience: seconds without progress in the first steps after which a warning names likely causes; 0: never.
     """
     remedy = "give its name, or make one: sw.load_recipe(NAME)"
     name = Path(recipe).stem if isinstance(recipe, str) else instance(recipe, "recipe", Recipe, remedy).loss
@@ -101,6 +104,7 @@ def train(
             dist.barrier()  # all have read the checkpoint before the first process may replace it
         trainer.resume()
         stop = stack.enter_context(StopRequest())  # until here, Ctrl-C loses nothing
+        stack.enter_context(Watchdog(lambda: trainer.step_number, patience, where.type == "cpu"))
         trainer.run(stop, 60 * checkpoint_minutes, progress)
     return Run(folder)
 
