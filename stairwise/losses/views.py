@@ -3,13 +3,14 @@
 import inspect
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
 
-from stairwise.checks import InputError, TheoryWarning, number
+from stairwise.checks import InputError, RunWarning, TheoryWarning, number
 from stairwise.distributed import gather, world
 
 P = ParamSpec("P")
@@ -25,10 +26,28 @@ def of_views(loss: Loss[P]) -> Loss[P]:
     def checked(*args: Any, **kwargs: Any) -> Tensor:
         z_a, z_b = (args[i] if i < len(args) else kwargs.pop(name, None) for i, name in enumerate(names))
         check_views(z_a, z_b, names)
+        z_a, z_b = _precise(z_a), _precise(z_b)
         with torch.autocast(z_a.device.type, enabled=False):
-            return loss(gather(_precise(z_a)), gather(_precise(z_b)), *args[2:], **kwargs)
+            value = loss(gather(z_a), gather(z_b), *args[2:], **kwargs)
+        if z_a.device.type == "cpu" and not torch.compiler.is_compiling():
+            with suppress(RuntimeError):  # values cannot be read inside torch.vmap and fake tensors
+                _warn_if_too_large(loss.__name__, names, z_a.detach(), z_b.detach(), value.detach())
+        return value
 
     return checked
+
+
+def _warn_if_too_large(loss: str, names: tuple[str, ...], z_a: Tensor, z_b: Tensor, value: Tensor) -> None:
+    """Warn if finite views overflow. Only on a CPU, because a GPU would have to wait; NaN in the views is passed on."""
+    norms = torch.stack([torch.linalg.vector_norm(z_a), torch.linalg.vector_norm(z_b), value.to(z_a.dtype)])
+    if not norms.isfinite().all() and z_a.isfinite().all() and z_b.isfinite().all():
+        kind = str(value.dtype).removeprefix("torch.")
+        warnings.warn(
+            f"{loss}: {' and '.join(names)} must be small enough for {kind}: their squares or the loss overflow, and "
+            "its value is wrong; normalize the embeddings, lower the learning rate or use float64",
+            RunWarning,
+            stacklevel=3,
+        )
 
 
 def check_views(z_a: Tensor, z_b: Tensor, names: tuple[str, ...] = ("z_a", "z_b")) -> None:

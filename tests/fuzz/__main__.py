@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.outcome import BAD, CLOCK
+from tests.fuzz.outcome import BAD, SECONDS
 
 CHUNK = 250  # cases per seed; a crash or a hang in native code costs the rest of its chunk
-SILENCE = 4 * CLOCK  # seconds without a line after which a worker is in native code for good
+SILENCE = 4 * SECONDS  # seconds without a line after which a worker is in native code for good
 
 
 def chunk(kind: str, seed: int, n: int) -> list[dict[str, Any]]:
