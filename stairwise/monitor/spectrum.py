@@ -307,10 +307,8 @@ class SpectrumMonitor:
     def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
         """Continue from `state` on a device; None: the device of the next batch."""
         self.aside.wait()
-        placed = {
-            name: value.to(device) if device else value.clone()
-            for name, value in moments.continued(state, self.exact).items()
-        }
+        # copies, because the memory of a file may be aligned differently, and products then round differently
+        placed = {name: value.to(device, copy=True) for name, value in moments.continued(state, self.exact).items()}
         self.waiting, self.flaws = {"z": [], "h": []}, placed.pop("flaws", None)
         self.frames = Frames()
         self.before, self.bases, self.frames.bases, self.frames.centres = (
