@@ -8,19 +8,19 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz.outcome import BAD, SECONDS
 
-CHUNK = 250  # cases per seed; a crash or a hang in native code costs the rest of its chunk
-SILENCE = 4 * SECONDS  # seconds without a line after which a worker is in native code for good
+SILENCE = 4 * SECONDS  # without a line, after which a worker is in native code for good
 
 
-def chunk(kind: str, seed: int, n: int) -> list[dict[str, Any]]:
-    """Outcomes of n cases, tried in a process of their own."""
+def worked(kind: str, seed: int, n: int) -> Iterator[dict[str, Any]]:
+    """Outcomes of up to n cases, tried in one process; fewer if it crashes or hangs in native code."""
     command = [sys.executable, "-m", "tests.fuzz.worker", kind, str(seed), str(n)]
-    outcomes, under_way, ended = [], None, "crash"
+    under_way, ended = None, "crash"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0) as worker:
         assert worker.stdout is not None
         while True:
@@ -33,27 +33,35 @@ def chunk(kind: str, seed: int, n: int) -> list[dict[str, Any]]:
                 break
             entry = json.loads(line)
             under_way = None if "kind" in entry else entry["case"]
-            outcomes += [entry] if "kind" in entry else []
+            if "kind" in entry:
+                yield entry
     if under_way is not None or worker.returncode:
-        outcomes.append({"case": under_way, "kind": ended, "detail": f"exit code {worker.returncode}"})
-    return outcomes
+        yield {"case": under_way, "kind": ended, "detail": f"exit code {worker.returncode}", "seconds": 0.0}
 
 
-def tried(kind: str, seed: int, n: int) -> tuple[Counter[str], list[str]]:
-    """Number of outcomes of each kind, and what failed, once per reason."""
+def tried(kind: str, seed: int, n: int) -> tuple[dict[str, Any], list[str]]:
+    """Number of outcomes of each kind and the slowest case, and what failed, once per reason."""
     counts: Counter[str] = Counter()
     failures: dict[str, str] = {}
-    for number, start in enumerate(range(0, n, CHUNK)):
-        for entry in chunk(kind, seed + number, min(CHUNK, n - start)):
+    slowest: dict[str, Any] = {"seconds": 0.0}
+    while (done := counts.total()) < n:
+        for entry in worked(kind, seed, n - done):
             counts[entry["kind"]] += 1
+            slowest = max(slowest, entry, key=lambda one: one["seconds"])
             if entry["kind"] in BAD:
-                case = (
-                    entry["case"] if isinstance(entry["case"], str) else "stairwise " + shlex.join(entry["case"] or [])
-                )
                 reason = f"{entry['kind']}: {entry['detail']}"
-                failures.setdefault(reason[-90:], f"{kind} seed {seed + number}: {case}\n    {reason}")
-        print(f"{kind}: {sum(counts.values())} of {n}: {dict(counts)}", file=sys.stderr, flush=True)
-    return counts, list(failures.values())
+                failures.setdefault(reason[-90:], f"{kind} seed {seed}: {_text(entry['case'])}\n    {reason}")
+            if counts.total() % 250 == 0:
+                print(f"{kind}: {counts.total()} of {n}: {dict(counts)}", file=sys.stderr, flush=True)
+        seed += 1
+        if counts.total() == done:
+            raise RuntimeError(f"the worker for {kind} does not start")
+    kept = {name: round(slowest.get(name, 0.0), 1) for name in ("seconds", "processor")}
+    return {**counts, "slowest": {**kept, "case": _text(slowest.get("case"))[:200]}}, list(failures.values())
+
+
+def _text(case: Any) -> str:
+    return case if isinstance(case, str) else "stairwise " + shlex.join(case or [])
 
 
 def main() -> int:
@@ -66,8 +74,7 @@ def main() -> int:
     wanted = {"calls": chosen.n - chosen.n // 5, "lines": chosen.n // 5, "real lines": chosen.lines}
     tally, failures = {}, []
     for kind, n in wanted.items():
-        counts, failed = tried(kind, chosen.seed, n) if n else (Counter(), [])
-        tally[kind] = dict(counts)
+        tally[kind], failed = tried(kind, chosen.seed, n) if n else ({}, [])
         failures += failed
     if chosen.faults:
         from tests.fuzz.faults import trials
