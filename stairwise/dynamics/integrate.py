@@ -11,6 +11,8 @@ from stairwise.checks import InputError, number
 Floats = NDArray[np.float64]
 
 EVALUATIONS = 50_000, 1_000_000  # of the right-hand side, implicit and explicit; longer flows are refused
+EARLY = 5_000  # evaluations after which flows that will not get there are refused
+HOPELESS = 1e-9  # share of the way that an implicit solver has then come; its steps may still grow
 NEGLIGIBLE = 1e-12  # relative motion up to which one Euler step is exact to rounding
 REMEDY = "ask for earlier times, scale the weights or the data, raise rtol, or use closed_form"
 IMPLICIT_LIMIT = 1000  # unknowns; beyond this, the Jacobian costs more than the extra steps of an explicit method
@@ -71,7 +73,9 @@ def _counted(rhs: Callable[[Floats], Floats], end: float, most: int) -> Callable
     def counted(t: float, y: Floats) -> Floats:
         nonlocal calls
         calls += 1
-        if calls > most:
+        # explicit solvers advance evenly, so what is left can be estimated, and the better the later
+        least = HOPELESS if most == EVALUATIONS[0] else (calls / most) ** 2
+        if calls > most or (calls > EARLY and t < least * end):
             rule = f"must be reached within {most:,} evaluations of the gradient"
             raise InputError("times", rule, f"{end:.6g}; the flow came to t = {t:.6g}", REMEDY)
         with np.errstate(over="ignore", invalid="ignore"):

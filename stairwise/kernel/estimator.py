@@ -226,7 +226,9 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     @classmethod
     def load(cls, path: str | Path, largest: int = LARGEST) -> "KernelSSL":
         """Read a file written by `save`, whose arrays take at most `largest` bytes. Nothing is unpickled."""
-        stored = read(instance(path, "path", (str, Path)), largest)
+        if not str(instance(path, "path", (str, Path))):
+            raise InputError("path", "must name a file", "an empty text")
+        stored = read(path, largest)
         facts, kernels, precomputed = stored.facts, stored.kernels, not stored.kernels
         kernel = "precomputed" if precomputed else kernels[0] if facts["shared"] else kernels
         est = cls(

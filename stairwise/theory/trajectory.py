@@ -9,6 +9,8 @@ from stairwise.checks import InputError, matrix, number, time_vector
 
 Floats = NDArray[np.float64]
 
+LARGEST_EIGENVALUE = 1e150  # the squares of the loss, and sums of them, then stay below 1e308
+
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
@@ -32,11 +34,11 @@ class Trajectory:
     weights: Floats | None = None
 
     def __post_init__(self) -> None:
-        t, lam = time_vector(self.times), np.asarray(matrix(self.eigenvalues, "eigenvalues", empty=True), np.float64)
+        t, lam = time_vector(self.times), matrix(self.eigenvalues, "eigenvalues", most=LARGEST_EIGENVALUE, empty=True)
         if len(t) != len(lam):
             raise InputError("eigenvalues", f"must have {len(t)} rows, one per time", len(lam))
         object.__setattr__(self, "times", t)
-        object.__setattr__(self, "eigenvalues", lam)
+        object.__setattr__(self, "eigenvalues", np.asarray(lam, np.float64))
 
     @property
     def loss(self) -> Floats:

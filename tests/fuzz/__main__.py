@@ -49,7 +49,8 @@ def tried(kind: str, seed: int, n: int) -> tuple[dict[str, Any], list[str]]:
             counts[entry["kind"]] += 1
             slowest = max(slowest, entry, key=lambda one: one["seconds"])
             if entry["kind"] in BAD:
-                reason = f"{entry['kind']}: {entry['detail']}"
+                taken = f"{entry['seconds']:.1f} s, {entry.get('processor', 0):.1f} s of processor time"
+                reason = f"{entry['kind']}: {taken if entry['kind'] == 'hang' else entry['detail']}"
                 failures.setdefault(reason[-90:], f"{kind} seed {seed}: {_text(entry['case'])}\n    {reason}")
             if counts.total() % 250 == 0:
                 print(f"{kind}: {counts.total()} of {n}: {dict(counts)}", file=sys.stderr, flush=True)

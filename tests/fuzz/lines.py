@@ -46,7 +46,22 @@ ARRAYS = [
     "half.npy", "flat.npy", "cube.npy", "empty.npy", "one.npy", "text.npy", "wide.npy", "objects.npy", "cut.npy",
     "missing.npy", "file", "run", "array:images.npy", "array:x_a.npy", "array:", "images:", "digits", "nowhere",
 ]  # fmt: skip
-RUNS = ["run", "null", "list", "cutjson", "bytes", "nolog", "numbers", "file", "nowhere", ".", "", "weights"]
+RUNS = [
+    "run",
+    "null",
+    "list",
+    "cutjson",
+    "bytes",
+    "nolog",
+    "numbers",
+    "cutlog",
+    "badpoint",
+    "file",
+    "nowhere",
+    ".",
+    "",
+    "weights",
+]
 PLACES = [
     "out/p.png",
     "out/p.html",
@@ -99,12 +114,13 @@ OPTIONS = {
     },
     "ntk": {"--n": ["8", *WHOLE], "--seed": WHOLE, "--precision": ["float64", "float16", "x"], "--device": ["cpu",
     "x"]},
+    "repair": {},
     "reproduce": {"--data": ARRAYS, "--set": ["seed=1", "seed=x", "q=1", "n", "=", "seed="], "--out": ["out",
     *PLACES], "--stored": ["out", "file"]},
 }  # fmt: skip
 FLAGS = {
     "train": ["--restart", "--list", "--json"], "reproduce": ["--from-stored", "--force", "--list", "--json"],
-    "ntk": ["--no-initial", "--over-time", "--keep-kernel", "--json"],
+    "ntk": ["--no-initial", "--over-time", "--keep-kernel", "--json"], "repair": ["--yes", "--json"],
 }  # fmt: skip
 FIXED = [  # commands that would work for long, with arguments that must stop them at once
     ["demo", "--data", "nowhere"], ["demo", "--out", "file"], ["data", "list"], ["data", "check", "--json"], ["data",
@@ -124,7 +140,8 @@ def _mostly(good: list[str], others: list[str]) -> st.SearchStrategy[str]:
 def _line(draw: st.DrawFn) -> list[str]:
     command = draw(st.sampled_from(list(OPTIONS)))
     line = [command, *draw(_arguments(command))]
-    for option in draw(st.lists(st.sampled_from(list(OPTIONS[command])), max_size=3, unique=True)):
+    possible = list(OPTIONS[command])
+    for option in draw(st.lists(st.sampled_from(possible), max_size=3, unique=True)) if possible else ():
         line += [option, draw(st.one_of(st.sampled_from(OPTIONS[command][option]), st.sampled_from(TEXTS)))]
     return line + draw(st.lists(st.sampled_from(FLAGS.get(command, ["--json"])), max_size=1))
 
@@ -154,7 +171,8 @@ def _arguments(command: str) -> st.SearchStrategy[list[str]]:
         )
     if command == "reproduce":
         return st.sampled_from(["fig8", "fig8", "fig77", *TEXTS]).map(lambda name: [name])
-    return st.lists(_mostly(["run"], RUNS + TEXTS), min_size=1, max_size=2)
+    runs = st.lists(_mostly(["run"], RUNS + TEXTS), min_size=1, max_size=2)
+    return runs.map(lambda names: [*names, "--n", "40"]) if command == "ntk" else runs  # work that takes little time
 
 
 LINES = st.one_of(*[_line()] * 9, st.sampled_from(FIXED))

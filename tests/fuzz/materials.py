@@ -53,6 +53,17 @@ FEATURES = {
     "images.npy": lambda x: np.random.default_rng(0).integers(0, 255, (40, 1, 8, 8)).astype(np.uint8),
 }
 
+DAMAGE = {
+    "null": ("recipe.json", b"null"),
+    "list": ("recipe.json", b"[]"),
+    "cutjson": ("recipe.json", b'{"recipe": {'),
+    "bytes": ("metrics.jsonl", b"\xff\xfe\n"),
+    "nolog": ("metrics.jsonl", b""),
+    "numbers": ("metrics.jsonl", b"3\n4\n"),
+    "cutlog": ("metrics.jsonl", b'{"step": 1, "t": 0.01'),
+    "badpoint": ("checkpoints/step-0000000002.safetensors", b"\x08\0\0\0\0\0\0\0{}      "),
+}
+
 
 def make(folder: Path) -> None:
     """Write everything; `run` is a finished run, the others are damaged copies of it."""
@@ -74,11 +85,14 @@ def make(folder: Path) -> None:
         torch.save(network.state_dict(), folder / "weights" / f"step{step}.pt")
     (folder / "weights" / "bad1.pt").write_bytes(b"not a checkpoint")
     sw.train(sw.load_recipe(str(folder / "good.toml")), folder / "run", device="cpu")
-    damage = {
-        "null": ("recipe.json", b"null"), "list": ("recipe.json", b"[]"), "cutjson": ("recipe.json", b'{"recipe": {'),
-        "bytes": ("metrics.jsonl", b"\xff\xfe\n"), "nolog": ("metrics.jsonl", b""), "numbers": ("metrics.jsonl",
-        b"3\n4\n"),
-    }  # fmt: skip
-    for name, (file, content) in damage.items():
-        shutil.copytree(folder / "run", folder / name)
-        (folder / name / file).write_bytes(content)
+    shutil.copytree(folder / "run", folder / "kept")
+    damage(folder)
+
+
+def damage(folder: Path) -> None:
+    """Make the runs anew that a command may have continued, repaired or discarded."""
+    for name, (file, content) in DAMAGE.items():
+        if not (folder / name).is_dir():
+            shutil.copytree(folder / "kept", folder / name)
+        if (folder / name / file).parent.is_dir():
+            (folder / name / file).write_bytes(content)

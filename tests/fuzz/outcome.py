@@ -77,7 +77,7 @@ def of_call(source: str) -> Outcome:
 # losses of embeddings that are not finite are NaN, as torch's are: a check would make a GPU wait at every step
 _PASSING_ON = re.compile(r"sw\.(losses|precondition)\b.*z_[ab] \* np\.(nan|inf)")
 # documented: what is never learned has the step time inf, and the last time of a probe curve is inf
-_INFINITE = re.compile(r"step_times|sw\.(predict|probe_curve|advise|forecast_steps|detect_steps)\(")
+_INFINITE = re.compile(r"step_times|sw\.(predict|predict_staircase|probe_curve|advise|forecast_steps|detect_steps)\(")
 
 
 def _is_others(error: Exception) -> bool:

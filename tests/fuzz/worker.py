@@ -9,7 +9,6 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,12 @@ def main() -> None:
             run(SOURCES, of_call, number, n, write)
             return
         materials.make(folder)
-        run(LINES, partial(of_line if kind == "lines" else of_real_line, folder=folder), number, n, write)
+
+        def how(line: list[str]) -> Outcome:
+            materials.damage(folder)
+            return (of_line if kind == "lines" else of_real_line)(line, folder)
+
+        run(LINES, how, number, n, write)
 
 
 if __name__ == "__main__":
