@@ -138,6 +138,8 @@ def real(x: ArrayLike, name: str) -> Array:
         remedy = f"give its real part, or its modulus: np.abs({name})"
         raise InputError(name, "must hold real numbers", f"complex numbers, dtype {out.dtype}", remedy)
     if out.dtype.kind not in "fiub":
+        if isinstance(x, int):
+            raise InputError(name, "must be at most 1.8e308 in magnitude, as floats are", x, "scale it")
         if out.ndim == 0:
             raise InputError(name, "must be real numbers", _typed(x), "give a number or an array of numbers")
         raise InputError(name, "must hold real numbers", f"dtype {out.dtype}", "convert it with .astype(float)")
