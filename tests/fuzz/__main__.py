@@ -51,10 +51,12 @@ def tried(kind: str, seed: int, n: int) -> tuple[dict[str, Any], list[str]]:
             if entry["kind"] in BAD:
                 taken = f"{entry['seconds']:.1f} s, {entry.get('processor', 0):.1f} s of processor time"
                 reason = f"{entry['kind']}: {taken if entry['kind'] == 'hang' else entry['detail']}"
-                failures.setdefault(reason[-90:], f"{kind} seed {seed}: {_text(entry['case'])}\n    {reason}")
+                if reason[-90:] not in failures:
+                    failures[reason[-90:]] = f"{kind} seed {seed}: {_text(entry['case'])}\n    {reason}"
+                    print(failures[reason[-90:]], file=sys.stderr, flush=True)
             if counts.total() % 250 == 0:
                 print(f"{kind}: {counts.total()} of {n}: {dict(counts)}", file=sys.stderr, flush=True)
-        seed += 1
+        seed += n  # the worker has died: the remaining cases are new ones
         if counts.total() == done:
             raise RuntimeError(f"the worker for {kind} does not start")
     kept = {name: round(slowest.get(name, 0.0), 1) for name in ("seconds", "processor")}

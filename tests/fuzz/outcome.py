@@ -76,8 +76,11 @@ def of_call(source: str) -> Outcome:
 
 # losses of embeddings that are not finite are NaN, as torch's are: a check would make a GPU wait at every step
 _PASSING_ON = re.compile(r"sw\.(losses|precondition)\b.*z_[ab] \* np\.(nan|inf)")
-# documented: what is never learned has the step time inf, and the last time of a probe curve is inf
-_INFINITE = re.compile(r"step_times|sw\.(predict|predict_staircase|probe_curve|advise|forecast_steps|detect_steps)\(")
+# results may hold an infinite time that was given; documented: what is never learned has the step time inf, and the last
+# time of a probe curve is inf
+_INFINITE = re.compile(
+    r"np\.inf|step_times|sw\.(predict|predict_staircase|probe_curve|advise|forecast_steps|detect_steps)\("
+)
 
 
 def _is_others(error: Exception) -> bool:
@@ -160,7 +163,7 @@ def judge(code: Any, out: str, err: str) -> Outcome:
     if "Traceback (most recent call last)" in err:
         return Outcome("traceback", last)
     if code in (0, 1):
-        printed = re.search(r"\bnan\b", out, re.IGNORECASE)
+        printed = re.search(r"(?<![\w=-])[-−]?(nan|inf|infinity)\b", out, re.IGNORECASE)
         return Outcome("nan", out[max(0, printed.start() - 60) : printed.end()]) if printed else Outcome(FINE)
     if code == 2:
         errors = [line for line in said if line.startswith("error:")]

@@ -20,14 +20,21 @@ from tests.fuzz.calls import SOURCES
 from tests.fuzz.lines import LINES
 from tests.fuzz.outcome import Outcome, each, of_call, of_line, of_real_line
 
+BLOCK = 250  # cases per seed: Hypothesis repeats what it likes, the longer the more
 MEMORY = 24 << 30  # bytes of address space
 
 
 def run(
     cases: SearchStrategy[Any], how: Callable[[Any], Outcome], number: int, n: int, write: Callable[[Any], None]
 ) -> None:
-    """Draw n cases with a seed and write each, then how it ended."""
+    """Draw n cases, in blocks with seeds of their own, and write each, then how it ended."""
+    for start in range(0, n, BLOCK):
+        _run_block(cases, how, number + start // BLOCK, min(BLOCK, n - start), write)
 
+
+def _run_block(
+    cases: SearchStrategy[Any], how: Callable[[Any], Outcome], number: int, n: int, write: Callable[[Any], None]
+) -> None:
     @seed(number)
     @settings(
         max_examples=n, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
