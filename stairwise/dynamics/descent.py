@@ -10,7 +10,7 @@ from stairwise.dynamics.eigenbasis import Split
 from stairwise.dynamics.spectral import gradient, newton_schulz, polar
 from stairwise.progress import Progress, silent
 from stairwise.theory.correlation import Correlation
-from stairwise.theory.landscapes import AbstractLandscape
+from stairwise.theory.landscapes import LARGEST_WEIGHT, AbstractLandscape
 from stairwise.theory.trajectory import Trajectory
 
 Floats = NDArray[np.float64]
@@ -123,7 +123,7 @@ def _records(steps: int, every: int | NDArray) -> NDArray:
 def landscape_descent(
     landscape: AbstractLandscape, s_bar0: ArrayLike, gamma: ArrayLike, lr: float, steps: int
 ) -> Floats:
-    """s̄ after 0, 1, … steps of s̄ ← s̄ − lr γ dL/ds̄; shape (steps + 1, *modes).
+    """s̄ after 0, 1, … steps of s̄ ← s̄ − lr γ dL/ds̄; shape (steps + 1, *modes). What passes 1e30 stays there.
 
     >>> from stairwise.theory.landscapes import BarlowTwins
     >>> landscape_descent(BarlowTwins(), 0.5, 1.0, lr=0.1, steps=2).round(4)
@@ -135,5 +135,7 @@ def landscape_descent(
     out = np.empty((steps + 1, *s.shape))
     out[0] = s
     for i in range(steps):
-        out[i + 1] = out[i] + lr * landscape.rate(out[i], gamma)
+        bounded = np.abs(out[i]) <= LARGEST_WEIGHT
+        motion = lr * landscape.rate(np.where(bounded, out[i], 0.0), gamma)
+        out[i + 1] = np.where(bounded, out[i] + motion, out[i])
     return out

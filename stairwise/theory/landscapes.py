@@ -32,6 +32,8 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
+LARGEST_WEIGHT = 1e30  # of s̄
+
 
 class AbstractLandscape(ABC):
     """The loss of one mode with its exact flow. All methods broadcast their arguments like numpy functions."""
@@ -314,7 +316,7 @@ ALL: tuple[type[AbstractLandscape], ...] = (
 def _real(s_bar: ArrayLike, name: str = "s_bar") -> Floats:
     """s̄ of any shape, up to 1e30, so that its eighth power is finite."""
     out = np.asarray(real(s_bar, name), dtype=np.float64)
-    if not (np.abs(out) <= 1e30).all():
+    if not (np.abs(out) <= LARGEST_WEIGHT).all():
         raise InputError(name, "must be finite and at most 1e30 in magnitude", out)
     return out
 

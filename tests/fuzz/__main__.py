@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.outcome import BAD, SECONDS
+from tests.fuzz.outcome import BAD, PATIENCE, SECONDS
 
-SILENCE = 4 * SECONDS  # without a line, after which a worker is in native code for good
+SILENCE = 2 * PATIENCE * SECONDS  # without a line, after which a worker is in native code for good
 
 
 def worked(kind: str, seed: int, n: int) -> Iterator[dict[str, Any]]:

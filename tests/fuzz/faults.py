@@ -26,6 +26,7 @@ from stairwise.runs.log import read_log
 from stairwise.runs.record import CLOCKS
 from stairwise.training import checkpoint
 from stairwise.training.loop import Stopped
+from tests.fuzz.outcome import PATIENCE, SECONDS, idle_clock
 
 RECIPE = sw.Recipe(
     data="digits", views="none", encoder="mlp", encoder_options={"inputs": 64, "widths": [32]}, hidden=[16], d=4,
@@ -34,7 +35,6 @@ RECIPE = sw.Recipe(
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 ERRORS = {"full disk": errno.ENOSPC, "I/O error": errno.EIO, "read-only": errno.EROFS}
 KINDS = (*SIGNALS, *ERRORS, "file size limit")
-SECONDS = 10.0  # by the clock, for one training, which takes about one
 
 
 def trials(n: int, seed: int, folder: Path) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def _in_a_fork(work: Callable[[], None], log: Path | None = None, stop: tuple[in
     if stop:
         time.sleep(stop[1])
         os.kill(child, stop[0])  # still there, if only as a zombie, until it is waited for
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
+    taken, began = idle_clock(child), time.monotonic()
+    while taken() < SECONDS and time.monotonic() - began < PATIENCE * SECONDS:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)

@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +25,8 @@ from sklearn.exceptions import NotFittedError
 from stairwise.checks import InputError, RunWarning
 from tests.fuzz.calls import Names
 
-SECONDS = 10.0  # by the clock; more is a hang
+SECONDS = 10.0  # by the clock; more is a hang. Waiting for a processor that other programs use does not count,
+PATIENCE = 6  # up to so many times SECONDS
 FINE, REFUSED = "fine", "refused"
 WARNED, PASSED_ON = "warned", "passed on"  # not finite: with a warning; because the embeddings of a loss were not
 BAD = ("traceback", "unexpected", "hang", "nan", "crash", "wordy")
@@ -41,13 +43,30 @@ class Late(BaseException):
     """The time is up. Not an Exception, which the code under test may catch."""
 
 
+def idle_clock(process: int | str = "self") -> Callable[[], float]:
+    """Seconds since now by the clock of an idle machine: without the time in which the main thread of a process was
+    ready to run and other programs ran. That is told by Linux; elsewhere it is the ordinary clock."""
+    file, began = Path(f"/proc/{process}/schedstat"), time.monotonic()
+
+    def waited() -> float:
+        with suppress(OSError, IndexError, ValueError):
+            return int(file.read_text().split()[1]) / 1e9
+        return 0.0
+
+    before = waited()
+    return lambda: time.monotonic() - began - max(0.0, waited() - before)
+
+
 @contextmanager
 def _time_limit():
+    taken, began = idle_clock(), time.monotonic()
+
     def late(number: int, frame: FrameType | None) -> None:
-        raise Late
+        if taken() > SECONDS or time.monotonic() - began > PATIENCE * SECONDS:
+            raise Late
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS, 1.0)  # again and again, in case the first is swallowed
+    signal.setitimer(signal.ITIMER_REAL, SECONDS, SECONDS / 20)  # again and again, in case the first is swallowed
     try:
         yield
     finally:
@@ -76,8 +95,8 @@ def of_call(source: str) -> Outcome:
 
 # losses of embeddings that are not finite are NaN, as torch's are: a check would make a GPU wait at every step
 _PASSING_ON = re.compile(r"sw\.(losses|precondition)\b.*z_[ab] \* np\.(nan|inf)")
-# results may hold an infinite time that was given; documented: what is never learned has the step time inf, and the last
-# time of a probe curve is inf
+# results may hold an infinite time that was given; documented: what is never learned has the step time inf, and the
+# last time of a probe curve is inf
 _INFINITE = re.compile(
     r"np\.inf|step_times|sw\.(predict|predict_staircase|probe_curve|advise|forecast_steps|detect_steps)\("
 )
@@ -147,13 +166,18 @@ def of_real_line(line: list[str], folder: Path) -> Outcome:
         return Outcome(REFUSED)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "COLUMNS": "200", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "stairwise", *line]
-    try:
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        return Outcome("hang")
-    if done.returncode < 0:
-        return Outcome("crash", signal.Signals(-done.returncode).name)
-    return judge(done.returncode, *(text.decode(errors="replace") for text in (done.stdout, done.stderr)))
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err) as process:
+            taken, began = idle_clock(process.pid), time.monotonic()
+            while process.poll() is None:
+                if taken() > SECONDS or time.monotonic() - began > PATIENCE * SECONDS:
+                    process.kill()
+                    return Outcome("hang")
+                time.sleep(0.02)
+        texts = [file.seek(0) or file.read().decode(errors="replace") for file in (out, err)]
+    if process.returncode < 0:
+        return Outcome("crash", signal.Signals(-process.returncode).name)
+    return judge(process.returncode, *texts)
 
 
 def judge(code: Any, out: str, err: str) -> Outcome:
@@ -172,8 +196,8 @@ def judge(code: Any, out: str, err: str) -> Outcome:
 
 
 def each(how: Callable[[Any], Outcome], case: Any) -> dict[str, Any]:
-    """One line of the log: the case, how it ended, and its time by the clock and of the processor, also of children."""
-    clock, processor = time.perf_counter(), sum(os.times()[:4])
+    """One line of the log: the case, how it ended, its time by the clock and of the processor, also of children."""
+    clock, processor = time.monotonic(), sum(os.times()[:4])
     outcome = how(case)
-    taken = {"seconds": time.perf_counter() - clock, "processor": sum(os.times()[:4]) - processor}
+    taken = {"seconds": time.monotonic() - clock, "processor": sum(os.times()[:4]) - processor}
     return {"case": case, "kind": outcome.kind, "detail": outcome.detail, **taken}
