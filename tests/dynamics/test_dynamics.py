@@ -223,3 +223,15 @@ def test_step_times_of_a_trajectory():
 def test_bad_input(call, words):
     with pytest.raises(InputError, match=words):
         call(gaussian_init(2, 24, 1e-3, 0))
+
+
+@pytest.mark.parametrize("most", integrate.EVALUATIONS, ids=["implicit", "explicit"])
+def test_hopeless_times_are_refused_early(most):
+    slope = integrate._counted(lambda y: -y, 1e200, most)
+    for _ in range(integrate.EARLY):
+        slope(1e9, np.ones(2))
+    with pytest.raises(InputError, match="times must be reached within .*the flow came to t = 1e.09"):
+        slope(1e9, np.ones(2))
+    slope = integrate._counted(lambda y: -y, 1e12, most)
+    for _ in range(2 * integrate.EARLY):  # a hundredth of the way
+        slope(1e10, np.ones(2))
