@@ -55,7 +55,10 @@ def seconds_per_step(step, steps, device):
 def in_turns(plain, watched, steps, rounds, device):
     """Seconds per step without and with the monitor, and its relative cost. Turns are short, because speed drifts."""
     warm, turn = 3 * EVERY // 2 if device.type == "cuda" else min(steps, EVERY), TURN[device.type]
-    peaks = [peak_after(lambda s=step: seconds_per_step(s, warm, device), device) for step in (plain, watched)]
+    peaks = [
+        peak_after(lambda s=step, n=n: seconds_per_step(s, n, device), device)
+        for step, n in ((plain, 10), (watched, warm))
+    ]
     turns = [[seconds_per_step(step, turn, device) for step in (plain, watched)] for _ in range(rounds * steps // turn)]
     alone, with_it = np.mean(turns, axis=0)
     return alone, with_it, with_it / alone - 1, peaks[1] - peaks[0]

@@ -10,7 +10,10 @@ training images and is judged on it, and the test images are not loaded; this is
 is one line of `--out`; a run that is there already is not repeated.
 
 The time of a run begins when the images are in the memory of the host and ends with the last step. It includes building
-the network, choosing algorithms, compiling and recording, and excludes the probe. Where the time of a step goes is
+the network, choosing algorithms, compiling and recording, and excludes the probe. Every run has a process of its own,
+because in one process the later ones would find algorithms chosen; only the trials of a search share one. With
+`--folder` a run may pause: its time includes every new start, its rate of views does not, and its pauses are counted.
+Where the time of a step goes is
 measured after the run, piece by piece: views (drawn on a second stream, so not all of their time is added), loss and
 its gradient, optimizer, and the rest, which is the network.
 """
@@ -18,20 +21,25 @@ its gradient, optimizer, and the rest, which is the network.
 import argparse
 import hashlib
 import json
+import multiprocessing
 import tomllib
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 import torch
 
 from benchmarks.bench_engine import optimizer_call, rate, step_call, views_call
 from benchmarks.bench_train import sync
-from benchmarks.race.images import named_images, read_images
-from benchmarks.race.single import CHECK, device_for_runs, free_memory
+from benchmarks.race.images import RaceImages, named_images, read_images
+from benchmarks.race.single import CHECK, WARM, device_for_runs, free_memory
 from benchmarks.race.store import Result, Store
 from benchmarks.speedrun_search import Settings, accuracy, next_trial, steps_in, steps_in_new_process, without_steps
+from stairwise.files import atomic
 from stairwise.theory.spectra import effective_rank
 from stairwise.training.graph import Recorded
 from stairwise.training.loop import Trainer
@@ -40,6 +48,7 @@ from stairwise.training.recipe import Recipe
 
 GOALS = tomllib.loads((Path(__file__).parent / "speedrun.toml").read_text())
 STORE = Path("docs/results/speedrun.jsonl")
+STRETCHES = "stretches.json"
 COMMON: dict[str, Any] = {
     **{"views": "barlow-small", "encoder": "resnet18", "encoder_options": {"stem": "small"}, "schedule": "cosine"},
     **{"optimizer": "muon", "momentum": 0.95, "warmup_epochs": 1.0, "final_lr": 0.0},
@@ -73,40 +82,77 @@ class Pause:
         return Pause(self.folder / hashlib.blake2b(key.encode(), digest_size=8).hexdigest(), self.deadline)
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Steps of a run without a pause, after step `first` and up to `last`, and their seconds: of the start with the
+    first WARM steps, and of the others."""
+
+    first: int
+    last: int
+    start: float
+    steady: float
+
+    @property
+    def steady_steps(self) -> int:
+        return max(0, self.last - self.first - WARM)
+
+
+def stretches(folder: Path, before: int) -> list[Stretch]:
+    """The stretches of a paused run that its checkpoint, after step `before`, has in it."""
+    stored = folder / STRETCHES
+    found = [Stretch(**values) for values in json.loads(stored.read_text())] if stored.is_file() else []
+    return [stretch for stretch in found if stretch.last <= before]
+
+
 def speedrun(goal: str, recipe: Recipe, device: torch.device, pause: Pause | None = None) -> Result | None:
     """Train, probe, and take the time, that of loading checkpoints and recording anew included; None after a pause."""
-    began = perf_counter()
+    began = ready = perf_counter()
     trainer = Trainer(recipe, pause.folder if pause else Path("unused"), device)
     if pause:
         trainer.resume()
     trainer.objective.train()
     pairs, first, total = trainer.remaining_pairs(), trainer.step_number, trainer.calendar.total
-    ready = began
+    parted = stretches(pause.folder, first) if pause else []
     for step in range(first + 1, total + 1):
         trainer.advance(pairs)
-        if step == min(first + 10, total):
+        if step == min(first + WARM, total):
             sync(device)
             ready = perf_counter()
         if step % CHECK == 0:
             if trainer.recorder.numbers()["bad_step"]:
                 break
             if pause and perf_counter() > pause.deadline:
-                trainer.seconds += perf_counter() - began
+                now = perf_counter()
+                trainer.seconds += now - began
+                parted.append(Stretch(first, step, ready - began, now - ready))
+                with atomic(pause.folder / STRETCHES) as part:
+                    part.write_text(json.dumps([asdict(stretch) for stretch in parted]))
                 print(f"paused after step {step} of {total}: {trainer.save()}", flush=True)
                 trainer.close()
                 return None
     sync(device)
     done = perf_counter()
-    result: Result = {
-        **{"goal": goal, "wanted": GOALS[goal]["accuracy"], "limit": GOALS[goal]["seconds"], "steps": total},
-        **{"views": 2 * recipe.batch * total, "seconds": round(trainer.seconds + done - began, 2)},
-        **{"start": round(ready - began, 2), "training_images": trainer.material.training},
-        "diverged": bool(trainer.recorder.numbers()["bad_step"]),
-    }
-    result["views_per_second"] = round(2 * recipe.batch * (total - first - 10) / max(done - ready, 1e-9))
+    trainer.seconds += done - began
+    parted.append(Stretch(first, trainer.step_number, ready - began, done - ready))
+    result = described(goal, trainer, parted)
     result |= {} if result["diverged"] else measured(trainer, device)
     trainer.close()
     return result
+
+
+def described(goal: str, trainer: Trainer, parted: list[Stretch]) -> Result:
+    """What a run took, over all of its stretches."""
+    per_step, total = 2 * trainer.recipe.batch, trainer.calendar.total
+    steps, seconds = sum(s.steady_steps for s in parted), sum(s.steady for s in parted if s.steady_steps)
+    rate = per_step * steps / seconds if steps else per_step * trainer.step_number / trainer.seconds
+    start = sum(s.start + (0.0 if s.steady_steps else s.steady) for s in parted)
+    return {
+        **{"goal": goal, "wanted": GOALS[goal]["accuracy"], "limit": GOALS[goal]["seconds"], "steps": total},
+        **{"views": per_step * total, "seconds": round(trainer.seconds, 2), "views_per_second": round(rate)},
+        **{"start": round(start, 2), "pauses": len(parted) - 1},
+        **{"training_images": trainer.material.training},
+        "diverged": bool(trainer.recorder.numbers()["bad_step"]),
+    }
 
 
 def measured(trainer: Trainer, device: torch.device) -> Result:
@@ -178,42 +224,56 @@ class Searched:
 
 def main() -> None:
     options = _options()
-    began = perf_counter()
+    began, ends = perf_counter(), time() + 60 * options.minutes
 
     def in_time(seconds: float) -> bool:
         return perf_counter() - began + seconds < 60 * options.minutes
 
-    images = read_images(options.data_file, "cifar10", options.most) if options.data_file else named_images("cifar10")
-    store, device = Store(options.out), device_for_runs("auto")
-    images.offer()
+    images, store = _images(options), Store(options.out)
     changes = dict(text.split("=", 1) for text in options.set)
     searched = Searched(store, images.training, options.seconds, changes)
     if options.search:
+        images.offer()
+        device = device_for_runs("auto")
         while in_time(1.2 * options.seconds + 5) and searched.run_next(device):
             print(f"best so far: {searched.state()[0]}", flush=True)
         return
-    pause = Pause(options.folder, began + 60 * options.minutes) if options.folder else None
     for goal in options.goals:
         for seed in range(options.seeds):
-            if in_time(30 if pause else GOALS[goal]["seconds"]):
-                _run_goal(goal, seed, options, searched, device, pause)
+            if in_time(30 if options.folder else GOALS[goal]["seconds"]):
+                run_goal(goal, seed, options, searched, partial(run_alone, options, ends))
 
 
-def _run_goal(
-    goal: str,
-    seed: int,
-    options: argparse.Namespace,
-    searched: Searched,
-    device: torch.device,
-    pause: Pause | None = None,
+def _images(options: argparse.Namespace) -> RaceImages:
+    if options.data_file:
+        return read_images(options.data_file, "cifar10", options.most)
+    return named_images("cifar10")
+
+
+def run_goal(
+    goal: str, seed: int, options: argparse.Namespace, searched: Searched, run: Callable[[str, Recipe, str, str], None]
 ) -> None:
+    """Call `run` with goal, recipe, key and what it is about, unless it has been run."""
     chosen = searched.state()[0] if options.best else None
     recipe = recipe_of(goal, seed, options.held_out, searched.changes, chosen)
     about = key_of(goal, without_steps(replace(recipe, seed=0)), searched.training)
     if options.best:
         recipe = searched.fitted(goal, without_steps(recipe))
     key = key_of(goal, recipe, searched.training)
-    _run_once(goal, recipe, key, searched.store, device, options.held_out, about, pause)
+    if key not in searched.store.results():
+        run(goal, recipe, key, about)
+
+
+def run_alone(options: argparse.Namespace, ends: float, goal: str, recipe: Recipe, key: str, about: str) -> None:
+    """Run in a new process, which chooses its algorithms anew; `ends`: when a run must pause, as `time.time()`."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool.submit(_run_here, options, ends, goal, recipe, key, about).result()
+
+
+def _run_here(options: argparse.Namespace, ends: float, goal: str, recipe: Recipe, key: str, about: str) -> None:
+    _images(options).offer()
+    pause = Pause(options.folder, perf_counter() + ends - time()) if options.folder else None
+    _run_once(goal, recipe, key, Store(options.out), device_for_runs("auto"), options.held_out, about, pause, cold=True)
 
 
 def _run_once(
@@ -225,14 +285,16 @@ def _run_once(
     held_out: bool,
     about: str = "",
     pause: Pause | None = None,
+    cold: bool = False,
 ) -> None:
+    """Run and store, unless it has been run; `cold`: it is the first run of its process."""
     if key in store.results():
         return
     found = speedrun(goal, recipe, device, pause.of(key) if pause else None)
     free_memory(device)
     if found is None:
         return
-    result = {"key": key, "about": about, "seed": recipe.seed, "held_out": held_out, **found}
+    result = {"key": key, "about": about, "seed": recipe.seed, "held_out": held_out, "cold": cold, **found}
     result |= {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "alone": True}
     store.add(result)
     print(json.dumps(result), flush=True)

@@ -186,9 +186,15 @@ def pair(x_a: ArrayLike, x_b: ArrayLike) -> tuple[Array, Array]:
 
 
 def number(
-    x: Any, name: str, *, above: float | None = None, least: float | None = None, most: float | None = None
+    x: Any,
+    name: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
 ) -> float:
-    """A finite float, greater than `above`, at least `least`, at most `most`; neither a truth value nor text."""
+    """A finite float, > `above`, ≥ `least`, < `below`, ≤ `most`, where given; neither a truth value nor text."""
     try:
         if isinstance(x, bool | np.bool_ | str | bytes):
             raise TypeError
@@ -203,6 +209,8 @@ def number(
         raise InputError(name, f"must be greater than {above:g}", out)
     if least is not None and not out >= least:
         raise InputError(name, f"must be at least {least:g}", out)
+    if below is not None and not out < below:
+        raise InputError(name, f"must be less than {below:g}", out)
     if most is not None and not out <= most:
         raise InputError(name, f"must be at most {most:g}", out)
     return out

@@ -18,7 +18,10 @@ from stairwise.training.loop import Stopped, Trainer
 from stairwise.training.networks import load_network
 from stairwise.training.recipe import Recipe
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),  # torch's compiler warns of torch
+]
 
 TINY = Recipe(
     data="photos",
@@ -338,6 +341,24 @@ def test_records_are_prepared_beside_training(d, rel):
             values = torch.linalg.eigvalsh(matrix).flip(0)[:64].cpu().numpy()
             assert getattr(found, name)[:64] == pytest.approx(values, rel=rel), name
         assert found.variance == pytest.approx(float(both.var(dim=0).sum()), rel=1e-5)
+
+
+def test_memory_of_a_deleted_monitor_is_not_used_again_too_early():
+    """Its record and its reset are still under way on another stream, which must not write to others' tensors."""
+    z = torch.randn(2, 512, 4096, device="cuda")
+    monitor = sw.SpectrumMonitor()
+    monitor.update(z[0], z[1])
+    monitor.snapshot()  # now it has a stream
+    shape = monitor.sums["uu"].shape
+    with torch.cuda.stream(monitor.aside.stream):
+        torch.cuda._sleep(10**9)
+    copies = monitor.copies()
+    monitor.reset()
+    del monitor
+    mine = [torch.ones(shape, device="cuda") for _ in range(2)]
+    assert decompose(copies.arrays()).samples == 512
+    torch.cuda.synchronize()
+    assert all((x == 1).all() for x in mine)
 
 
 def test_a_monitor_leaves_weights_as_they_are():

@@ -2,8 +2,8 @@
 
 Each run is a dictionary of settings, drawn from the number of the run. Runs with the same loss, data and architecture
 form a group, and whole groups are in one part of the corpus, so that nothing is tuned on a neighbour of a run that is
-reported: the first two parts share their architectures (`held` tells them apart), the eighth and the ninth have images
-of their own, and every other part has an architecture of its own.
+reported: the first two parts share their architectures (`held` tells them apart), from the eighth on each part has
+images of its own, and every other part has an architecture of its own.
 A run that has a file in the folder is not trained again.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,13 @@ ARCHITECTURES |= {"shallow": ("digits", "photos"), "recurrent": ("digits", "phot
 ARCHITECTURES["patches"] = ARCHITECTURES["recurrent"]
 STEPS = {"cnn": (720, 1200), "mixer": (720, 1200), "mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
 STEPS |= {"shallow": (720, 1200), "recurrent": (540, 840), "patches": (420, 660)}
-LATE = ("stl10", "leaves")  # images of the last parts, which are trained for fewer steps
+LATE = ("stl10", "leaves", "clouds")  # images of the last parts, which are trained for fewer steps
 LATE_STEPS = STEPS | {"cnn": (480, 720), "mixer": (420, 660), "mlp": (540, 1080), "resnet": (360, 600)}
 LATE_STEPS |= {"shallow": (540, 840), "vit": (300, 480)}
 DONE = {"mlp": 2400, "recurrent": 1200, "patches": 900}  # steps to learn all they can; else 1800
 LATE_DONE = dict.fromkeys(ARCHITECTURES, 1200) | dict.fromkeys(("mixer", "resnet", "vit"), 720)
 # share of runs that normalize z, with these losses:
-UNIT = {"shallow": 0.6, "recurrent": 0.4, "patches": 0.4, "stl10": 0.4, "leaves": 0.4}
+UNIT = {"shallow": 0.6, "recurrent": 0.4, "patches": 0.4, "stl10": 0.4, "leaves": 0.4, "clouds": 0.4}
 NORMALIZED = ("simclr", "spectral", "byol", "simsiam")
 RATES = {  # of SGD with momentum 0.9
     "barlow_twins": 0.01,
@@ -92,14 +93,18 @@ DEAR = CHEAP | {"standard": (0, 2), "small": (0, 1), "done": (0, 1), "fault": (0
 EIGHTH = {name: DEAR if name in ("resnet", "vit", "mixer") else CHEAP for name in ARCHITECTURES}
 # made after the eighth part had been judged, to judge rules that were changed with it in view
 NINTH = dict.fromkeys(("mlp", "cnn", "shallow", "recurrent", "patches"), CHEAP)
+# made after the ninth part had been judged, for narrower intervals, with nothing changed
+MANY = CHEAP | {"standard": (0, 14), "small": (0, 10), "done": (0, 6), "slow": (0, 2), "frozen": (0, 2)}
+TENTH = dict.fromkeys(NINTH, MANY | {"fault": (0, 8), "midway": (0, 8)})
+OWN = {"stl10": EIGHTH, "leaves": NINTH, "clouds": TENTH}  # images that only one part has
 
 
 def settings() -> list[dict[str, Any]]:
     """All runs of the corpus."""
     first = {name: {scenario: (0, k) for scenario, k in table.items()} for name, table in REPEATS.items()}
     runs: list[dict[str, Any]] = []
-    for tables in (first, MORE, THIRD, LAST, MORE_OF_LAST, STILL_MORE, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH):
-        own = {id(EIGHTH): ("stl10",), id(NINTH): ("leaves",)}.get(id(tables))  # images of a part's own
+    for tables in (first, MORE, THIRD, LAST, MORE_OF_LAST, STILL_MORE, FIFTH, SIXTH, SEVENTH, *OWN.values()):
+        own = tuple(data for data, part in OWN.items() if part is tables)
         for architecture, table in tables.items():
             for s, data in enumerate(own or ARCHITECTURES[architecture]):
                 for k, loss in enumerate(LOSSES):
@@ -188,6 +193,7 @@ def _of_scenario(run: dict[str, Any], rng: np.random.Generator, i: int) -> dict[
     return {}
 
 
+@cache
 def leaves(number: int = 4000, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
     """Images of disks that cover each other ("dead leaves"), each with one of ten palettes, which is its label."""
     rng = np.random.default_rng(0)
@@ -203,6 +209,23 @@ def leaves(number: int = 4000, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
     return pixels, labels
 
 
+@cache
+def clouds(number: int = 4000, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Random fields with a power law in frequency, mixed into colours; exponent and colours are those of the label."""
+    rng = np.random.default_rng(1)
+    labels = rng.integers(10, size=number)
+    frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(side), np.fft.rfftfreq(side), indexing="ij"))
+    frequency[0, 0] = np.inf  # no mean
+    power = frequency ** -np.linspace(0.8, 2.6, 10)[labels][:, None, None, None]
+    fields = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(number, 3, side, side))) * power, s=(side, side))
+    fields /= fields.std(axis=(1, 2, 3), keepdims=True)
+    colors = np.einsum("nkc,nkyx->nyxc", rng.normal(0, 0.7, (10, 3, 3))[labels], fields)
+    return (128 + 60 * colors).clip(0, 255).astype(np.uint8), labels
+
+
+MADE = {"leaves": leaves, "clouds": clouds}
+
+
 class Source:
     """Images of one data set, and two views of random ones."""
 
@@ -212,8 +235,8 @@ class Source:
         if data in files:
             with np.load(files[data]) as stored:
                 pixels, labels = stored["pixels"], stored["labels"]
-        elif data == "leaves":
-            pixels, labels = leaves()
+        elif data in MADE:
+            pixels, labels = MADE[data]()
         else:
             images = load(data)
             pixels, labels = np.asarray(images.pixels), np.asarray(images.labels)
@@ -270,7 +293,7 @@ def train(run: dict[str, Any], files: Mapping[str, Path], device: str) -> dict[s
     """Train one run, and return its records."""
     torch.manual_seed(run["seed"])
     generator = torch.Generator(device).manual_seed(run["seed"])
-    side = {"digits": 8, "photos": 16, "cifar10": 32, "stl10": 16, "leaves": 8}[run["data"]]
+    side = {"digits": 8, "photos": 16, "cifar10": 32, "stl10": 16, "leaves": 8, "clouds": 8}[run["data"]]
     wide = {"vit": True, "resnet": run["data"] != "stl10", "mlp": run["data"] == "photos"}
     side = side if wide.get(run["architecture"]) else 8
     source = Source(run["data"], side, run["classes"], files, device, generator)

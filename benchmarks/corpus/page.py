@@ -35,6 +35,7 @@ LABELS = {
     "cifar10": "CIFAR-10",
     "stl10": "STL-10",
     "leaves": "disks",
+    "clouds": "random fields",
     "mlp": "MLP",
     "resnet": "ResNet",
     "vit": "ViT",

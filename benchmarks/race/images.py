@@ -2,7 +2,7 @@
 
 A file is .npz: either `pixels` (N, H, W, 3), `labels` and, optionally, `split` (0 train, 1 test) and `index` (position
 in its split); or packed: `blob` holds image files one after the other from `offsets`, each of `counts` images in
-`tiles` (rows, columns) of side `size`.
+`tiles` (rows, columns) of side `size`. Files that are joined need `index`.
 """
 
 import io
@@ -54,9 +54,14 @@ def named_images(name: str) -> RaceImages:
 
 def read_images(paths: list[Path], name: str = "", most: int = 0) -> RaceImages:
     """Join the images of several files; the same image in two files counts once. `most`: of each split, the first."""
-    parts = [_read(path) for path in paths]
+    parts = [_read(path, alone=len(paths) == 1) for path in paths]
     pixels, labels, split, index = (np.concatenate([part[i] for part in parts]) for i in range(4))
-    _, first = np.unique(np.stack([split, index], axis=1), axis=0, return_index=True)  # training images first, in order
+    places = np.stack([split, index], axis=1)
+    _, first, again = np.unique(places, axis=0, return_index=True, return_inverse=True)  # training first, in order
+    other = np.flatnonzero(labels != labels[first[again.ravel()]])
+    if len(other):
+        which = f"index {index[other[0]]} of split {split[other[0]]}"
+        raise InputError("--data-file", "must hold one image per split and index", f"two labels for {which}")
     if most:
         training, test = (first[split[first] == which][:most] for which in (0, 1))
         first = np.concatenate([training, test])
@@ -66,12 +71,15 @@ def read_images(paths: list[Path], name: str = "", most: int = 0) -> RaceImages:
     return RaceImages(name or paths[0].stem, pixels[first], labels[first], training)
 
 
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels, labels, split and index of one file."""
+def _read(path: Path, alone: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels, labels, split and index of one file; without an index, images are in order, which needs a single file."""
     try:
         stored = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise InputError("--data-file", "must exist", path) from None
+    if "index" not in stored and not alone:
+        remedy = "add it, or join the images into one file"
+        raise InputError("--data-file", "must hold `index`, because several files are joined", path.name, remedy)
     pixels = stored["pixels"] if "pixels" in stored else _unpacked(stored)
     labels = np.asarray(stored["labels"], dtype=np.int64)
     split = np.asarray(stored["split"], dtype=np.int64) if "split" in stored else np.zeros(len(labels), np.int64)

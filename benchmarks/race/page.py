@@ -19,6 +19,7 @@ from stairwise.figures.style import key, panels, style
 
 RESULTS = Path("docs/results")
 NOTHING = "*Not run yet.*"
+UNDECIDED = "*Not decided yet: a verdict needs five seeds. Those so far are in the table of final runs.*"
 NAMES = {"simclr": "SimCLR", "vicreg": "VICReg", "barlow_twins": "Barlow Twins", "frossl": "FroSSL", "plain": "λ = 1"}
 METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned SGD"}
 COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
@@ -56,7 +57,9 @@ def verdict_table(results: dict[str, Result], data: str) -> str:
         "of seconds",
         "goal met",
     ]
-    return markdown([head, *rows]) if rows else NOTHING
+    if not rows:
+        return UNDECIDED if any(run["stage"] == "final" for run in results.values()) else NOTHING
+    return markdown([head, *rows])
 
 
 def finals_table(results: dict[str, Result], data: str, start: str = "standard") -> str:
@@ -129,9 +132,13 @@ def speedrun_table(runs: dict[str, Result]) -> str:
         for r in sorted((r for r in done if r["goal"] == goal), key=lambda r: r["seed"]):
             met = not r["diverged"] and r["logistic"] >= r["wanted"] and r["seconds"] <= r["limit"]
             scores = [f"{100 * r[n]:.2f}" if n in r else "diverged" for n in ("logistic", "knn")]
+            notes = [f"{r['pauses']} pauses"] if r.get("pauses") else []
+            if not r.get("cold", r["seed"] == 0):  # results from before this was stored: seeds shared a process
+                notes.append("warm: not the first run of its process")
+            seconds = f"{r['seconds']} ({', '.join(notes)})" if notes else r["seconds"]
             rows.append(
                 [
-                    *(f"{100 * r['wanted']:.0f} % in {r['limit']} s", r["seed"], *scores, r["seconds"], r["start"]),
+                    *(f"{100 * r['wanted']:.0f} % in {r['limit']} s", r["seed"], *scores, seconds, r["start"]),
                     *(f"{r['views'] / 1e6:.1f} M", f"{r['views_per_second']:,}", "yes" if met else "no"),
                 ]
             )

@@ -1,6 +1,6 @@
 """Which runs come next: a function of the results so far, so that the race can stop and continue anywhere.
 
-The rules were fixed before the first run:
+The rules were fixed before the first final run:
 
 1. tune: every method tries four learning rates, spaced by a fixed factor, in short runs. If the best of a baseline
    lies at the edge of its grid, the next one outwards is tried too, at most twice; Muon has no such second chance.

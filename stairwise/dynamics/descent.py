@@ -7,10 +7,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, flag, instance, number, one_of, positive_int, rate, real
 from stairwise.dynamics.eigenbasis import Split
-from stairwise.dynamics.spectral import gradient, newton_schulz, polar
+from stairwise.dynamics.spectral import newton_schulz
 from stairwise.progress import Progress, silent
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.landscapes import LARGEST_WEIGHT, AbstractLandscape
+from stairwise.theory.spectral_law import gradient, polar
 from stairwise.theory.trajectory import Trajectory
 
 Floats = NDArray[np.float64]

@@ -17,27 +17,13 @@ from scipy.integrate import DOP853
 
 from stairwise.checks import InputError
 from stairwise.dynamics.integrate import REMEDY
+from stairwise.theory.spectral_law import NOISE, gradient
 
 Floats = NDArray[np.float64]
 
 STEPS = 20_000  # of the integrator; a flow that is not done by then is refused
-
-NOISE = 1e-14  # singular values of G below this fraction of ‖U Λ‖ are rounding error
 CAUTION = 0.9  # a step covers at most this fraction of the time to the next event
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon's quintic: x ← a x + b x³ + c x⁵
-
-
-def polar(g: Floats, noise: float = 0.0) -> Floats:
-    """A Bᵀ of the SVD g = A Σ Bᵀ, (d, m); directions with singular values up to `noise` are left out.
-
-    >>> polar(np.array([[2.0, 0.0, 0.0], [0.0, 0.0, -3.0]]))
-    array([[ 1.,  0.,  0.],
-           [ 0.,  0., -1.]])
-    """
-    left, sigma, right = np.linalg.svd(g, full_matrices=False)
-    kept = sigma > noise
-    product: Floats = left[:, kept] @ right[kept]
-    return product
 
 
 def newton_schulz(g: Floats, iterations: int = 5) -> Floats:
@@ -53,12 +39,6 @@ def newton_schulz(g: Floats, iterations: int = 5) -> Floats:
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x
-
-
-def gradient(u: Floats, gamma: Floats) -> tuple[Floats, float]:
-    """G = (I − C) U Λ, a quarter of −∇L, (d, m), and the size below which its singular values are rounding error."""
-    y = u * gamma
-    return y - (y @ u.T) @ y, NOISE * float(np.linalg.norm(y))
 
 
 def spectral_flow(u: Floats, gamma: Floats, times: Floats, rtol: float) -> Floats:
@@ -95,8 +75,9 @@ class _Motion:
         g, noise = gradient(u, gamma)
         s = np.linalg.svd(u, compute_uv=False)
         lam = np.linalg.eigvalsh((u * gamma) @ u.T)
-        self.gamma, self.smallest = gamma, float(s[s > 0].min(initial=1.0))
-        self.learned, self.gone = int((np.abs(lam - 1) < NOISE).sum()), len(u) - int((s > 0).sum())
+        present = s > NOISE * s.max(initial=0.0)
+        self.gamma, self.smallest = gamma, float(s[present].min(initial=1.0))
+        self.learned, self.gone = int((np.abs(lam - 1) < NOISE).sum()), int((~present).sum())
         self.moving = int((np.linalg.svd(g, compute_uv=False) > noise).sum())
 
     def direction(self, u: Floats) -> Floats:
@@ -117,7 +98,7 @@ class _Motion:
         while t < end and self.moving > 0:
             solver = DOP853(rate, t, u.ravel(), end, rtol=rtol, atol=rtol * self.smallest)
             ahead = self.events(u).min()
-            while solver.status == "running" and ahead > rtol * np.abs(u).max():
+            while solver.status == "running" and ahead > rtol * max(float(np.abs(u).max()), self.smallest):
                 solver.max_step = CAUTION * ahead
                 solver.atol = max(rtol * self.smallest, NOISE * float(np.linalg.norm(u)))
                 message = solver.step()

@@ -1,16 +1,19 @@
 """Probes: classification accuracy from frozen representations, computed on their device."""
 
+import math
+import warnings
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from stairwise.checks import InputError, number, positive_int
+from stairwise.checks import InputError, RunWarning, number, positive_int
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of logistic regression, if it is to be chosen
 LOOK = 10  # rounds between two looks at the decrease of the loss per round; fitting ends below these:
 DECREASE = {torch.float32: 1e-9, torch.float64: 1e-13}
+UNFINISHED = 100  # times these: a fit that ends above has not converged
 
 
 def knn_probe(h: Tensor, y: Tensor, h_test: Tensor, y_test: Tensor, k: int = 200, temperature: float = 0.1) -> float:
@@ -65,9 +68,9 @@ def logistic_probe(
     Minimizes mean cross-entropy + ‖W‖² / (2 · strength · N), like scikit-learn's LogisticRegression(C=strength).
 
     Arguments:
-        strength: of the fit; None: the power of ten from 1e-4 to 1 that classifies every tenth row best, if only the
-            other rows are fitted. The test rows are not used for that.
-        rounds: limit of iterations.
+        strength: of the fit; None: the power of ten from 1e-4 to 1 that classifies a random tenth of the rows best, if
+            only the other rows are fitted. The test rows are not used for that.
+        rounds: limit of iterations; a fit that has not converged by then warns (`RunWarning`).
 
     Example:
         >>> h = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
@@ -75,6 +78,7 @@ def logistic_probe(
         1.0
     """
     _check(h, y, h_test, y_test)
+    positive_int(rounds, "rounds")
     x, x_test = _standardized(h.float(), h_test.float())
     if strength is None:
         strength = _best_strength(x, y.long(), rounds)
@@ -110,18 +114,24 @@ def fit_logistic(
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(bound))
     W = torch.zeros(A.shape[1], classes, dtype=torch.float64, device=x.device) if start is None else start
     V, t = W, torch.ones((), dtype=torch.float64, device=x.device)
+    decrease = math.inf
     for i in range(rounds):
         residual = (A @ V.to(x.dtype)).softmax(dim=1) - targets
         gradient = (residual.T @ A).T.double() / n + penalty * V  # ten times faster on CPUs than A.T @ residual
         step = inverse @ gradient
         moved = V - step
-        if i % LOOK == LOOK - 1 and (gradient * step).sum() < DECREASE[x.dtype]:
-            return moved
+        if i % LOOK == LOOK - 1 or i == rounds - 1:
+            decrease = float((gradient * step).sum())
+            if decrease < DECREASE[x.dtype]:
+                return moved
         uphill = (gradient * (moved - W)).sum() > 0
         t = torch.where(uphill, 1.0, t)
         following = (1 + (1 + 4 * t**2).sqrt()) / 2
         V = moved + (t - 1) / following * (moved - W)
         W, t = moved, following
+    if decrease > UNFINISHED * DECREASE[x.dtype]:
+        said = f"the logistic probe has not converged in {rounds} rounds, so its accuracy may be too low; raise rounds"
+        warnings.warn(said, RunWarning, stacklevel=3)
     return W
 
 
@@ -135,8 +145,9 @@ def _products(A: Tensor) -> Tensor:
 
 
 def _best_strength(x: Tensor, y: Tensor, rounds: int) -> float:
-    """The strength that is best on every tenth row; of equals the weakest."""
-    held = torch.arange(len(x), device=x.device) % 10 == 0
+    """The strength that is best on a tenth of the rows, random as labels may be periodic; of equals the weakest."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).to(x.device)
+    held = order % 10 == 0
     if held.all() or len(y[~held].unique()) < len(y.unique()):
         return 1.0
     rows, classes = x[~held], y[~held]

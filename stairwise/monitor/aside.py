@@ -1,6 +1,6 @@
 """Work for which training does not wait: on a CUDA stream of its own, with results for a background thread."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,14 +22,21 @@ class Aside:
         self.done: torch.cuda.Event | None = None
 
     @contextmanager
-    def work(self, device: torch.device | None) -> Iterator[None]:
-        """Do what follows aside, after everything that the current stream has been given so far."""
+    def work(self, device: torch.device | None, uses: Iterable[Tensor | None] = ()) -> Iterator[None]:
+        """Do what follows aside, after everything that the current stream has been given so far.
+
+        uses: tensors of the current stream; if they are deleted meanwhile, their memory is not used again before the
+            work is done.
+        """
         if device is None or device.type != "cuda" or not self.allowed:
             yield
             return
         if self.stream is None or self.stream.device != device:
             self.stream = torch.cuda.Stream(device)
         self.stream.wait_stream(torch.cuda.current_stream(device))
+        for tensor in uses:
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
             try:
                 yield

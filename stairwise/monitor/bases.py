@@ -14,9 +14,9 @@ from stairwise.monitor.products import representable
 Bases = dict[str, Tensor]
 Product = Callable[[Bases, bool], Bases]
 
-BLOCK = 384  # columns of the basis in which the leading eigenvalues of a dense matrix are found
-PASSES, COLD = 2, 6  # further products with the matrix per record, with the basis of the last record and without one
-FRESH = 16  # columns of the basis that are random in every record
+BLOCK, BLOCKS = 256, 3  # columns and number of blocks in which the leading eigenvalues of a dense matrix are found
+PASSES, COLD = 1, 3  # products with the matrix before the first block, with the basis of the last record and without
+FRESH = 16  # columns that start anew in every record, from random numbers that are always the same
 ROUNDING = 1e-10  # of squared lengths of columns; makes those that depend on others harmless
 TINY = 1e-300  # shorter columns are zero
 SMALLEST = 1e-6  # of the largest eigenvalue of rows in float32; smaller ones are rounding
@@ -30,9 +30,11 @@ def random_basis(d: int, columns: int, device: torch.device) -> Tensor:
 
 
 def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Tensor) -> Bases:
-    """Qᵀ Q and Qᵀ A Q of symmetric matrices A, (2, columns, columns) each, whose eigenvalues are the leading ones of A.
+    """Pᵀ P and Pᵀ A P of symmetric matrices A, (2, columns, columns) each, whose eigenvalues are the leading ones of A.
 
-    Q follows the leading modes by a few products with A, made orthonormal in between. Nothing waits for the device.
+    P consists of several blocks: a basis Q, which follows the leading modes by products with A, what A Q adds to it,
+    and so on. Q alone would not do for matrices with negative eigenvalues, which take half of its columns. Nothing
+    waits for the device.
 
     Arguments:
         product: from bases Q, by name of the matrix, to A Q; its second argument asks for all digits.
@@ -40,19 +42,29 @@ def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Te
         bases: where to start, by name; they are replaced.
         like: a row of A, for its size and device.
     """
-    known = all(name in bases for name in names)
-    found = {name: _start(bases.get(name), like) for name in names}
-    images = product(found, False)
-    passes = PASSES if known else COLD
-    for i in range(passes):
-        found = {name: _orthonormal(images[name], basis) for name, basis in found.items()}
-        images = product(found, i == passes - 1)
-    out = {}
-    for name, basis in found.items():
-        bases[name] = _orthonormal(images[name], basis)
-        q = basis.double()
-        out[name] = torch.stack([q.T @ q, _symmetric(q.T @ images[name].double())])
-    return out
+    names = list(names)
+
+    def image(q: Tensor, exact: bool) -> Tensor:
+        found = product(dict(zip(names, q, strict=True)), exact)
+        return torch.stack([found[name] for name in names])
+
+    passes = PASSES if all(name in bases for name in names) else COLD
+    last = torch.stack([_start(bases.get(name), like) for name in names])  # all at once: small products are slow
+    for _ in range(passes):
+        last = _orthonormal(image(last, False), last)
+    images = image(last, True)
+    bases |= {name: basis.clone() for name, basis in zip(names, _orthonormal(images, last), strict=True)}
+    spans, products = last, images
+    for _ in range(BLOCKS - 1):
+        last = _orthonormal(_without(spans, images), last)
+        images = image(last, True)
+        spans, products = torch.cat([spans, last], dim=2), torch.cat([products, images], dim=2)
+    return {name: _small(p.double(), Ap.double()) for name, p, Ap in zip(names, spans, products, strict=True)}
+
+
+def _small(p: Tensor, image: Tensor) -> Tensor:
+    """Pᵀ P and Pᵀ A P."""
+    return torch.stack([p.T @ p, _symmetric(p.T @ image)])
 
 
 def _start(known: Tensor | None, like: Tensor) -> Tensor:
@@ -92,19 +104,29 @@ def moved(sums: Tensor, basis: Tensor, to: Tensor) -> Tensor:
     return torch.cat([again.to(sums.dtype), sums[:, COLUMNS:]], dim=1)
 
 
-def _orthonormal(product: Tensor, basis: Tensor) -> Tensor:
-    """A basis of the columns, almost orthonormal; a column of the old basis for each that is zero or not finite.
+def _orthonormal(products: Tensor, bases: Tensor) -> Tensor:
+    """Bases of the columns, (matrices, d, columns), almost orthonormal; a column of the old basis for each that is zero
+    or not finite.
 
     By Cholesky's factors of the products of columns, which GPUs compute much faster than QR.
     """
-    columns = nn.functional.normalize(product.double(), dim=0, eps=TINY)
-    overlaps = columns.T @ columns
-    overlaps.diagonal().add_(ROUNDING)
-    factor = torch.linalg.cholesky_ex(overlaps).L
-    columns = torch.linalg.solve_triangular(factor, columns.T, upper=False).T
-    found = nn.functional.normalize(columns, dim=0, eps=TINY).to(basis.dtype)
-    usable = torch.isfinite(found).all(dim=0) & (found != 0).any(dim=0)
-    return representable(torch.where(usable, found, basis))
+    columns = nn.functional.normalize(products.double(), dim=1, eps=TINY)
+    overlaps = columns.mT @ columns
+    overlaps.diagonal(dim1=1, dim2=2).add_(ROUNDING)
+    factors = torch.linalg.cholesky_ex(overlaps).L
+    identity = torch.eye(factors.shape[1], dtype=factors.dtype, device=factors.device)
+    columns = columns @ torch.linalg.solve_triangular(factors, identity.expand_as(factors), upper=False).mT
+    found = nn.functional.normalize(columns, dim=1, eps=TINY).to(bases.dtype)
+    usable = torch.isfinite(found).all(dim=1, keepdim=True) & (found != 0).any(dim=1, keepdim=True)
+    return representable(torch.where(usable, found, bases))
+
+
+def _without(bases: Tensor, columns: Tensor) -> Tensor:
+    """The part of the columns that is orthogonal to bases, which are almost orthonormal; twice removes nearly all."""
+    q, columns = bases.double(), columns.double()
+    for _ in range(2):
+        columns = columns - q @ (q.mT @ columns)
+    return columns
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

@@ -11,14 +11,24 @@ from stairwise.monitor.moments import COLUMNS, ONES, facts
 from stairwise.monitor.products import Symmetric, representable
 
 
+def alike(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device
+
+
+def ages(x: Tensor, keep: float) -> Tensor:
+    """Weights of the batches, (batches,): 1 for the last one, `keep` for the one before, and so on."""
+    return keep ** torch.arange(len(x) - 1, -1, -1, device=x.device, dtype=x.dtype)
+
+
 def direction_sums(a: Tensor, b: Tensor) -> Tensor:
     """Sums over both views of each batch (batches, rows, d): of û = z/‖z‖, of its squares by dimension, of the cosine
     û_a·û_b, and their number."""
     tiny = torch.finfo(a.dtype).tiny ** 0.5
-    per_a, per_b = (1 / torch.linalg.vector_norm(x, dim=2).clamp(min=tiny)[:, None] for x in (a, b))
-    total = (per_a @ a + per_b @ b)[:, 0]  # rows times matrices: no copy of the embeddings is made
-    squares = (per_a.square() @ a.square() + per_b.square() @ b.square())[:, 0]
-    cosines = 2 * ((a * b).sum(dim=2) * per_a[:, 0] * per_b[:, 0]).sum(dim=1)
+    u, v = (x / torch.linalg.vector_norm(x, dim=2, keepdim=True).clamp(min=tiny) for x in (a, b))
+    # no matrix products, because the user may have allowed them to be inexact (TF32)
+    total = u.sum(dim=1) + v.sum(dim=1)
+    squares = u.square().sum(dim=1) + v.square().sum(dim=1)
+    cosines = 2 * (u * v).sum(dim=(1, 2))
     rows = torch.full_like(cosines, 2.0 * a.shape[1])
     return torch.cat([total, squares, cosines[:, None], rows[:, None]], dim=1)
 

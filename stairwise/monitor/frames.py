@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stairwise.monitor.bases import moved, turned
-from stairwise.monitor.moments import STREAMS, facts, plain_products, shifted
+from stairwise.monitor.moments import STREAMS, facts, plain_products, shift
 
 Sums = dict[str, Tensor]
 
@@ -39,10 +39,16 @@ class Frames:
         """Sums in this frame, expressed in another one."""
         stream = STREAMS[name]
         basis, new = self.bases.get(stream), to.bases.get(stream)
-        by = (self.centres[stream] - to.centres[stream].to(self.centres[stream].device)).to(sums.device)
-        if name != "vv":  # the centre falls out of differences
-            sums = shifted(sums, 2 * by if name == "uu" else by, basis)
+        sums = sums.clone()
+        self._shift(name, sums, to.centres[stream])
         return sums if basis is None or new is None else moved(sums, basis, new.to(sums.device))
+
+    def _shift(self, name: str, sums: Tensor, to: Tensor) -> None:
+        """Express sums relative to another centre, in place."""
+        stream = STREAMS[name]
+        by, basis = (self.centres[stream] - to.to(self.centres[stream].device)).to(sums.device), self.bases.get(stream)
+        if name != "vv":  # the centre falls out of differences
+            shift(sums, 2 * by if name == "uu" else by, None if basis is None else basis.to(sums.device))
 
     def adopt(self, stream: str, other: "Frames") -> None:
         """Take the centre and the basis of another frame."""
@@ -90,14 +96,20 @@ class Frames:
                         held[name].copy_(moved(held[name], basis, to))
                 basis.copy_(to)
 
-    def recentre(self, sums: Sums) -> None:
-        """Let centres follow what was summed, before the sums are set to zero."""
+    def recentre(self, sums: Sums, *more: Sums, keep: bool = False) -> None:
+        """Let centres follow what was summed; `keep`: express all sums relative to the new centres."""
         for stream, centre in self.centres.items():
             names, to = sums_of(stream, sums), self.next_centres.pop(stream, None)
             if to is None and names and stream not in self.shared:
                 to = centre + _mean(names[0], sums[names[0]], len(centre))
-            if to is not None:
-                centre.copy_(torch.where(torch.isfinite(to).all(), to, centre))
+            if to is None:
+                continue
+            to = torch.where(torch.isfinite(to).all(), to, centre)
+            with plain_products(centre.device):
+                for held in (sums, *more) if keep else ():
+                    for name in sums_of(stream, held):
+                        self._shift(name, held[name], to)
+            centre.copy_(to)
 
 
 def sums_of(stream: str, sums: Sums) -> list[str]:

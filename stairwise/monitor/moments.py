@@ -20,6 +20,7 @@ KEPT = 128  # number of leading eigenvalues that are reported
 COLUMNS = 512  # columns of a tracked basis
 ONES = 8  # columns of ones next to the data; one is enough, but eight keep rows aligned, which is faster on GPUs
 STREAMS = {"uu": "z", "vv": "z", "hh": "h"}  # sums, and what they are sums of
+AT_ONCE = 1024  # rows that are shifted at once, to save memory
 EXTRA = 3  # columns of a tracked sum after S Q: Σ x², Σ x and the number of rows
 
 
@@ -32,6 +33,11 @@ def layout(d: int, exact: bool | None = None) -> str:
     if exact or (exact is None and d <= ALL) or d <= 2 * KEPT:
         return "all"
     return "dense" if d <= DENSE else "tracked"
+
+
+def size(name: str, rows: Tensor) -> int:
+    """Size of the embeddings or representations in rows: z holds both views next to each other, h one."""
+    return rows.shape[1] // 2 if name == "z" else rows.shape[1]
 
 
 def precision(kind: str) -> torch.dtype:
@@ -109,8 +115,8 @@ def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]
             if tracked != (kind == "tracked"):
                 continue
             value = value.to(precision(kind))
-            if kind == "dense":  # block sizes differ between devices; the upper triangle is known in any case
-                value = value.triu() + value.triu(1).T
+            if kind == "dense":
+                value = mirrored(value)
             if kind != "all":
                 out.setdefault(f"centres.{STREAMS[key]}", value.new_zeros(d))  # older sums have no centre
         out[name] = value
@@ -120,21 +126,27 @@ def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]
     return out
 
 
-def shifted(sums: Tensor, by: Tensor, basis: Tensor | None) -> Tensor:
-    """The sums of x + by, from those of x."""
+def mirrored(sums: Tensor) -> Tensor:
+    """Dense sums in full: block sizes differ between devices, but the upper triangle is known in any case."""
+    return sums.triu() + sums.triu(1).T
+
+
+def shift(sums: Tensor, by: Tensor, basis: Tensor | None) -> None:
+    """Replace the sums of x by those of x + by; S grows by w byᵀ + by wᵀ."""
     d = len(by)
-    _, total, number = facts(sums, d)
-    n, columns = number[0], torch.eye(d, dtype=by.dtype, device=by.device) if basis is None else basis
-    more = torch.outer(total, by @ columns) + torch.outer(by, total @ columns) + n * torch.outer(by, by @ columns)
-    out = sums.clone()
-    out[:d, : more.shape[1]] += more
+    _, total, number = facts(sums, d).clone()
+    n, w = number[0], total + number / 2 * by
     if basis is None:
-        out[:d, d:] += n * by[:, None]
-        out[d:, :d] += n * by
+        for start in range(0, d, AT_ONCE):
+            i = slice(start, min(start + AT_ONCE, d))
+            # rounded alike above and below the diagonal
+            sums[i, :d] += torch.outer(w[i], by).add_(torch.outer(by[i], w))
+        sums[:d, d:] += n * by[:, None]
+        sums[d:, :d] += n * by
     else:
-        out[:, COLUMNS] += 2 * by * total + n * by.square()
-        out[:, COLUMNS + 1] += n * by
-    return out
+        sums[:, :COLUMNS].addr_(w, by @ basis).addr_(by, w @ basis)
+        sums[:, COLUMNS] += 2 * by * w
+        sums[:, COLUMNS + 1] += n * by
 
 
 def _from_older(state: dict[str, Tensor]) -> dict[str, Tensor]:

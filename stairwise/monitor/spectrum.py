@@ -5,6 +5,7 @@ on a stream of its own. `collect` sums several batches at once, in a few operati
 kernels limits the speed.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from stairwise.monitor import moments
 from stairwise.monitor.aside import Aside, Copies
 from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
-from stairwise.monitor.digest import condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
+from stairwise.monitor.digest import ages, alike, condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
 from stairwise.monitor.frames import Frames
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SpectrumMonitor:
         half_life: instead of a window, number of pairs after which the weight of a pair has halved.
         normalized: also compute the spectrum of C of standardized embeddings; if there are more than 1024 dimensions,
             the leading values with the mean variance of both views, and above 8192 none.
-        exact: True: all eigenvalues, whatever the size. False: the leading ones, if there are more than 128.
+        exact: True: all eigenvalues, whatever the size. False: the leading 128, if there are more than 256.
 
     >>> monitor = SpectrumMonitor()
     >>> z = 2 * torch.eye(4)
@@ -103,13 +104,18 @@ class SpectrumMonitor:
         self._see(z.shape[0] * z.shape[1])
 
     def _see(self, pairs: int) -> None:
-        """Count pairs; a full window becomes the older half."""
+        """Count pairs; a full window becomes the older half. Centres follow after each window or half-life."""
         self.seen += pairs
-        if self.window is not None and self.seen >= self.window:
-            self.flush()
-            self.aside.wait()
+        if self.seen < (self.window or self.half_life or math.inf):
+            return
+        self.flush()
+        self.aside.wait()
+        self.seen = 0
+        if self.window is not None:
             self.frames.turn(self.sums, keep=True)
-            self.before, self.sums, self.seen = self.sums, {}, 0
+        self.frames.recentre(self.sums, keep=True)
+        if self.window is not None:
+            self.before, self.sums = self.sums, {}
 
     def collect_hidden(self, h: Tensor) -> None:
         """Add representations, (rows, features): of one view, of both, or of any part of a batch."""
@@ -118,7 +124,7 @@ class SpectrumMonitor:
 
     def _wait(self, name: str, rows: Tensor) -> None:
         """Keep rows until several batches are summed together."""
-        if self.waiting[name] and not _alike(rows, self.waiting[name][0]):
+        if self.waiting[name] and not alike(rows, self.waiting[name][0]):
             self._flush(name)
         waiting = self.waiting[name]
         waiting.append(rows)
@@ -145,7 +151,7 @@ class SpectrumMonitor:
             self.aside.allowed = False
         else:
             self.aside.wait()
-        kind = moments.layout(_size(name, batches[0]), self.exact)
+        kind = moments.layout(moments.size(name, batches[0]), self.exact)
         precision = moments.precision(kind)
         if precision == torch.float32 and batches.dtype == torch.float64:
             batches = batches.float()
@@ -160,7 +166,7 @@ class SpectrumMonitor:
             if name == "z":
                 self.flaws = counted(self.flaws, finite)
                 self._add_statistics(batches, finite, keep, kind)
-            views = batches.unflatten(2, (-1, _size(name, batches[0])))
+            views = batches.unflatten(2, (-1, moments.size(name, batches[0])))
             # in float32 a large mean would hide the variance
             views = views.double() if kind == "all" else self.frames.centred(name, views, finite)
             if kind == "tracked" and name not in self.frames.bases:
@@ -182,7 +188,7 @@ class SpectrumMonitor:
         self._add("uu", a + b, finite, keep)
         self._add("vv", a - b, finite, keep)
         if self.normalized and a.dtype == torch.float64:
-            self._accumulate("ab", cross_sums(a, b, _ages(a, keep)), keep ** len(a))
+            self._accumulate("ab", cross_sums(a, b, ages(a, keep)), keep ** len(a))
 
     def attach(
         self,
@@ -228,23 +234,27 @@ class SpectrumMonitor:
         self.flush()
         for monitor in (self, other):
             monitor.aside.wait()
+        placed = set(self.frames.centres)
         for name, value in other._total().items():
-            stream = moments.STREAMS.get(name, "")
-            if name not in self.sums:
-                self.sums[name] = value.clone()
-                self.frames.adopt(stream, other.frames)
-                continue
-            if self.sums[name].shape != value.shape:
+            stream, known = moments.STREAMS.get(name, ""), self.sums.get(name, self.before.get(name))
+            if known is not None and (known.shape, known.dtype) != (value.shape, value.dtype):
                 sizes = f"{self.dimensions()} and {other.dimensions()}"
-                raise InputError("other", "must have seen embeddings of the same size", sizes)
-            if stream in self.frames.centres:
+                raise InputError("other", "must have seen embeddings of the same size, with the same `exact`", sizes)
+            dense = stream in other.frames.centres and stream not in other.frames.bases
+            value = moments.mirrored(value) if dense else value.clone()
+            if stream in placed:
                 value = other.frames.adapted(name, value, self.frames)
-            self.sums[name] += value.to(self.sums[name].device)
+            else:
+                self.frames.adopt(stream, other.frames)
+            if name in self.sums:
+                self.sums[name] += value.to(self.sums[name].device)
+            else:
+                self.sums[name] = value
 
     def reset(self) -> None:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
         self.flush()  # keeps the count of batches right
-        with self.aside.work(self._device()):
+        with self.aside.work(self._device(), self._held()):
             self.frames.turn(self.sums)
             self.frames.recentre(self.sums)
             for value in self.sums.values():
@@ -268,7 +278,7 @@ class SpectrumMonitor:
         """
         joint = joint and world() > 1
         self.flush()
-        with self.aside.work(self._device()):
+        with self.aside.work(self._device(), self._held()):
             if joint:
                 self.frames.share(self.sums, self.before)
             values = self._joint(self._total()) if joint else dict(self._total())
@@ -277,14 +287,20 @@ class SpectrumMonitor:
             if mine and self.flaws is not None:
                 with moments.plain_products(self.flaws.device):
                     values = condensed(values, self.frames, self.bases, self.normalized)
+            values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
+            copies = Copies(values if mine else {})
             if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
                 self.frames.turn(self.sums, self.before, keep=True)
-            values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
-            return Copies(values if mine else {})
+                self.frames.recentre(self.sums, self.before, keep=True)
+            return copies
 
     def _device(self) -> torch.device | None:
         """Where the sums are; None if nothing has been seen."""
         return None if self.flaws is None else self.flaws.device
+
+    def _held(self) -> list[Tensor | None]:
+        parts = (self.sums, self.before, self.frames.centres, self.frames.bases)
+        return [self.flaws, self.sample, *(tensor for part in parts for tensor in part.values())]
 
     def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
@@ -298,7 +314,7 @@ class SpectrumMonitor:
         """Tensors for `load` to continue from."""
         self.flush()
         self.aside.wait()
-        flaws = {} if self.flaws is None else {"flaws": self.flaws}
+        flaws = {} if self.flaws is None else {"flaws": self.flaws, "seen": torch.tensor([self.seen])}
         frames = {"tracked": self.frames.bases, "centres": self.frames.centres}
         parts = {"before": self.before, "bases": self.bases} | frames
         prefixed = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
@@ -315,8 +331,8 @@ class SpectrumMonitor:
             {name.removeprefix(part): placed.pop(name) for name in list(placed) if name.startswith(part)}
             for part in ("before.", "bases.", "tracked.", "centres.")
         )
-        self.sums = placed
-        self.seen = int(moments.count(self.sums["uu"])) if "uu" in self.sums else 0
+        seen = placed.pop("seen", moments.count(placed["uu"]) if "uu" in placed else torch.tensor(0))  # older: none
+        self.sums, self.seen = placed, int(seen)
 
     def pairs_wanted(self) -> int:
         """Number of pairs that a spectrum needs: four per dimension, but no more than 4096; fewer give mostly noise."""
@@ -325,7 +341,7 @@ class SpectrumMonitor:
     def dimensions(self, name: str = "z") -> int | None:
         """Size of the embeddings ("z") or representations ("h") seen so far."""
         if self.waiting[name]:
-            return _size(name, self.waiting[name][0])
+            return moments.size(name, self.waiting[name][0])
         stream = "uu" if name == "z" else "hh"
         sums = self.sums.get(stream, self.before.get(stream))
         return None if sums is None else len(sums) - (0 if name in self.frames.bases else moments.ONES)
@@ -368,14 +384,14 @@ class SpectrumMonitor:
             self.sums[name] = self.sums[name].to(x.device)
         if basis is not None and basis.device != x.device:
             basis = self.frames.bases[moments.STREAMS[name]] = basis.to(x.device)
-        weights = _ages(x, keep) * finite
+        weights = ages(x, keep) * finite
         each = None if keep == 1 else weights[:, None].expand(-1, x.shape[1]).flatten()
         moments.add(self.sums[name], x.flatten(0, 1), each, weights.sum() * x.shape[1], keep ** len(x), basis)
 
     def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float, decay: float | None = None) -> None:
         """Add the sums found in each finite batch in turn, (batches, number of sums); `decay`: weight of older sums."""
         found = torch.where(finite[:, None], found, 0.0).double()
-        self._accumulate(name, _ages(found, keep) @ found, keep ** len(found) if decay is None else decay)
+        self._accumulate(name, ages(found, keep) @ found, keep ** len(found) if decay is None else decay)
 
     def _accumulate(self, name: str, found: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + found, in place."""
@@ -384,17 +400,3 @@ class SpectrumMonitor:
         if self.sums[name].device != found.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(found.device)
         self.sums[name].mul_(keep).add_(found)
-
-
-def _size(name: str, rows: Tensor) -> int:
-    """Size of the embeddings or representations in rows."""
-    return rows.shape[1] // 2 if name == "z" else rows.shape[1]
-
-
-def _ages(x: Tensor, keep: float) -> Tensor:
-    """Weights of the batches, (batches,): 1 for the last one, `keep` for the one before, and so on."""
-    return keep ** torch.arange(len(x) - 1, -1, -1, device=x.device, dtype=x.dtype)
-
-
-def _alike(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device

@@ -123,9 +123,11 @@ class Outlook:
         if self.optimizer == "sgd":
             stable = f"largest stable learning rate 1/(4γ₁) = {self.lr_bound:.3g}"
         else:
-            stable = "Muon, W ← W + lr polar(−∇L), is stable at any learning rate; eigenvalues end within 2 lr √γ of 1"
+            stable = "Muon, W ← W + lr polar(−∇L), is stable at any learning rate; eigenvalues end within 2a + a² of 1"
+            stable += ", a = lr √γ₁"
             if self.lr is not None:
-                stable += f" ({2 * self.lr * np.sqrt(self.gamma[0]):.2g} for the first)"
+                a = self.lr * np.sqrt(self.gamma[0])
+                stable += f" ({2 * a + a * a:.2g})"
         curve = text_curve(self.staircase.times, self.staircase.loss_quantiles(0.5)[0])
         return f"{model}\n{stable}\n\nloss ‖C − I‖² of the linear model over time t = lr × step, median\n{curve}"
 

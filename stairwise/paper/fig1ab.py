@@ -38,8 +38,8 @@ ALT = "Loss and eigenvalues of C over time, measured (solid) and predicted (dash
 
 
 @dataclass(frozen=True)
-class Config:
-    """The paper's numbers (Sec. 4.4)."""
+class CropsConfig:
+    """A linear model on pairs of crops, with the paper's numbers (Sec. 4.4)."""
 
     data: str = "photos"
     n: int = 500
@@ -47,17 +47,23 @@ class Config:
     pixels: str = "standardize"
     d: int = 10
     alpha: float = 1e-7
-    lr: float = 5e-5
     seed: int = 0
+
+    def begin(self) -> tuple[Correlation, np.ndarray]:
+        """Γ of the pairs, and W₀."""
+        corr = Correlation.from_pairs(*two_crops(load(self.data), self.n, self.crop, self.pixels, self.seed))
+        check_dimension(self.d, corr.eigenvalues)
+        return corr, gaussian_init(self.d, corr.features, self.alpha, self.seed)
+
+
+@dataclass(frozen=True)
+class Config(CropsConfig):
+    lr: float = 5e-5
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    progress(0.0, 1, "cutting crops")
-    x_a, x_b = two_crops(load(config.data), config.n, config.crop, config.pixels, config.seed)
-    progress(0.05, 1, "eigenvectors of Γ")
-    corr = Correlation.from_pairs(x_a, x_b)
-    check_dimension(config.d, corr.eigenvalues)
-    W0 = gaussian_init(config.d, corr.features, config.alpha, config.seed)
+    progress(0.0, 1, "crops and eigenvectors of Γ")
+    corr, W0 = config.begin()
     start = check_conditions(W0, corr).start
     if not start < 1:
         raise InputError("alpha", "must start with all eigenvalues of C below 1", f"{start:.3g}", "lower alpha")

@@ -15,20 +15,17 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from stairwise.data.crops import two_crops
-from stairwise.data.images import load
 from stairwise.dynamics.flow import gradient_flow
 from stairwise.figures.spectral import draw_two_rules
-from stairwise.paper.fig1ab import staircase_panels
+from stairwise.paper.fig1ab import CropsConfig, staircase_panels
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 from stairwise.table import Table
-from stairwise.theory.alignment import effective_singular_values, gaussian_init
+from stairwise.theory.alignment import effective_singular_values
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.laws import closed_form
 from stairwise.theory.modes import Modes
-from stairwise.theory.solutions import check_dimension
 from stairwise.theory.spectral_law import spectral_steps
 from stairwise.theory.trajectory import Trajectory
 
@@ -38,23 +35,15 @@ RULES = {"gradient": "logistic", "spectral": "spectral"}  # and its law
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(CropsConfig):
     """The data of Fig. 1A,B; d is our choice."""
 
-    data: str = "photos"
-    n: int = 500
-    crop: int = 20
-    pixels: str = "standardize"
     d: int = 6
-    alpha: float = 1e-7
-    seed: int = 0
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    progress(0.0, 1, "cutting crops")
-    corr = Correlation.from_pairs(*two_crops(load(config.data), config.n, config.crop, config.pixels, config.seed))
-    check_dimension(config.d, corr.eigenvalues)
-    W0 = gaussian_init(config.d, corr.features, config.alpha, config.seed)
+    progress(0.0, 1, "crops and eigenvectors of Γ")
+    corr, W0 = config.begin()
     gamma = corr.eigenvalues[: config.d]
     tau = Modes(gamma, effective_singular_values(W0, corr)).step_times()
     steps = {"gradient": tau, "spectral": spectral_steps(*corr.project(W0))}

@@ -14,6 +14,8 @@ small start λ grows exponentially, rises to 1 within about 1/8γ, and stays the
 so modes with large γ rise first, and the loss, the sum of (1 − λ_j)² over the modes, falls like a staircase.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +27,49 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Modes:
+class AbstractModes(ABC):
+    """Modes that evolve independently of each other; γ and s(0) as described at `Modes`."""
+
+    gamma: ArrayLike
+    s0: ArrayLike
+
+    def __post_init__(self) -> None:
+        gamma, s0 = vector(self.gamma, "gamma", LARGEST), vector(self.s0, "s0", LARGEST)
+        if s0.shape not in {(1,), gamma.shape}:
+            raise InputError("s0", f"must be one number or {len(gamma)} numbers, one per gamma", f"shape {s0.shape}")
+        if (s0 < 0).any():
+            raise InputError("s0", "must be nonnegative", s0.min(), "put the sign into the singular vector")
+        object.__setattr__(self, "gamma", gamma)
+        object.__setattr__(self, "s0", np.broadcast_to(s0, gamma.shape))
+
+    @abstractmethod
+    def singular_values(self, t: ArrayLike) -> Floats:
+        """s_j(t), shape (*t.shape, d)."""
+
+    @abstractmethod
+    def step_times(self) -> Floats:
+        """When each mode steps, (d,)."""
+
+    def eigenvalues(self, t: ArrayLike) -> Floats:
+        """λ_j(t) = γ_j s_j(t)², the eigenvalues of C, shape (*t.shape, d)."""
+        s = self.singular_values(t)
+        return np.asarray(self.gamma) * s * s  # in this order, because s² may overflow where γ is tiny
+
+    def loss(self, t: ArrayLike) -> Floats:
+        """L(t) = Σ_j (1 − λ_j(t))² (Eq. 14), shape of t."""
+        return ((1 - self.eigenvalues(t)) ** 2).sum(axis=-1)
+
+    def _where_growing(self, time: Callable[[Floats, Floats], Floats]) -> Floats:
+        """time(γ, s(0)) of the modes that grow, infinity for the others, (d,)."""
+        gamma, s0 = np.asarray(self.gamma), np.asarray(self.s0)
+        grows = (gamma > 0) & (s0 > 0)
+        times = np.full(gamma.shape, np.inf)
+        times[grows] = time(gamma[grows], s0[grows])
+        return times
+
+
+@dataclass(frozen=True, eq=False)
+class Modes(AbstractModes):
     r"""Exact dynamics of aligned modes (Prop. "Trajectory of W(t) from aligned initialization", Eq. 10).
 
     .. math:: s_j(t) = \frac{e^{4γ_j t}}{\sqrt{s_j(0)^{-2} + (e^{8γ_j t} - 1) γ_j}}
@@ -49,18 +93,6 @@ class Modes:
         array([3.  , 1.94, 1.  ])
     """
 
-    gamma: ArrayLike
-    s0: ArrayLike
-
-    def __post_init__(self) -> None:
-        gamma, s0 = vector(self.gamma, "gamma", LARGEST), vector(self.s0, "s0", LARGEST)
-        if s0.shape not in {(1,), gamma.shape}:
-            raise InputError("s0", f"must be one number or {len(gamma)} numbers, one per gamma", f"shape {s0.shape}")
-        if (s0 < 0).any():
-            raise InputError("s0", "must be nonnegative", s0.min(), "put the sign into the singular vector")
-        object.__setattr__(self, "gamma", gamma)
-        object.__setattr__(self, "s0", np.broadcast_to(s0, gamma.shape))
-
     def singular_values(self, t: ArrayLike) -> Floats:
         """s_j(t), shape (*t.shape, d)."""
         t = times(t, "t")[..., None]
@@ -74,20 +106,7 @@ class Modes:
         denominator = np.hypot(np.where(gamma > 0, decay, 1.0), grown)
         return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
-    def eigenvalues(self, t: ArrayLike) -> Floats:
-        """λ_j(t) = γ_j s_j(t)², the eigenvalues of C, shape (*t.shape, d)."""
-        s = self.singular_values(t)
-        return np.asarray(self.gamma) * s * s  # in this order, because s² may overflow where γ is tiny
-
-    def loss(self, t: ArrayLike) -> Floats:
-        """L(t) = Σ_j (1 − λ_j(t))² (Eq. 14), shape of t."""
-        return ((1 - self.eigenvalues(t)) ** 2).sum(axis=-1)
-
     def step_times(self) -> Floats:
         """τ_j = −log(γ_j s_j(0)²) / 8γ_j (Eq. 16), where λ_j = 1/(2 − λ_j(0)); infinite where γ_j ≤ 0 or s_j(0) = 0."""
-        gamma, s0 = np.asarray(self.gamma), np.asarray(self.s0)
-        grows = (gamma > 0) & (s0 > 0)
-        tau = np.full(gamma.shape, np.inf)
         with np.errstate(over="ignore"):  # beyond 1e308 is never
-            tau[grows] = -(np.log(gamma[grows]) + 2 * np.log(s0[grows])) / 8 / gamma[grows]
-        return tau
+            return self._where_growing(lambda gamma, s0: -(np.log(gamma) + 2 * np.log(s0)) / 8 / gamma)

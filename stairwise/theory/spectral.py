@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, rate, times
-from stairwise.theory.modes import Modes
+from stairwise.theory.modes import AbstractModes
 
 Floats = NDArray[np.float64]
 
@@ -23,7 +23,7 @@ REST = 1e-12  # a descent that meets its goal to this accuracy stays there
 
 
 @dataclass(frozen=True, eq=False)
-class SpectralModes:
+class SpectralModes(AbstractModes):
     r"""Exact spectral flow, or spectral descent, of aligned modes; the interface of `Modes`.
 
     A mode with γ > 0 moves at speed 1 to s = γ^{-1/2} from either side; one with γ < 0 shrinks at speed 1 to s = 0. One
@@ -49,14 +49,10 @@ class SpectralModes:
                [0.801, 1.001]])
     """
 
-    gamma: ArrayLike
-    s0: ArrayLike
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        checked = Modes(self.gamma, self.s0)
-        object.__setattr__(self, "gamma", checked.gamma)
-        object.__setattr__(self, "s0", checked.s0)
+        super().__post_init__()
         if self.lr is not None:
             object.__setattr__(self, "lr", rate(self.lr))
 
@@ -68,21 +64,9 @@ class SpectralModes:
             return self._descent(t)
         return np.where(s0 < goal, np.minimum(s0 + t, goal), np.maximum(s0 - t, goal))
 
-    def eigenvalues(self, t: ArrayLike) -> Floats:
-        """λ_j(t) = γ_j s_j(t)², the eigenvalues of C, shape (*t.shape, d)."""
-        s = self.singular_values(t)
-        return np.asarray(self.gamma) * s * s  # in this order, because s² may overflow where γ is tiny
-
-    def loss(self, t: ArrayLike) -> Floats:
-        """L(t) = Σ_j (1 − λ_j(t))², shape of t."""
-        return ((1 - self.eigenvalues(t)) ** 2).sum(axis=-1)
-
     def step_times(self) -> Floats:
         """When λ_j first reaches 1/2: (2γ_j)^{-1/2} − s_j(0), for descent the next whole step; infinite if never."""
-        gamma, s0 = np.asarray(self.gamma), np.asarray(self.s0)
-        grows = (gamma > 0) & (s0 > 0)
-        tau = np.full(gamma.shape, np.inf)
-        tau[grows] = np.maximum((2 * gamma[grows]) ** -0.5 - s0[grows], 0.0)
+        tau = self._where_growing(lambda gamma, s0: np.maximum((2 * gamma) ** -0.5 - s0, 0.0))
         return tau if self.lr is None else self.lr * np.ceil(tau / self.lr - REST)
 
     def limits(self) -> Floats:

@@ -11,6 +11,9 @@ For aligned init this is s = s(0) + t; for d = 1 it is exact, too. It has no fit
 as powers of the growth, s/R_jj, unless W₀ is tiny: they delay the last steps and stay in the learned span. The first
 step of spectral descent makes weights of size lr, however small W₀ is; descent follows the law from there, from
 W₁ = W₀ + lr polar(−∇L).
+
+If W₀ misses a mode, the row follows the next one that it has. If W₀ has rank below d, the rows beyond its rank are zero
+and stay so, because the gradient has W₀'s rows. So does a row that has only modes with γ ≤ 0.
 """
 
 from dataclasses import dataclass
@@ -27,7 +30,26 @@ from stairwise.theory.alignment import qr_nonnegative
 Floats = NDArray[np.float64]
 
 GRID = 401  # points of the integral over log s
-TINY = 1e-200  # stands for R_jj = 0
+NOISE = 1e-14  # rounding error: of singular values of G relative to ‖U Λ‖, of columns of U relative to ‖U‖
+
+
+def gradient(u: Floats, gamma: Floats) -> tuple[Floats, float]:
+    """G = (I − C) U Λ, a quarter of −∇L, (d, m), and the size below which its singular values are rounding error."""
+    y = u * gamma
+    return y - (y @ u.T) @ y, NOISE * float(np.linalg.norm(y))
+
+
+def polar(g: Floats, noise: float = 0.0) -> Floats:
+    """A Bᵀ of the SVD g = A Σ Bᵀ, (d, m); directions with singular values up to `noise` are left out.
+
+    >>> polar(np.array([[2.0, 0.0, 0.0], [0.0, 0.0, -3.0]]))
+    array([[ 1.,  0.,  0.],
+           [ 0.,  0., -1.]])
+    """
+    left, sigma, right = np.linalg.svd(g, full_matrices=False)
+    kept = sigma > noise
+    product: Floats = left[:, kept] @ right[kept]
+    return product
 
 
 def spectral_evolve(
@@ -41,7 +63,7 @@ def spectral_evolve(
     late = np.maximum(t - (lr or 0.0), 0.0)
     growth = np.stack([row.growth(late) for row in rows], axis=1)
     lam = np.stack([row.eigenvalue(x) for row, x in zip(rows, growth.T, strict=True)], axis=1)
-    moved = q @ _weights(r, gamma, growth, lam) if weights else None
+    moved = q @ _weights(r, gamma, rows, growth, lam) if weights else None
     before = t < (lr or 0.0)
     lam[before] = np.linalg.eigvalsh((coordinates * gamma) @ coordinates.T)
     if moved is not None:
@@ -50,7 +72,7 @@ def spectral_evolve(
 
 
 def spectral_steps(coordinates: Floats, gamma: Floats, lr: float | None = None) -> Floats:
-    """Times at which the law's eigenvalues reach 1/2, ascending, (d,).
+    """Times at which the law's eigenvalues reach 1/2, ascending, (d,); infinite for rows that do not grow.
 
     >>> spectral_steps(1e-3 * np.eye(2, 5), np.array([2.0, 0.5, 0.3, 0.2, 0.1])).round(3)
     array([0.499, 0.999])
@@ -59,7 +81,7 @@ def spectral_steps(coordinates: Floats, gamma: Floats, lr: float | None = None) 
     return np.sort(steps + (lr or 0.0))
 
 
-def _rows(u: Floats, gamma: Floats, lr: float | None) -> tuple[Floats, Floats, list["_Row"]]:
+def _rows(u: Floats, gamma: Floats, lr: float | None) -> tuple[Floats, Floats, list["_Row | _Still"]]:
     """Q, R and the paths of the rows, after the first step of descent if `lr` is given."""
     d = len(u)
     positive = int((gamma > 0).sum())
@@ -67,22 +89,59 @@ def _rows(u: Floats, gamma: Floats, lr: float | None) -> tuple[Floats, Floats, l
         rule = f"must have at most {positive} rows, the number of positive γ, for the spectral law"
         raise InputError("W0", rule, d, 'lower d, or use gradient_flow(rule="spectral")')
     if lr is not None:
-        y = u * gamma
-        left, _, right = np.linalg.svd(y - (y @ u.T) @ y, full_matrices=False)
-        u = u + lr * left @ right
-    q, r = qr_nonnegative(u)
-    return q, r, [_Row.of(r[j], gamma, j, d) for j in range(d)]
+        u = u + lr * polar(*gradient(u, gamma))
+    largest = float(np.linalg.eigvalsh((u * gamma) @ u.T)[-1])
+    if not largest < 1:
+        name, what = ("W0", "start with") if lr is None else ("lr", "be so small that the first update leaves")
+        remedy = f'stay below γ₁^(-1/2) = {gamma[0] ** -0.5:.3g}, or use gradient_descent(rule="spectral")'
+        raise InputError(name, f"must {what} all eigenvalues of C below 1", lr or f"{largest:.3g}", remedy)
+    pivots = _pivots(u)
+    n = len(pivots)
+    order = np.append(pivots, np.setdiff1d(np.arange(len(gamma)), pivots)).astype(int)
+    q, r = qr_nonnegative(u[:, order])
+    r[:n][order < np.array(pivots)[:, None]] = 0.0
+    r[n:] = 0.0
+    grows = [j < n and gamma[pivots[j]] > 0 for j in range(d)]
+    paths = [
+        _Row.of(r[j], gamma[order], j, n) if grows[j] else _Still(float((gamma[order] * r[j] ** 2).sum()))
+        for j in range(d)
+    ]
+    r[:, order] = r.copy()
+    return q, r, paths
 
 
-def _weights(r: Floats, gamma: Floats, growth: Floats, lam: Floats) -> Floats:
-    """D^{1/2} (T Λ Tᵀ)^{-1/2} T with D = diag(λ), (T, d, m); T itself while T Λ Tᵀ is not positive."""
-    power = gamma / gamma[: len(r), None]
-    t = np.triu(r) * np.exp(np.where(np.triu(r) != 0, power, 0.0) * growth[:, :, None])
+def _pivots(u: Floats) -> list[int]:
+    """The first columns of u that are independent of those before; 0, …, d − 1 for generic u."""
+    noise, found = NOISE * float(np.linalg.norm(u)), []
+    basis = np.zeros((len(u), 0))
+    for k, column in enumerate(u.T):
+        rest = column - basis @ (basis.T @ column)
+        rest = rest - basis @ (basis.T @ rest)  # once more, against rounding
+        length = float(np.linalg.norm(rest))
+        if length > noise:
+            found.append(k)
+            basis = np.column_stack([basis, rest / length])
+        if len(found) == len(u):
+            break
+    return found
+
+
+def _weights(r: Floats, gamma: Floats, rows: list["_Row | _Still"], growth: Floats, lam: Floats) -> Floats:
+    """D^{1/2} (T Λ Tᵀ)^{-1/2} T with D = diag(λ), (T, d, m), of the rows that grow; T itself while T Λ Tᵀ is not
+    positive. Other rows stay."""
+    own = {j: row.gamma[0] for j, row in enumerate(rows) if isinstance(row, _Row)}
+    grow = list(own)
+    out = np.broadcast_to(r, (len(growth), *r.shape)).copy()
+    r = r[grow]
+    power = gamma / np.array(list(own.values()))[:, None]
+    t = r * np.exp(np.where(r != 0, power, 0.0) * growth[:, grow, None])
     c, p = np.linalg.eigh((t * gamma) @ t.transpose(0, 2, 1))
-    positive = c[:, 0] > 0
+    positive = np.all(c > 0, axis=1)
     c[~positive] = 1.0
     unit = (p * c[:, None, :] ** -0.5) @ p.transpose(0, 2, 1) @ t
-    return np.where(positive[:, None, None], np.sqrt(np.maximum(lam, 0.0))[:, :, None] * unit, t)
+    grown = np.sqrt(np.maximum(lam[:, grow], 0.0))[:, :, None] * unit
+    out[:, grow] = np.where(np.reshape(positive, (-1, 1, 1)), grown, t)
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +163,6 @@ class _Row:
     @classmethod
     def of(cls, r: Floats, gamma: Floats, j: int, d: int) -> "_Row":
         entries = np.abs(np.append(r[j], r[d:]))
-        entries[0] = max(entries[0], TINY)
         kept = entries > 0
         g, log_r = np.append(gamma[j], gamma[d:])[kept], np.log(entries[kept])
         grows = g > 0
@@ -138,6 +196,22 @@ class _Row:
         if self.eigenvalue(np.array(0.0)) >= 0.5:
             return 0.0
         return float(self.time(np.array(brentq(lambda x: self.eigenvalue(x) - 0.5, 0.0, self.end))))
+
+
+@dataclass(frozen=True)
+class _Still:
+    """A row that does not grow, with its eigenvalue."""
+
+    value: float
+
+    def eigenvalue(self, x: Floats) -> Floats:
+        return np.full_like(x, self.value)
+
+    def growth(self, t: Floats) -> Floats:
+        return np.zeros_like(t)
+
+    def step_time(self) -> float:
+        return np.inf
 
 
 def _eigenvalue(x: Floats | float, gamma: Floats, log_entries: Floats) -> Floats:

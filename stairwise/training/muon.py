@@ -35,10 +35,10 @@ class Muon(Optimizer):
     once. So lr is the length of a step relative to the weights. A matrix of zeros counts as long as one with
     orthonormal rows. Parameters with fewer than two axes move by momentum SGD, or AdamW, with `rest_lr`.
 
-    A step with a gradient that is not finite (or longer than 1e18) changes nothing and is counted in `skipped`.
-    Nothing waits for the device, so the step can be recorded in a CUDA graph after one ordinary step; make `lr` a
-    tensor on the device to change it afterwards. Under data parallelism (DDP) all processes take the same step; sharded
-    parameters (FSDP) are not supported.
+    A step with a gradient that is not finite (or longer than 1e18), or with a learning rate in a tensor that has left
+    its range, changes nothing and is counted in `skipped`. Nothing waits for the device, so the step can be recorded in
+    a CUDA graph after one ordinary step; make `lr` a tensor on the device to change it afterwards. Under data
+    parallelism (DDP) all processes take the same step; sharded parameters (FSDP) are not supported.
 
     Arguments:
         params: parameters, named parameters or groups, as for other optimizers. A group is divided by the number of
@@ -112,22 +112,26 @@ class Muon(Optimizer):
             rest, lr = values["rest"], values["rest_lr"]
             lr = lr if lr is not None else values["lr"] if rest == "sgd" else 1e-3
             own = {"lr": lr, "weight_decay": 0.0} | ({} if matrices else group)
-            self._add_checked({**group, **own, "params": others, "rule": rest})
+            chosen = values["rest_lr"] is not None and (bool(matrices) or "lr" not in group)
+            self._add_checked({**group, **own, "params": others, "rule": rest}, "rest_lr" if chosen else "lr")
 
-    def _add_checked(self, group: dict[str, Any]) -> None:
+    def _add_checked(self, group: dict[str, Any], lr_name: str = "lr") -> None:
         values = {**self.defaults, **group}
         one_of(values["rule"], "rule", RULES)
         one_of(values["scaling"], "scaling", SCALINGS)
         one_of(values["rest"], "rest", RULES[1:])
-        _checked_rate(values)
+        if isinstance(lr := _rate(values, lr_name), Tensor):
+            check_rate(lr.item(), lr_name, _most(values))
         flag(values["foreach"], "foreach")
         if values["dtype"] not in (None, *DTYPES):
             raise InputError("dtype", "must be float32, float64 or bfloat16", values["dtype"], "leave it out")
-        for name in ("momentum", "weight_decay", "eps"):
+        for name in ("weight_decay", "eps"):
             number(values[name], name, least=0)
-        for name, value in (("momentum", values["momentum"]), *(("betas", b) for b in values["betas"])):
-            if not 0 <= number(value, name) < 1:
-                raise InputError(name, "must be at least 0 and less than 1", value)
+        betas = values["betas"]
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise InputError("betas", "must be two numbers", repr(betas), "give (0.9, 0.999)")
+        for name, value in (("momentum", values["momentum"]), ("betas", betas[0]), ("betas", betas[1])):
+            number(value, name, least=0, below=1)
         flag(values["nesterov"], "nesterov")
         positive_int(values["steps"], "steps", most=99)
         for item in group["params"]:
@@ -136,7 +140,7 @@ class Muon(Optimizer):
 
     @property
     def skipped(self) -> int:
-        """Number of steps that were skipped because of a gradient that is not finite; waits for the device."""
+        """Number of steps that were skipped because of a gradient or a learning rate; waits for the device."""
         return 0 if self._skipped is None else int(self._skipped)
 
     @torch.no_grad()
@@ -154,17 +158,19 @@ class Muon(Optimizer):
             _refuse_recording()
             self._skipped = torch.zeros((), device=first)
         usable = _usable([_gradient(p) for p in moving])
+        work = [(group, sets) for group in self.param_groups if (sets := _sets(group))]
+        for good in [_in_range(group) for group, _ in work if isinstance(_rate(group), Tensor)]:
+            usable = {device: good_so_far & good.to(device) for device, good_so_far in usable.items()}
         self._skipped.add_(~usable[first])
-        for group in self.param_groups:
-            for params in _sets(group):
+        for group, sets in work:
+            for params in sets:
                 self._move(group, params, usable[params[0].device])
         return loss
 
     def _move(self, group: dict[str, Any], params: list[Tensor], usable: Tensor) -> None:
-        lr = _checked_rate(group)
+        lr = _rate(group)
         device = params[0].device
         rate = torch.full((), lr, device=device) if isinstance(lr, float) else lr.reshape(()).to(device, torch.float32)
-        usable = usable & (rate >= 0) & (rate <= _most(group))
         rate = torch.where(usable, rate, 0.0)
         self._begin(group["rule"], params)
         states = [self.state[p] for p in params]
@@ -262,14 +268,20 @@ def _most(group: dict[str, Any]) -> float:
     return largest_rate(group["scaling"]) if group["rule"] == "muon" else LARGEST
 
 
-def _checked_rate(group: dict[str, Any]) -> float | Tensor:
-    """The learning rate of a group; values of tensors are checked on their device, during the step."""
+def _rate(group: dict[str, Any], name: str = "lr") -> float | Tensor:
+    """The learning rate of a group; the value of a tensor is checked by `_in_range`, without waiting for its device."""
     lr = group["lr"]
     if not isinstance(lr, Tensor):
-        return check_rate(lr, "lr", _most(group))
+        return check_rate(lr, name, _most(group))
     if lr.numel() != 1:
-        raise InputError("lr", "must have one element", f"shape {tuple(lr.shape)}")
+        raise InputError(name, "must have one element", f"shape {tuple(lr.shape)}")
     return lr
+
+
+def _in_range(group: dict[str, Any]) -> Tensor:
+    """Whether the learning rate of a group, a tensor, is one that `check_rate` would accept."""
+    lr = group["lr"].reshape(())
+    return (lr >= 0) & (lr <= _most(group))
 
 
 def _gradient(p: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def newton_schulz(x: Tensor, steps: int = STEPS) -> Tensor:
     tensor([[0.7100, 1.0400]])
     """
     a, b, c = QUINTIC
-    lengths = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32)
+    lengths = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=_precise(x))
     x = x / lengths.clamp_min(SHORTEST).to(x.dtype)
     for _ in range(steps):
         gram = torch.bmm(x, x.mT)
@@ -176,7 +176,7 @@ def descend(
         rates: Sequence[Tensor] = [rate] * len(moved)
         if scaling in TO_LENGTHS:
             its = [lengths[i] for i in stack.members]
-            of_polar = torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float32)
+            of_polar = torch.linalg.vector_norm(x, dim=(1, 2), dtype=_precise(x))
             rates = torch.where(of_polar > SHORTEST, rate * torch.stack(its).float() / of_polar, 0.0).unbind()
         for w, page, r in zip(moved, pages_like(x, updates, stack), rates, strict=True):
             w.addcmul_(page, r, value=-_factor(scaling, *w.shape))
@@ -186,6 +186,11 @@ def descend(
             torch._foreach_mul_(moved, list(restore.unbind()))
 
     in_parallel([partial(move, stack) for stack in layout])
+
+
+def _precise(x: Tensor) -> torch.dtype:
+    """float32 or, if x has it, float64."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _factor(scaling: str, rows: int, columns: int) -> float:

@@ -47,7 +47,7 @@ class FlatOptimizer:
     ) -> None:
         self.kind = one_of(kind, "optimizer", OPTIMIZERS)
         self.scaling = one_of(scaling, "scaling", SCALINGS)
-        self.momentum = number(momentum, "momentum", least=0)
+        self.momentum = number(momentum, "momentum", least=0, below=1)
         self.weight_decay = number(weight_decay, "weight_decay", least=0)
         self.clip = number(clip, "clip", least=0)
         trained = [p for p in module.parameters() if p.requires_grad]

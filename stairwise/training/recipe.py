@@ -120,6 +120,9 @@ class Recipe:
         check_options(self.loss, self.loss_options, self.precondition)
         one_of(self.optimizer, "optimizer", OPTIMIZERS)
         one_of(self.scaling, "scaling", SCALINGS)
+        for setting in dataclasses.fields(self):
+            if setting.type is bool:
+                flag(getattr(self, setting.name), setting.name)
         one_of(self.schedule, "schedule", SCHEDULES)
         one_of(self.precision, "precision", PRECISIONS)
         one_of(self.scope, "scope", SCOPES)
@@ -143,7 +146,8 @@ class Recipe:
         if self.optimizer == "muon":
             check_rate(self.lr, "lr", largest_rate(self.scaling))
             check_rate(self.lr_bias, "lr_bias", LARGEST)
-        for name in ("pretrain", "size", "target", "lr_bias", "momentum", "weight_decay", "clip", "final_lr"):
+        number(self.momentum, "momentum", least=0, below=1)
+        for name in ("pretrain", "size", "target", "lr_bias", "weight_decay", "clip", "final_lr"):
             number(getattr(self, name), name, least=0, most=LARGEST_FLOAT)
         for name in ("warmup_epochs", "steps", "window", "probe_images", "keep"):
             number(getattr(self, name), name, least=0, most=LONGEST)

@@ -25,21 +25,37 @@ class Shelf:
         rows: batches by name, (places, …).
         place: the next free one, on the device; a graph advances it.
         filled: number of batches that the host knows of.
+        earlier: batches of a checkpoint, until the first new one shows whether they have its size and precision.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.rows: dict[str, Tensor] = {}
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
         self.filled = 0
+        self.earlier: dict[str, Tensor] = {}
 
     def put(self, **batches: Tensor) -> None:
         """Keep a batch."""
+        if not self.rows:
+            self._begin(batches)
         for name, x in batches.items():
-            if name not in self.rows:
-                places = max(1, min(AT_ONCE, int(WAITING_BYTES // max(1, batches["z"].nbytes))))
-                self.rows[name] = x.new_zeros(places, *x.shape)
             self.rows[name].index_copy_(0, self.place, x[None])
         self.place.add_(1).remainder_(len(self.rows["z"]))
+
+    def _begin(self, batches: dict[str, Tensor]) -> None:
+        """Make room for batches like these, and place those of a checkpoint there, if they are alike."""
+        largest = max(1, *(x.nbytes for x in batches.values()))
+        places = max(1, min(AT_ONCE, int(WAITING_BYTES // largest)))
+        self.rows = {name: x.new_zeros(places, *x.shape) for name, x in batches.items()}
+        kinds = [
+            {name: (rows.shape[1:], rows.dtype) for name, rows in held.items()} for held in (self.rows, self.earlier)
+        ]
+        if kinds[0] == kinds[1] and len(self.earlier["z"]) < places:
+            self.filled = len(self.earlier["z"])
+            self.place.fill_(self.filled)
+            for name, rows in self.earlier.items():
+                self.rows[name][: self.filled] = rows
+            self.earlier = {}
 
     def full(self) -> bool:
         return self.filled >= len(self.rows["z"])
@@ -52,12 +68,11 @@ class Shelf:
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
-        return {f"shelf.{name}": rows[: self.filled] for name, rows in self.rows.items()} if self.filled else {}
+        held = {name: rows[: self.filled] for name, rows in self.rows.items()} if self.filled else self.earlier
+        return {f"shelf.{name}": rows for name, rows in held.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        for i in range(len(state["z"]) if state else 0):
-            self.put(**{name: rows[i].to(self.place.device) for name, rows in state.items()})
-            self.filled += 1
+        self.earlier = {name: rows.to(self.place.device, copy=True) for name, rows in state.items()}
 
 
 class Recorder:
@@ -100,13 +115,21 @@ class Recorder:
     def observed(self) -> None:
         """A step has been measured: sum its embeddings, together with those of a few other steps."""
         self.shelf.filled += 1
+        self._sum_earlier()
         if self.shelf.full():
             self.monitor.add_batches(**self.shelf.emptied())
 
     def flush(self) -> None:
         """Sum all embeddings that have been measured."""
+        self._sum_earlier()
         if self.shelf.filled:
             self.monitor.add_batches(**self.shelf.emptied())
+
+    def _sum_earlier(self) -> None:
+        """Sum embeddings of a checkpoint that do not fit on the shelf."""
+        earlier, self.shelf.earlier = self.shelf.earlier, {}
+        if earlier:
+            self.monitor.add_batches(**earlier)
 
     def numbers(self) -> dict[str, float]:
         """Mean loss since the last spectrum, norm of the last gradient, first bad step or 0; waits for the device."""

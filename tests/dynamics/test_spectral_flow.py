@@ -9,8 +9,9 @@ from scipy.integrate import solve_ivp
 
 import stairwise as sw
 from stairwise.checks import InputError
-from stairwise.dynamics.spectral import COEFFICIENTS, newton_schulz, polar
+from stairwise.dynamics.spectral import COEFFICIENTS, newton_schulz
 from stairwise.theory.spectral import SpectralModes
+from stairwise.theory.spectral_law import polar
 
 GAMMA = np.array([1.0, 0.6, 0.5, 0.3, 0.2, 0.1, -0.2])
 CORR = sw.Correlation.from_matrix(GAMMA)
@@ -138,3 +139,32 @@ def test_tiny_mode_beside_a_large_one():
 def test_unknown_rule(simulate):
     with pytest.raises(InputError, match=r"rule is unknown.*did you mean 'spectral'"):
         simulate(np.eye(2, 7), CORR, [1.0], rule="spectrall")
+
+
+@pytest.mark.parametrize("lr", [0.02, 0.1, 0.6, 2.0])
+def test_descent_ends_near_one(lr):
+    """Within 2a + a², a = lr √γ_1, from generic weights too; 2a would not do."""
+    gamma = 0.8 ** np.arange(40.0)
+    steps = int(20 / lr) + 200
+    off, a = 0.0, lr * np.sqrt(gamma[0])
+    for seed in range(3):
+        W0 = sw.gaussian_init(4, 40, 1e-2, seed)
+        last = np.arange(steps - 60, steps + 1)
+        run = sw.gradient_descent(W0, sw.Correlation.from_matrix(gamma), lr, steps, last, rule="spectral")
+        off = max(off, float(np.abs(run.eigenvalues - 1).max()))
+    assert off < 2 * a + a * a
+    assert lr not in (0.1, 2.0) or off > 2 * a
+
+
+def test_more_rows_than_modes():
+    W0 = np.array([[1.0], [2.0], [-0.5]]) * 1e-6
+    run = sw.gradient_flow(W0, sw.Correlation.from_matrix([1.0]), [0.4, 4.0], rule="spectral")
+    np.testing.assert_allclose(run.eigenvalues, [[0.16, 0, 0], [1, 0, 0]], atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[[0.3]], [[1e-6], [2e-6], [-5e-7]]])
+def test_a_flow_of_which_everything_shrinks_ends_at_zero(rows):
+    W0 = np.array(rows)
+    length = np.linalg.norm(W0)
+    run = sw.gradient_flow(W0, sw.Correlation.from_matrix([-0.5]), [length / 2, 9.0], rule="spectral")
+    assert run.eigenvalues[:, -1] == pytest.approx([-0.5 * length**2 / 4, 0.0], abs=1e-6 * length**2)

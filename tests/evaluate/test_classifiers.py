@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.preprocessing import StandardScaler
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, RunWarning
 from stairwise.data.feed import Resident
 from stairwise.data.images import Images, load
 from stairwise.evaluate.classifiers import PROBES, STRENGTHS, fit_logistic, knn_probe, logistic_probe, ridge_probe
@@ -68,6 +68,29 @@ def test_strength_is_chosen_without_the_test_rows(digits):
         X[:400], known, X_test, other, chosen
     )
     assert logistic_probe(X[:12], y[:12], X_test, y_test, strength=None) > 0.1  # too few rows to hold some out
+
+
+def test_strength_is_chosen_where_labels_are_periodic(digits):
+    """Rows 0, 10, 20, … are all of one class, so every tenth row would be no sample."""
+    X, y, X_test, y_test = digits
+    rows = torch.stack([torch.where(y == c)[0][:40] for c in range(10)], dim=1).flatten()
+    assert y[rows].tolist() == list(range(10)) * 40
+    random = torch.Generator().manual_seed(0)
+    wrong = torch.rand(400, generator=random) < 0.3
+    known = torch.where(wrong, torch.randint(0, 10, (400,), generator=random), y[rows])
+    known = torch.where(torch.arange(400) % 10 == 0, 0, known)
+    scores = [logistic_probe(X[rows], known, X_test, y_test, strength) for strength in STRENGTHS]
+    assert logistic_probe(X[rows], known, X_test, y_test, strength=None) > scores[-1]
+
+
+def test_a_fit_that_has_not_converged_says_so(digits):
+    X, y, X_test, y_test = digits
+    for rounds in (3, 10):
+        with pytest.warns(RunWarning, match=f"has not converged in {rounds} rounds.*raise rounds"):
+            logistic_probe(X, y, X_test, y_test, rounds=rounds)
+    logistic_probe(X, y, X_test, y_test)  # warnings are errors in tests
+    with pytest.raises(InputError, match="rounds must be a whole number"):
+        logistic_probe(X, y, X_test, y_test, rounds=0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

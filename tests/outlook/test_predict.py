@@ -56,7 +56,8 @@ def test_muon(pairs, lr):
     assert outlook.summary()["optimizer"] == "muon"
     assert outlook.table().title.endswith(", Muon")
     assert "stable at any learning rate" in outlook.text()
-    assert ("for the first" in outlook.text()) == (lr is not None)
+    a = (lr or 0.0) * np.sqrt(outlook.gamma[0])
+    assert f"a = lr √γ₁ ({2 * a + a * a:.2g})" in outlook.text() or lr is None
 
 
 def test_what_it_shows(pairs, tmp_path):

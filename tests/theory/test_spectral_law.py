@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 import stairwise as sw
-from stairwise.checks import InputError
+from stairwise.checks import InputError, TheoryWarning
+from stairwise.theory.ensemble import predict_staircase
 from stairwise.theory.spectral import SpectralModes
 from stairwise.theory.spectral_law import spectral_evolve, spectral_steps
 
@@ -125,6 +126,49 @@ def test_a_missing_direction_is_never_found():
     law = sw.closed_form(W0, CORR, [50.0], law="spectral", weights=True)
     assert law.eigenvalues[0] == pytest.approx([1, 1])
     assert overlap(law.weights[0], 2) < 0.6
+
+
+@pytest.mark.parametrize("lr", [None, 0.01])
+@pytest.mark.parametrize("case", ["zero", "rank 1", "rank 2", "one mode", "no first mode"])
+def test_what_w0_lacks_does_not_grow(case, lr):
+    """As in simulations, which leave out modes that W0 lacks, because they would grow from rounding."""
+    gamma = np.array([2.0, 1.0, 0.7, 0.3, 0.1, -0.5])
+    W0 = np.random.default_rng(0).standard_normal((3, 6)) * 1e-6
+    if case == "zero":
+        W0[:] = 0
+    elif case.startswith("rank"):
+        W0[1:] = np.outer([0.3, -2.0], W0[0]) if case == "rank 1" else [W0[0] - W0[1], W0[1]]
+    elif case == "one mode":
+        W0[:, [0, *range(2, 6)]] = 0
+    else:
+        W0[:, 0] = 0
+    corr = sw.Correlation.from_matrix(gamma)
+    has = W0.any(axis=0) if W0.any() else np.ones(6, bool)
+    some = W0[:, has], sw.Correlation.from_matrix(gamma[has])
+    if lr is None:
+        run = sw.gradient_flow(*some, [0.4, 0.8, 4.0], rule="spectral", weights=True)
+    else:
+        run = sw.gradient_descent(*some, lr, 400, np.array([40, 80, 400]), rule="spectral", weights=True)
+    with pytest.warns(TheoryWarning, match="misses one of the top d"):
+        law = sw.closed_form(W0, corr, run.times, law="spectral", lr=lr, weights=True)
+    np.testing.assert_allclose(law.eigenvalues, run.eigenvalues, atol=0.001 if lr is None else 0.03)
+    ranks = [np.linalg.matrix_rank(w.weights[-1], 0.1) for w in (run, law)]
+    assert ranks[0] == ranks[1] == {"zero": 0, "rank 1": 1, "rank 2": 2, "one mode": 1, "no first mode": 3}[case]
+    assert np.isfinite(spectral_steps(W0, gamma, lr)).sum() == ranks[0]
+    W0[:, :5] = 0  # only γ < 0, of which nothing is learned
+    with pytest.warns(TheoryWarning):
+        assert np.abs(sw.closed_form(W0, corr, [9.0], law="spectral", lr=lr).eigenvalues).max() < 1e-4
+
+
+@pytest.mark.parametrize("lr", [0.72, 0.8, 1.5, 100.0])
+def test_learning_rates_that_pass_one_in_the_first_update(lr):
+    gamma = np.array([2.0, 1.99, 0.7, 0.3, 0.1, 0.05])
+    W0 = sw.gaussian_init(2, 6, 0.01, 1)
+    with pytest.raises(InputError, match=r"lr must .* first update .* below γ₁\^\(-1/2\) = 0.707"):
+        sw.closed_form(W0, sw.Correlation.from_matrix(gamma), [1.0], law="spectral", lr=lr)
+    with pytest.raises(InputError, match="lr must"):
+        predict_staircase(gamma, 2, 0.01, lr=lr, optimizer="muon")
+    sw.closed_form(W0, sw.Correlation.from_matrix(gamma), [1.0], law="spectral", lr=0.65)
 
 
 def test_bad_input():

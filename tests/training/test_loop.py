@@ -584,6 +584,9 @@ def test_divergence_before_any_checkpoint(tmp_path):
         ({"epochs": 0.0, "steps": 0}, "greater than 0"),
         ({"seed": -1}, "nonnegative"),
         ({"held_out": 1}, "at least 2"),
+        ({"momentum": 1.0}, "momentum must be less than 1"),
+        ({"compile": "yes"}, "compile must be True or False"),
+        ({"graph": 1}, "graph must be True or False"),
     ],
 )
 def test_bad_recipes(changes, says):

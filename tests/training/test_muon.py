@@ -11,6 +11,7 @@ from torch import nn
 import stairwise as sw
 from stairwise.checks import InputError
 from stairwise.training.muon import Muon, as_matrix
+from stairwise.training.newton_schulz import SCALINGS
 from stairwise.training.optimizer import FlatOptimizer
 from tests.two_processes import run_two
 
@@ -163,6 +164,24 @@ def test_shapes_of_all_kinds():
             assert (p - old).norm().item() == pytest.approx(0.1 * old.norm().item(), rel=1e-5)
             step, o = as_matrix(old - p.detach(), p), torch.linalg.svd(as_matrix(p.grad, p), full_matrices=False)
             assert nn.functional.cosine_similarity(step.flatten(), (o[0] @ o[2]).flatten(), dim=0) > 0.9
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("weights", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rest", ["sgd", "adamw"])
+def test_the_iteration_in_float64(scaling, weights, rest):
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        network = net().to(weights)
+        optimizer = Muon(network.parameters(), lr=0.01, scaling=scaling, dtype=dtype, rest=rest)
+        for i in range(3):
+            random = torch.Generator().manual_seed(i)
+            for p in network.parameters():
+                p.grad = torch.randn(p.shape, generator=random).to(weights)
+            optimizer.step()
+        found.append([p.detach().clone() for p in network.parameters()])
+    assert same(*found, rtol=1e-4, atol=1e-5)
+    assert {p.dtype for p in found[0]} == {weights}
 
 
 # state
@@ -407,11 +426,18 @@ def test_the_largest_step_leaves_finite_weights(scaling):
 
 
 @pytest.mark.parametrize("lr", [math.nan, 1.5, -1.0])
-def test_a_bad_learning_rate_in_a_tensor_skips(lr):
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_learning_rate_that_leaves_its_range_in_a_tensor_skips(lr, which):
     network = net()
-    optimizer = Muon(network.parameters(), lr=torch.tensor(lr), rest_lr=torch.tensor(math.nan))
-    before = [p.detach().clone() for p in network.parameters()]
+    rates = [torch.tensor(0.02), torch.tensor(0.1)]
+    optimizer = Muon(network.parameters(), lr=rates[0], rest_lr=rates[1])
+    before = descend(network, optimizer, 1)
+    rates[which].fill_(lr if lr != 1.5 or not which else 1e7)
     assert same(descend(network, optimizer, 2), before, rtol=0, atol=0)
+    assert optimizer.skipped == 2
+    rates[which].fill_(0.01)
+    assert not same(descend(network, optimizer, 1), before)
+    assert optimizer.skipped == 2
 
 
 @pytest.mark.parametrize(
@@ -421,9 +447,18 @@ def test_a_bad_learning_rate_in_a_tensor_skips(lr):
         ({"lr": math.nan}, "lr must be finite"),
         ({"lr": -0.1}, "lr must be at least 0"),
         ({"lr": torch.ones(2)}, "lr must have one element"),
-        ({"rest_lr": 1e9}, "lr must be at most 1e.06"),
-        ({"momentum": 1.0}, "momentum must be at least 0 and less than 1"),
-        ({"betas": (0.9, 1.0)}, "betas must be"),
+        ({"lr": torch.tensor(1.5)}, "lr must be at most 1, the length"),
+        ({"lr": torch.tensor(math.nan)}, "lr must be finite"),
+        ({"rest_lr": torch.tensor(-1.0)}, "rest_lr must be at least 0"),
+        ({"rest_lr": torch.ones(2)}, "rest_lr must have one element"),
+        ({"rest_lr": 1e9}, "rest_lr must be at most 1e.06"),
+        ({"rest_lr": "fast"}, "rest_lr must be a number"),
+        ({"momentum": 1.0}, "momentum must be less than 1"),
+        ({"momentum": -0.1}, "momentum must be at least 0"),
+        ({"betas": (0.9, 1.0)}, "betas must be less than 1"),
+        ({"betas": 0.9}, "betas must be two numbers"),
+        ({"betas": (0.9,)}, "betas must be two numbers"),
+        ({"betas": (0.9, "0.999")}, "betas must be a number"),
         ({"weight_decay": -1}, "weight_decay must be at least 0"),
         ({"scaling": "relativ"}, "did you mean 'relative'"),
         ({"rest": "muon"}, "rest is unknown"),

@@ -155,7 +155,7 @@ def test_step_returns_the_length_of_the_gradient_and_state_is_flat():
 
 
 def test_bad_options():
-    for options in ({"kind": "adam"}, {"momentum": -1}, {"weight_decay": float("nan")}):
+    for options in ({"kind": "adam"}, {"momentum": -1}, {"momentum": 1.0}, {"weight_decay": float("nan")}):
         with pytest.raises(InputError):
             FlatOptimizer(net(), **options)
     with pytest.raises(InputError, match="trainable"):

@@ -1,10 +1,12 @@
 """The speedrun: its search on invented results, and runs of seconds."""
 
 import argparse
+import itertools
 import json
 from functools import partial
 
 import numpy as np
+import pytest
 
 from benchmarks import speedrun, speedrun_search
 from benchmarks.race import page
@@ -70,8 +72,12 @@ def test_a_search_trains_continues_and_its_best_is_run(tmp_path, monkeypatch):
     assert [searched.run_next(device) for _ in range(3)] == [True, True, False]
     assert all(r["held_out"] and r["steps"] == 2 for r in store.results().values())
     options = argparse.Namespace(best=True, held_out=False)
+
+    def run(goal, recipe, key, about):
+        speedrun._run_once(goal, recipe, key, store, device, False, about)
+
     for seed in (0, 1, 0):
-        speedrun._run_goal("85", seed, options, searched, device)
+        speedrun.run_goal("85", seed, options, searched, run)
     finals = [r for r in store.results().values() if not r["held_out"]]
     assert [r["seed"] for r in finals] == [0, 1]
     assert len({r["about"] for r in finals}) == 1
@@ -90,6 +96,46 @@ def test_a_paused_run_ends_like_one_without_pause(tmp_path, monkeypatch):
     ended = speedrun.speedrun("85", recipe, device, speedrun.Pause(tmp_path, 1e12))
     same = ("logistic", "knn", "rank", "views", "steps")
     assert {name: ended[name] for name in same} == {name: whole[name] for name in same}
+    assert (whole["pauses"], ended["pauses"]) == (0, 3)
+    assert ended["start"] == pytest.approx(ended["seconds"], abs=0.02)
+    assert ended["views_per_second"] == pytest.approx(2 * 16 * 6 / ended["seconds"], rel=0.05)  # no step was steady
+
+
+def test_rates_of_a_paused_run_are_of_all_its_stretches(tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun, "measured", lambda *_: {})
+    monkeypatch.setattr(speedrun, "CHECK", 30)
+    monkeypatch.setattr(speedrun, "WARM", 2)
+    ticks = itertools.count()
+    toy_images().offer()
+    small = {"encoder_options.width": "4", "batch": "16", "steps": "63", "d": "8", "hidden": "16", "held_out": "16"}
+    recipe, device = speedrun.recipe_of("85", 0, True, small), device_for_runs("cpu")
+    monkeypatch.setattr(speedrun, "perf_counter", lambda: float(next(ticks)))
+    for deadline in (0.0, 0.0, 1e12):
+        ended = speedrun.speedrun("85", recipe, device, speedrun.Pause(tmp_path, deadline))
+    # the clock is read at the start, when steps are steady, twice before a pause (once at the end)
+    assert ended["start"] == 3 * 1.0
+    assert ended["seconds"] == 3 + 3 + 2
+    assert ended["views_per_second"] == round(2 * 16 * (28 + 28 + 1) / (2 + 2 + 1))
+    shown = ended | {"held_out": False, "logistic": 0.9, "knn": 0.9}
+    table = page.speedrun_table({"x": shown | {"seed": 0}, "y": shown | {"seed": 1, "pauses": 0}})
+    assert "| 8.0 (2 pauses) |" in table
+    assert "| 8.0 (warm: not the first run of its process) |" in table
+
+
+def test_every_run_has_a_process_of_its_own(tmp_path, monkeypatch):
+    def never(*_):
+        raise AssertionError("a run in this process")
+
+    images = toy_images()
+    file = images.save(tmp_path / "images.npz")
+    small = {"encoder_options.width": "4", "batch": "16", "steps": "2", "d": "8", "hidden": "16", "held_out": "16"}
+    recipe = speedrun.recipe_of("85", 0, False, small)
+    options = argparse.Namespace(data_file=[file], most=0, out=tmp_path / "out.jsonl", held_out=False, folder=None)
+    monkeypatch.setattr(speedrun, "speedrun", never)
+    speedrun.run_alone(options, 0.0, "85", recipe, "key", "about")
+    (result,) = Store(options.out).results().values()
+    assert result["cold"]
+    assert (result["key"], result["steps"], result["training_images"]) == ("key", 2, 80)
 
 
 def test_steps_that_fit_are_measured(tmp_path):

@@ -1,0 +1,59 @@
+"""Embeddings that wait to be summed, in a run that continues under other conditions."""
+
+import pytest
+import torch
+
+import stairwise as sw
+from stairwise.training import recorder
+from stairwise.training.objective import Embedded
+from stairwise.training.recorder import Recorder
+
+CPU = torch.device("cpu")
+
+
+def embedded(n, dtype, seed):
+    z = torch.randn(4, n, 6, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return Embedded(torch.tensor(1.0), z[0], z[0] + z[1], z[2], z[3])
+
+
+def observe(into, outs):
+    for out in outs:
+        into.observe(out, torch.tensor(1.0), measure=True)
+        into.observed()
+
+
+def continued(outs):
+    """A recorder with the state of one that has observed the batches."""
+    first, second = (Recorder(CPU, normalized=False, hidden=True) for _ in range(2))
+    observe(first, outs)
+    state = first.state()
+    parts = ({k.removeprefix(f"{part}."): v for k, v in state.items() if k.startswith(part)} for part in WHERE)
+    second.load(state["numbers"], *parts)
+    return second
+
+
+WHERE = ("monitor", "shelf")
+
+
+@pytest.mark.parametrize("before", [3, 11])
+@pytest.mark.parametrize(("n", "dtype"), [(8, torch.float32), (12, torch.float32), (8, torch.bfloat16)])
+def test_batches_of_another_size_or_precision_are_taken_over(before, n, dtype):
+    """As if a run continues on more processes, or on a CPU after a GPU."""
+    outs = [embedded(n, dtype, i) for i in range(before)] + [embedded(8, torch.float32, 20 + i) for i in range(7)]
+    second = continued(outs[:before])
+    assert second.state()["shelf.z"].shape == (3, n, 12)  # also before a new batch comes
+    observe(second, outs[before:])
+    second.flush()
+    found, direct = second.monitor, sw.SpectrumMonitor()
+    for out in outs:
+        direct.update(*out[1:])
+    assert found.compute().samples == direct.compute().samples
+    for name in ("eigenvalues", "covariance", "hidden"):
+        assert getattr(found.compute(), name) == pytest.approx(getattr(direct.compute(), name), rel=1e-9)
+
+
+def test_large_representations_take_few_places(monkeypatch):
+    monkeypatch.setattr(recorder, "WAITING_BYTES", 1000)
+    shelf = recorder.Shelf(CPU)
+    shelf.put(z=torch.zeros(2, 2), h=torch.zeros(4, 30))  # 480 bytes of h
+    assert {name: len(rows) for name, rows in shelf.rows.items()} == {"z": 2, "h": 2}
