@@ -66,7 +66,7 @@ def test_recorded_passes_equal_passes_in_order(tmp_path, monkeypatch):
     passes in order; running averages, which it puts in order afterwards, may round. Without, equal trainings differ
     (by up to 2 % of the loss after 30 steps), recorded or not, because cuDNN sums in another order each time."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    monkeypatch.setattr(loop, "_fastest_convolutions", lambda _: nullcontext())  # it chooses by time
+    monkeypatch.setattr(loop, "fastest_convolutions", lambda _: nullcontext())  # it chooses by time
     recipe = replace(TINY, encoder="resnet18", encoder_options={"stem": "small", "width": 16}, optimizer="lars")
     graph = sw.train(recipe, tmp_path / "graph", device="cuda")
     eager = sw.train(replace(recipe, graph=False), tmp_path / "eager", device="cuda")

@@ -9,19 +9,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from stairwise.checks import InputError, number, one_of, times
-from stairwise.files import load_arrays, plain, save_arrays
-from stairwise.kernel.arrays import Matrix, as_numpy, cast, checked, is_tensor, like, namespace, stack
+from stairwise.archives import LARGEST, save_arrays
+from stairwise.checks import InputError, as_numpy, instance, is_tensor, one_of, real, scale, times
+from stairwise.checks import seed as check_seed
+from stairwise.files import plain
+from stairwise.kernel.arrays import Matrix, cast, check_parameters, checked, like, namespace, stack, validated
 from stairwise.kernel.kernels import KERNELS, describe, resolve
 from stairwise.kernel.kernels import linear as LinearKernel
 from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, FeaturePairs, build_pairs
 from stairwise.kernel.solvers import SOLVERS, Solution, refuse_large, solve
+from stairwise.kernel.stored import FORMAT, read
 from stairwise.theory.ensemble import predict_staircase
 from stairwise.theory.laws import evolve
 
-FORMAT = 1  # version of the saved files
 SPARE = 20  # number of modes beyond n_components, which compete with the last ones during training
 
 
@@ -107,7 +109,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X_b : array-like or torch tensor of shape (n, m_b), default=None
             Second view. None: the second view is X itself.
         """
-        self._validate_params()
+        check_parameters(self)
         self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
         pairs = self._fit_precomputed(X, X_b) if self.precomputed_ else self._fit_views(X, X_b)
         self._n_features_out = self.n_components
@@ -222,39 +224,27 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         save_arrays(path, {"facts": np.array(json.dumps(plain(facts))), **arrays, **parts})
 
     @classmethod
-    def load(cls, path: str | Path) -> "KernelSSL":
-        """Read a file written by `save`. Nothing is unpickled."""
-        stored = load_arrays(path)
-        try:
-            facts = json.loads(str(stored["facts"]))
-            if facts["format"] != FORMAT:
-                raise InputError(
-                    str(path), f"must have format {FORMAT}", facts["format"], "load it with the version that wrote it"
-                )
-            return cls._restore(stored, facts)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise InputError(str(path), "must be a file written by KernelSSL.save", repr(error)) from error
-
-    @classmethod
-    def _restore(cls, stored: dict[str, np.ndarray], facts: dict[str, Any]) -> "KernelSSL":
-        precomputed = facts["kernels"] == "precomputed"
-        kernels = () if precomputed else tuple(KERNELS[name](**values) for name, values in facts["kernels"])
+    def load(cls, path: str | Path, largest: int = LARGEST) -> "KernelSSL":
+        """Read a file written by `save`, whose arrays take at most `largest` bytes. Nothing is unpickled."""
+        if not str(instance(path, "path", (str, Path))):
+            raise InputError("path", "must name a file", "an empty text")
+        stored = read(path, largest)
+        facts, kernels, precomputed = stored.facts, stored.kernels, not stored.kernels
         kernel = "precomputed" if precomputed else kernels[0] if facts["shared"] else kernels
         est = cls(
             facts["n_components"], kernel=kernel, solver=facts["solver"], dtype=facts["dtype"], memory=facts["memory"]
         )
         est.precomputed_, est.swaps_, est.n_features_in_ = precomputed, facts["swaps"], facts["n_features_in"]
-        est.eigenvalues_, est.dual_coef_ = stored["eigenvalues"], stored["dual_coef"]
+        est.eigenvalues_, est.dual_coef_ = stored.eigenvalues, stored.coefficients
         est.rkhs_norms_, est._n_features_out, est._more = est.eigenvalues_**-0.5, facts["n_components"], None
         est.solution_ = Solution(est.eigenvalues_, est.dual_coef_, *facts["solution"])
         half = len(est.dual_coef_) // 2
         swapped = np.roll(est.dual_coef_, half, axis=0) if est.swaps_ else est.dual_coef_
         est.embedding_ = swapped * len(swapped) * np.sqrt(est.eigenvalues_)
-        if precomputed:
-            est._more = Solution(stored["more_eigenvalues"], stored["more_coef"], *facts["solution"])
+        if stored.more is not None:
+            est._more = Solution(*stored.more, *facts["solution"])
         else:
-            parts = tuple(stored[f"part{i}"] for i in range(len(kernels)))
-            est.blocks_ = Blocks(parts, kernels, facts["shared"], facts["dtype"])
+            est.blocks_ = Blocks(stored.parts, kernels, facts["shared"], facts["dtype"])
             est.kernel_ = kernel
         return est
 
@@ -330,7 +320,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             elif out.shape[1] != self.n_features_in_:
                 raise InputError("X", f"must have {self.n_features_in_} features", out.shape[1])
             return out
-        return validate_data(self, X, reset=reset, dtype=np.dtype(self.dtype))
+        return validated(self, X, reset, self.dtype)
 
     # --- prediction
 
@@ -341,7 +331,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if is_tensor(fitted) and not is_tensor(X):
             X = like(np.asarray(X, dtype=self.dtype), fitted)
         elif is_tensor(X) and not is_tensor(fitted):
-            X = as_numpy(X)
+            X = real(X, "X")
         if self.precomputed_ or part == 0 or self.blocks_.shared:
             return self._validated(X, reset=False), 0
         x = checked(X, self.dtype, "X")
@@ -376,7 +366,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         modes = self._modes()
         d, r = self.n_components, len(modes.eigenvalues)
         if alpha is not None:
-            u = number(alpha, "alpha", above=0) * np.random.default_rng(seed).standard_normal((d, r))
+            u = scale(alpha) * np.random.default_rng(check_seed(seed, "random_state")).standard_normal((d, r))
         else:
             if callable(init):
                 if self.precomputed_:

@@ -10,8 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from stairwise.checks import InputError, number, one_of, positive_int
-from stairwise.kernel.arrays import Matrix, as_numpy, namespace
+from stairwise.checks import LARGEST, InputError, as_numpy, number, one_of, positive_int
+from stairwise.kernel.arrays import Matrix, namespace
 
 __all__ = ["KERNELS", "AbstractKernel", "Kernel", "laplace", "linear", "nngp", "ntk", "polynomial", "rbf", "resolve"]
 
@@ -45,9 +45,15 @@ class polynomial(AbstractKernel):
     gamma: float | None = None
     coef0: float = 1.0
 
+    def __post_init__(self) -> None:
+        positive_int(self.degree, "degree", 100)
+        object.__setattr__(self, "coef0", number(self.coef0, "coef0", least=-LARGEST, most=LARGEST))
+        object.__setattr__(self, "gamma", _width(self.gamma))
+
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         gamma = 1 / X.shape[1] if self.gamma is None else self.gamma
-        return (gamma * (X @ Y.T) + self.coef0) ** positive_int(self.degree, "degree")
+        with np.errstate(over="ignore"):  # the solver refuses a kernel that is not finite
+            return (gamma * (X @ Y.T) + self.coef0) ** self.degree
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,9 @@ class rbf(AbstractKernel):
     """
 
     gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gamma", _width(self.gamma))
 
     def fit(self, X: Matrix) -> Self:
         return self if self.gamma is not None else replace(self, gamma=1 / _median(X, squared=True))
@@ -74,6 +83,9 @@ class laplace(AbstractKernel):
     """exp(−gamma ‖x − y‖). Default gamma: 1 / median of ‖x − y‖ over the data."""
 
     gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gamma", _width(self.gamma))
 
     def fit(self, X: Matrix) -> Self:
         return self if self.gamma is not None else replace(self, gamma=1 / _median(X, squared=False))
@@ -98,17 +110,22 @@ class _Wide(AbstractKernel):
     weight_variance: float = 2.0
     bias_variance: float = 0.0
 
+    def __post_init__(self) -> None:
+        one_of(self.activation, "activation", ACTIVATIONS)
+        weight = number(self.weight_variance, "weight_variance", above=0, least=1e-30, most=1e30)
+        object.__setattr__(self, "weight_variance", weight)
+        object.__setattr__(self, "bias_variance", number(self.bias_variance, "bias_variance", least=0, most=1e30))
+        positive_int(self.depth, "depth", 1000)
+
     def _covariances(self, X: Matrix, Y: Matrix) -> tuple[Matrix, Matrix]:
         """Covariance Σ and tangent kernel Θ of the output."""
-        one_of(self.activation, "activation", ACTIVATIONS)
-        w = number(self.weight_variance, "weight_variance", above=0)
-        b = number(self.bias_variance, "bias_variance", least=0)
+        w, b = self.weight_variance, self.bias_variance
         m = X.shape[1]
         step = _relu if self.activation == "relu" else _erf
         xy = w * (X @ Y.T) / m + b
         xx, yy = (w * (Z * Z).sum(1) / m + b for Z in (X, Y))
         theta = xy
-        for _ in range(positive_int(self.depth, "depth")):
+        for _ in range(self.depth):
             xy_new, slope = step(xy, xx[:, None], yy[None, :])
             xx, yy = (w * step(v, v, v)[0] + b for v in (xx, yy))
             xy = w * xy_new + b
@@ -164,6 +181,10 @@ def describe(kernel: Kernel) -> tuple[str, dict]:  # for `KernelSSL.save`
     if type(kernel) not in KERNELS.values():
         raise InputError("kernel", "must be one of stairwise's kernels to be saved", kernel, ", ".join(KERNELS))
     return type(kernel).__name__, dict(vars(kernel))
+
+
+def _width(gamma: float | None) -> float | None:
+    return None if gamma is None else number(gamma, "gamma", least=1e-100, most=1e100)
 
 
 def _squared_distances(X: Matrix, Y: Matrix) -> Matrix:
