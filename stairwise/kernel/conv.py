@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from stairwise.checks import InputError
-from stairwise.kernel.convnet import ConvNet, Taps, build_axis
+from stairwise.kernel.convnet import Axis, ConvNet, Taps, build_axis
 
-MEMORY = 1 << 29  # bytes for the tensors of a tile on a CPU; on a GPU: a quarter of its free memory
+MEMORY = 1 << 23  # bytes for the tensors of a tile on a CPU: tiles that stay in its cache are faster
 LIVE = 10  # number of tensors of the size of the covariance that exist at the same time
 WORTH_COMPILING = 10_000  # entries with global average pooling; compiling takes longer than it saves for fewer
 
@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
 
 class Window(NamedTuple):
-    """`Taps` on the device; `weight` is 1 / kernel_size, and 0 outside the image."""
+    """`Taps` on the device; `weight` is σ_w / kernel_size, and 0 outside the image."""
 
     source: Tensor  # index of the inputs, (kernel_size, outputs)
     weight: Tensor
@@ -53,16 +53,18 @@ class Step(NamedTuple):
     Attributes:
         windows: the convolution along rows and along columns.
         x_at, y_at: the pixels p and q of its output, counted as in `_variances`.
-        enter_at: the pairs of its output, counted as in the input of the shortcut that is added; None: no shortcut.
+        joins: whether a shortcut is added to its output.
         project: whether that shortcut is a convolution.
+        enter_at: the pairs of its output, counted as in the input of that shortcut; None: they are the same.
         enters: whether its output is the input of a shortcut.
     """
 
     windows: tuple[Window, Window]
     x_at: Indices
     y_at: Indices
-    enter_at: Indices | None
+    joins: bool
     project: bool
+    enter_at: Indices | None
     enters: bool
 
 
@@ -79,7 +81,8 @@ def conv_covariances(
 
     Arguments:
         tangent: whether to compute Θ.
-        memory: bytes for the tensors of a tile; None: 512 MiB on a CPU, a quarter of the free memory on a GPU.
+        memory: bytes for the tensors of a tile; None: 8 MiB on a CPU, a quarter of the free memory on a GPU.
+            A tile holds at least one entry.
         compiled: whether `torch.compile` fuses each layer; None: for many entries on a GPU with triton.
     """
     net.check()
@@ -87,15 +90,17 @@ def conv_covariances(
         rule = "must be images of the same shape, (number, height, width, channels)"
         raise InputError("X and Y", rule, f"{tuple(X.shape)} and {tuple(Y.shape)}")
     same = X is Y
-    x = X.movedim(-1, 1).contiguous()
-    y = x if same else Y.movedim(-1, 1).contiguous()
+    # The angle between nearly equal vectors has half of the digits. Pooling averages that away, flattening does not.
+    dtype = X.dtype if net.head == "gap" else torch.float64
+    x = X.to(dtype).movedim(-1, 1).contiguous()
+    y = x if same else Y.to(dtype).movedim(-1, 1).contiguous()
     first, steps, largest = _plan(net, x, diagonal=net.head == "flatten")
     x_scales = _variances(net, x)
     y_scales = x_scales if same else _variances(net, y)
     if compiled is None:
         many = net.head == "gap" and len(x) * len(y) >= WORTH_COMPILING
         compiled = x.is_cuda and many and find_spec("triton") is not None
-    out = Pair(x.new_empty(len(x), len(y)), x.new_empty(len(x), len(y)) if tangent else None)
+    out = Pair(X.new_empty(len(x), len(y)), X.new_empty(len(x), len(y)) if tangent else None)
     pairs = max(1, _budget(x, memory) // (LIVE * x.element_size() * largest))
     for rows, columns in _tiles(len(x), len(y), pairs, same):
         scales = [(a[rows], b[columns]) for a, b in zip(x_scales, y_scales, strict=True)]
@@ -142,19 +147,25 @@ def _plan(net: ConvNet, x: Tensor, diagonal: bool) -> tuple[tuple[Indices, Indic
 
     steps = []
     for layer in range(net.depth):
-        rows, columns = (_window(axis.taps[layer], x) for axis in axes)
-        joins = net.leaves_block(layer)
-        enter_at = both([axis.shortcuts[layer] for axis in axes]) if joins else None
+        rows, columns = (_window(net, axis.taps[layer], x) for axis in axes)
+        places, joins, enter_at = (at(layer + 1, 0), at(layer + 1, 1)), net.leaves_block(layer), None
+        if joins and not all(_is_identity(axis, layer, net.skip) for axis in axes):
+            enter_at = both([axis.shortcuts[layer] for axis in axes])
         project = joins and net.block_stride(layer) > 1
-        places = at(layer + 1, 0), at(layer + 1, 1)
-        steps.append(Step((rows, columns), *places, enter_at, project, net.enters_block(layer + 1)))
+        steps.append(Step((rows, columns), *places, joins, project, enter_at, net.enters_block(layer + 1)))
     first = both([axis.pairs[0][0] for axis in axes]), both([axis.pairs[0][1] for axis in axes])
     largest = max(a.shape[1] * b.shape[1] for a, b in zip(axes[0].pairs, axes[1].pairs, strict=True))
     return first, steps, largest
 
 
-def _window(taps: Taps, like: Tensor) -> Window:
-    weight = torch.as_tensor(taps.valid / len(taps.valid), dtype=like.dtype, device=like.device)
+def _is_identity(axis: Axis, layer: int, skip: int) -> bool:
+    entry = axis.pairs[layer - skip + 1]
+    return entry.shape == axis.pairs[layer + 1].shape and bool((entry == axis.pairs[layer + 1]).all())
+
+
+def _window(net: ConvNet, taps: Taps, like: Tensor) -> Window:
+    values = taps.valid * net.weight_variance**0.5 / net.kernel_size
+    weight = torch.as_tensor(values, dtype=like.dtype, device=like.device)
     return Window(torch.as_tensor(taps.index, device=like.device), weight, taps.shifts)
 
 
@@ -171,16 +182,15 @@ def _products(x: Tensor, y: Tensor, first: tuple[Indices, Indices]) -> Tensor:
 
 
 def _variances(net: ConvNet, x: Tensor) -> list[Tensor]:
-    """Σ_xx[p, p] before each activation, (n, rows, columns), as far as the output depends on it."""
+    """`_scale` of Σ_xx[p, p] before each activation, (n, rows, columns), as far as the output depends on it."""
     first, steps, _ = _plan(net, x, diagonal=True)
     state, entry, out = Pair(_select((x * x).mean(1), first[0]), None), None, []
     for step in steps:
         before = _convolve(net, step, state, entry, first=False, fused=False)
         entry = before if step.enters else entry
-        out.append(before.sigma)
-        scale = _scale(net, before.sigma)
-        state = Pair(_expectations(net, before.sigma, scale, scale)[0], None)
-    return [_scale(net, variance) for variance in out]
+        out.append(_scale(net, before.sigma))
+        state = Pair(_second_moment(net, before.sigma), None)
+    return out
 
 
 def _propagate(
@@ -216,29 +226,36 @@ def _compiled_layer() -> Callable:
 
 def _convolve(net: ConvNet, step: Step, state: Pair, entry: Pair | None, first: bool, fused: bool) -> Pair:
     """A convolution and its shortcut. `first`: Θ = 0 below the convolution, and is wanted above it."""
-    w, b = net.weight_variance, net.bias_variance
     mean = _mean_fused if fused else _mean
-    sigma = w * mean(state.sigma, step.windows) + b
+    sigma = mean(state.sigma, step.windows) + net.bias_variance
     theta = sigma if first else None
     if state.theta is not None:
-        theta = sigma + w * mean(state.theta, step.windows)
-    if step.enter_at is None or entry is None:
+        theta = sigma + mean(state.theta, step.windows)
+    if not step.joins or entry is None:
         return Pair(sigma, theta)
-    short = _select(entry.sigma, step.enter_at)
-    short_theta = None if entry.theta is None else _select(entry.theta, step.enter_at)
+    short_sigma, short_theta = _shortcut(net, step, entry)
+    return Pair(sigma + short_sigma, None if theta is None or short_theta is None else theta + short_theta)
+
+
+def _shortcut(net: ConvNet, step: Step, entry: Pair) -> Pair:
+    """What a shortcut adds: its input, or a 1×1 convolution of it."""
+    sigma, theta = entry
+    if step.enter_at is not None:
+        sigma = _select(sigma, step.enter_at)
+        theta = None if theta is None else _select(theta, step.enter_at)
     if step.project:
-        short = w * short + b
-        short_theta = None if short_theta is None else short + w * short_theta
-    return Pair(sigma + short, None if theta is None or short_theta is None else theta + short_theta)
+        sigma = net.weight_variance * sigma + net.bias_variance
+        theta = None if theta is None else sigma + net.weight_variance * theta
+    return Pair(sigma, theta)
 
 
 def _select(values: Tensor, at: Indices) -> Tensor:
-    """Rows and columns (the last two dimensions) of `values`."""
-    return values.index_select(-2, at[0]).index_select(-1, at[1])
+    """Rows and columns (the last two dimensions) of `values`. Columns first: whole rows are copied faster."""
+    return values.index_select(-1, at[1]).index_select(-2, at[0])
 
 
 def _mean_fused(values: Tensor, windows: tuple[Window, Window]) -> Tensor:
-    """The mean over a window in one expression, which a compiler makes one loop."""
+    """σ_w² times the mean over a window, in one expression, from which a compiler makes one loop."""
     rows, columns = windows
     out = torch.zeros((), dtype=values.dtype, device=values.device)
     for row, row_weight in zip(rows.source, rows.weight, strict=True):
@@ -248,7 +265,7 @@ def _mean_fused(values: Tensor, windows: tuple[Window, Window]) -> Tensor:
 
 
 def _mean(values: Tensor, windows: tuple[Window, Window]) -> Tensor:
-    """The mean over a window, along rows and then along columns, which takes few operations."""
+    """σ_w² times the mean over a window, along rows and then along columns: fewer operations if not fused."""
     for dim, window in zip((-2, -1), windows, strict=True):
         values = _mean_along(values, window, dim)
     return values
@@ -272,9 +289,16 @@ def _mean_along(values: Tensor, window: Window, dim: int) -> Tensor:
 # --- activations: Gaussian expectations
 
 
+def _second_moment(net: ConvNet, variance: Tensor) -> Tensor:
+    """E[φ²]."""
+    return variance / 2 if net.activation == "relu" else (2 * variance / (1 + 2 * variance)).arcsin() * (2 / pi)
+
+
 def _scale(net: ConvNet, variance: Tensor) -> Tensor:
-    """What the expectations need of a variance."""
-    return variance.sqrt() if net.activation == "relu" else variance
+    """What E[φφ] needs of a variance: its root for ReLU, itself for erf."""
+    if net.activation == "erf":
+        return variance
+    return variance.sqrt().clamp(min=torch.finfo(variance.dtype).tiny ** 0.5)  # no division by zero
 
 
 def _expectations(net: ConvNet, xy: Tensor, x_scale: Tensor, y_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,18 +307,18 @@ def _expectations(net: ConvNet, xy: Tensor, x_scale: Tensor, y_scale: Tensor) ->
 
 
 def _relu(xy: Tensor, x_root: Tensor, y_root: Tensor) -> tuple[Tensor, Tensor]:
-    info = torch.finfo(xy.dtype)
     norm = x_root * y_root
-    # stretched, so that rounding does not keep the cosine of equal vectors below 1, where the angle is a square root
-    cosine = (xy * (1 + 4 * info.eps) / norm.clamp(min=info.tiny)).clamp(-1, 1)
-    share = 0.5 - cosine.arccos() / (2 * pi)
-    sine = ((1 - cosine) * (1 + cosine)).sqrt()
-    return norm * (sine / (2 * pi) + share * cosine), share
+    cosine = (xy / norm).clamp_(min=-1)
+    # Rounding must not keep the cosine of equal vectors below 1, where its angle is steep
+    cosine.masked_fill_(cosine > 1 - 4 * torch.finfo(xy.dtype).eps, 1)
+    share = cosine.arccos().mul_(-1 / (2 * pi)).add_(0.5)
+    sine = (1 - cosine).mul_(1 + cosine).sqrt_()
+    return sine.mul_(1 / (2 * pi)).addcmul_(share, cosine).mul_(norm), share
 
 
 def _erf(xy: Tensor, xx: Tensor, yy: Tensor) -> tuple[Tensor, Tensor]:
-    norm2 = (1 + 2 * xx) * (1 + 2 * yy)
-    value = (2 * xy / norm2.sqrt()).clamp(-1, 1).arcsin() * (2 / pi)
-    # norm2 − 4 xy², without cancelling large numbers
-    spread = 1 + 2 * xx + 2 * yy + 4 * (xx * yy - xy * xy).clamp(min=0)
+    norm = ((1 + 2 * xx) * (1 + 2 * yy)).sqrt()
+    value = (2 * xy / norm).clamp_(-1, 1).arcsin_().mul_(2 / pi)
+    # norm² − 4 xy², without cancelling large numbers
+    spread = 1 + 2 * xx + 2 * yy + 4 * (xx * yy - xy * xy).clamp_(min=0)
     return value, (4 / pi) / spread.sqrt()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -39,7 +39,7 @@ def test_against_neural_tangents(case, dtype):
     X, Y = (torch.tensor(GOLDEN[name], dtype=dtype) for name in "XY")
     for other, suffix in ((Y, ""), (X, "_self")):
         for found, name in zip(conv_covariances(net_of(case), X, other), ("nngp", "ntk"), strict=True):
-            rtol = 1e-8 if dtype == torch.float64 else 1e-5
+            rtol = 1e-7 if dtype == torch.float64 else 1e-5
             np.testing.assert_allclose(found.numpy(), case[name + suffix], rtol=rtol)
 
 
@@ -49,11 +49,13 @@ def by_matrices(net, x, y):
     def taps(size, stride, shape):
         unit = torch.eye(size * size, dtype=x.dtype).reshape(-1, 1, size, size)
         basis = torch.eye(shape.numel(), dtype=x.dtype).reshape(-1, 1, *shape)
-        pad = (size // 2,) * 4
-        if net.padding != "valid" and size > 1:
-            basis = F.pad(basis, pad, mode="circular") if net.padding == "circular" else F.pad(basis, pad)
+        around = [torch.arange(-(size // 2), side + size // 2) for side in shape]
+        if net.padding == "circular":
+            basis = basis[..., around[0] % shape[0], :][..., around[1] % shape[1]]
+        elif net.padding == "same":
+            basis = F.pad(basis, (size // 2,) * 4)
         out = F.conv2d(basis, unit, stride=stride)
-        return out.permute(1, 2, 3, 0).flatten(1, 2), out.shape[-2:]
+        return out.permute(1, 2, 3, 0).flatten(1, 2).contiguous(), out.shape[-2:]
 
     def convolve(S, T, matrices):
         weight = net.weight_variance / len(matrices)
@@ -92,53 +94,44 @@ def by_matrices(net, x, y):
 
 
 @st.composite
-def networks(draw, **fixed):
+def networks_and_shapes(draw):
     skip = draw(st.integers(0, 2))
     depth = 1 + (skip * draw(st.integers(1, 2)) if skip else draw(st.integers(0, 3)))
-    options = {
-        "depth": depth,
-        "skip": skip,
-        "kernel_size": draw(st.sampled_from([1, 3, 5])),
-        "strides": tuple(draw(st.lists(st.integers(1, 3), max_size=depth))),
-        "padding": draw(st.sampled_from(["same", "circular"] if skip else ["same", "valid", "circular"])),
-        "activation": draw(st.sampled_from(["relu", "erf"])),
-        "head": draw(st.sampled_from(["gap", "flatten"])),
-        "weight_variance": draw(st.floats(0.5, 3)),
-        "bias_variance": draw(st.sampled_from([0.0, 0.2])),
-    }
-    return ConvNet(**options | fixed)
-
-
-SIZES = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3))
-
-
-def fits(net, shape):
-    """Whether the network takes such images, as torch has it."""
-    try:
-        build_axis(net, min(shape[:2]), diagonal=True)
-    except InputError:
-        return False
-    return net.padding != "circular" or net.kernel_size // 2 <= min(shape[:2])
-
-
-@settings(max_examples=60, deadline=None)
-@given(networks(), SIZES, st.integers(0, 99))
-def test_against_explicit_matrices(net, shape, seed):
-    assume(fits(net, shape))
-    x = images(2, *shape, seed=seed)
-    try:
-        expected = by_matrices(net, *x)
-    except RuntimeError:  # torch pads by the opposite border at most once; deep strided layers may be too small
-        assume(False)
-    for found, matrix in zip(conv_covariances(net, x, x), expected, strict=True):
-        torch.testing.assert_close(found, matrix, rtol=1e-6, atol=1e-9)
+    net = ConvNet(
+        depth,
+        kernel_size=draw(st.sampled_from([1, 3, 5])),
+        strides=tuple(draw(st.lists(st.integers(1, 3), max_size=depth))),
+        padding=draw(st.sampled_from(["same", "circular"] if skip else ["same", "valid", "circular"])),
+        activation=draw(st.sampled_from(["relu", "erf"])),
+        skip=skip,
+        head=draw(st.sampled_from(["gap", "flatten"])),
+        weight_variance=draw(st.floats(0.5, 3)),
+        bias_variance=draw(st.sampled_from([0.0, 0.2])),
+    )
+    least = 1
+    if net.padding == "valid":
+        for layer in reversed(range(depth)):
+            least = (least - 1) * net.stride(layer) + net.kernel_size
+        if least > 8:
+            net, least = replace(net, padding="same"), 1
+    sides = st.integers(least, max(6, least + 1))
+    return net, (draw(sides), draw(sides), draw(st.integers(1, 3)))
 
 
 @settings(max_examples=30, deadline=None)
-@given(networks(), SIZES, st.integers(0, 99))
-def test_laws(net, shape, seed):
+@given(networks_and_shapes(), st.integers(0, 99))
+def test_against_explicit_matrices(drawn, seed):
+    net, shape = drawn
+    x = images(2, *shape, seed=seed)
+    for found, matrix in zip(conv_covariances(net, x, x), by_matrices(net, *x), strict=True):
+        torch.testing.assert_close(found, matrix, rtol=1e-6, atol=1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks_and_shapes(), st.integers(0, 99))
+def test_laws(drawn, seed):
     """Symmetric, positive semidefinite; equal images have equal rows; tiles and the order of images do not matter."""
-    assume(fits(net, shape))
+    net, shape = drawn
     x = images(4, *shape, seed=seed)
     x[3] = x[1]
     whole, tiled = conv_covariances(net, x, x), conv_covariances(net, x, x.clone(), memory=1)
@@ -154,7 +147,7 @@ def test_laws(net, shape, seed):
     assert torch.equal(only.sigma, whole.sigma)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(1, 4), st.sampled_from(["relu", "erf"]), st.sampled_from(["gap", "flatten"]))
 def test_one_pixel_is_a_fully_connected_network(depth, activation, head):
     X = images(5, 7).numpy()
@@ -192,17 +185,17 @@ def wide_output(net, x, width, generator):
     [
         ConvNet(2, head="gap", bias_variance=0.1),
         ConvNet(2, head="flatten", activation="erf", bias_variance=0.1),
-        ConvNet(3, strides=(1, 2), skip=2, head="gap", bias_variance=0.1),
+        ConvNet(2, strides=(1, 2), skip=1, head="gap", bias_variance=0.1),
     ],
     ids=lambda net: f"{net.head}-{net.activation}-{net.skip}",
 )
 def test_against_wide_networks(net):
-    """Monte Carlo: NNGP and NTK by autograd of networks of width 192, mean over draws, within 3 %."""
-    x, draws = images(3, 4, 4, 2, dtype=torch.float32), 120
-    generator = torch.Generator().manual_seed(1)
+    """Monte Carlo: NNGP and NTK by autograd of networks of width 128, mean over draws, within 3 %."""
+    x, draws = images(3, 3, 3, 2, dtype=torch.float32), 50 if net.head == "flatten" else 150
+    generator = torch.Generator().manual_seed(0)
     sigma, theta = torch.zeros(3, 3), torch.zeros(3, 3)
     for _ in range(draws):
-        outputs, parameters, features = wide_output(net, x, 192, generator)
+        outputs, parameters, features = wide_output(net, x, 128, generator)
         grads = [torch.autograd.grad(out, parameters, retain_graph=True) for out in outputs]
         jacobian = torch.stack([torch.cat([g.flatten() for g in grad]) for grad in grads])
         theta += jacobian @ jacobian.T / draws
@@ -220,7 +213,7 @@ def test_single_precision_in_a_deep_network():
     for net in (ConvNet(21, head="gap"), ConvNet(21), ConvNet(21, skip=2, strides=(1, 2))):
         exact, single = conv_covariances(net, x, x), conv_covariances(net, x.float(), x.float())
         for K, rounded in zip(exact, single, strict=True):
-            torch.testing.assert_close(rounded.double(), K, rtol=1e-3, atol=0)
+            torch.testing.assert_close(rounded.double(), K, rtol=5e-4 if net.head == "gap" else 1e-6, atol=0)
 
 
 def test_fused_layers_give_the_same(monkeypatch):
