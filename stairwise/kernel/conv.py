@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from stairwise.checks import InputError
 from stairwise.kernel.convnet import Axis, ConvNet, Taps, build_axis
@@ -120,12 +121,17 @@ def _budget(x: Tensor, memory: int | None) -> int:
 
 
 def _tiles(n: int, k: int, pairs: int, same: bool) -> Iterator[tuple[slice, slice]]:
-    """Tiles of at most `pairs` entries; only the upper triangle if both sets of images are the same."""
+    """Tiles of at most `pairs` entries; only the upper triangle if both sets of images are the same.
+
+    All tiles have one shape, for which layers are compiled: the last ones overlap with those before.
+    """
     tall = min(n, isqrt(pairs))
     wide = tall if same else min(k, pairs // tall)
     for i in range(0, n, tall):
+        top = min(i, n - tall)
         for j in range(i if same else 0, k, wide):
-            yield slice(i, min(i + tall, n)), slice(j, min(j + wide, k))
+            left = min(j, k - wide)
+            yield slice(top, top + tall), slice(left, left + wide)
 
 
 # --- the plan: index tensors
@@ -221,7 +227,8 @@ def _layer(
 
 @cache
 def _compiled_layer() -> Callable:
-    return torch.compile(_layer)
+    # one kernel per kind of layer and shape of tile; the default limit of eight is too low for networks with strides
+    return torch._dynamo.config.patch(recompile_limit=64)(torch.compile(_layer, dynamic=False))
 
 
 def _convolve(net: ConvNet, step: Step, state: Pair, entry: Pair | None, first: bool, fused: bool) -> Pair:
@@ -257,11 +264,21 @@ def _select(values: Tensor, at: Indices) -> Tensor:
 def _mean_fused(values: Tensor, windows: tuple[Window, Window]) -> Tensor:
     """σ_w² times the mean over a window, in one expression, from which a compiler makes one loop."""
     rows, columns = windows
+    reach = [0 if window.shifts is None else max(map(abs, window.shifts)) for window in (columns, rows)]
+    padded = pad(values, [reach[0], reach[0], reach[1], reach[1]])
     out = torch.zeros((), dtype=values.dtype, device=values.device)
-    for row, row_weight in zip(rows.source, rows.weight, strict=True):
-        for column, weight in zip(columns.source, columns.weight, strict=True):
-            out = out + (row_weight[:, None] * weight) * _select(values, (row, column))
+    for i, row_weight in enumerate(rows.weight):
+        for j, weight in enumerate(columns.weight):
+            moved = _moved(_moved(padded, rows, i, -2), columns, j, -1)
+            out = out + (row_weight[:, None] * weight) * moved
     return out
+
+
+def _moved(padded: Tensor, window: Window, tap: int, dim: int) -> Tensor:
+    """The inputs of one tap of the window. Slices of padded values are faster than indices."""
+    if window.shifts is None:
+        return padded.index_select(dim, window.source[tap])
+    return padded.narrow(dim, max(map(abs, window.shifts)) + window.shifts[tap], window.source.shape[1])
 
 
 def _mean(values: Tensor, windows: tuple[Window, Window]) -> Tensor:
