@@ -40,7 +40,7 @@ class Pair(NamedTuple):
 class Window(NamedTuple):
     """`Taps` on the device; `weight` is σ_w / kernel_size, and 0 outside the image."""
 
-    source: Tensor  # index of the inputs, (kernel_size, outputs)
+    source: Tensor  # index of the inputs, (taps, outputs)
     weight: Tensor
     shifts: tuple[int, ...] | None
 
@@ -221,7 +221,7 @@ def _layer(
     before = _convolve(net, step, state, entry, first, fused)
     x_scale, y_scale = _select(scale[0], step.x_at)[:, None], _select(scale[1], step.y_at)[None]
     sigma, slope = _expectations(net, before.sigma, x_scale, y_scale)
-    after = Pair(sigma, None if before.theta is None else before.theta * slope)
+    after = Pair(sigma, None if before.theta is None else slope.mul_(before.theta))
     return before if step.enters else None, after
 
 
@@ -234,10 +234,10 @@ def _compiled_layer() -> Callable:
 def _convolve(net: ConvNet, step: Step, state: Pair, entry: Pair | None, first: bool, fused: bool) -> Pair:
     """A convolution and its shortcut. `first`: Θ = 0 below the convolution, and is wanted above it."""
     mean = _mean_fused if fused else _mean
-    sigma = mean(state.sigma, step.windows) + net.bias_variance
+    sigma = mean(state.sigma, step.windows).add_(net.bias_variance)
     theta = sigma if first else None
     if state.theta is not None:
-        theta = sigma + mean(state.theta, step.windows)
+        theta = mean(state.theta, step.windows).add_(sigma)
     if not step.joins or entry is None:
         return Pair(sigma, theta)
     short_sigma, short_theta = _shortcut(net, step, entry)
@@ -295,8 +295,11 @@ def _mean_along(values: Tensor, window: Window, dim: int) -> Tensor:
         for index, weight in zip(window.source[1:], weights[1:], strict=True):
             out.addcmul_(values.index_select(dim, index), weight)
         return out
-    size, out = values.shape[dim], torch.zeros_like(values)
-    for shift, weight in zip(window.shifts, weights, strict=True):
+    size, middle = values.shape[dim], window.shifts.index(0)
+    out = values * weights[middle]
+    for tap, (shift, weight) in enumerate(zip(window.shifts, weights, strict=True)):
+        if tap == middle:
+            continue
         start, length = max(0, -shift), size - abs(shift)
         part = weight.narrow(0, start, length)
         out.narrow(dim, start, length).addcmul_(values.narrow(dim, start + shift, length), part)
@@ -325,11 +328,12 @@ def _expectations(net: ConvNet, xy: Tensor, x_scale: Tensor, y_scale: Tensor) ->
 
 def _relu(xy: Tensor, x_root: Tensor, y_root: Tensor) -> tuple[Tensor, Tensor]:
     norm = x_root * y_root
-    cosine = (xy / norm).clamp_(min=-1)
-    # Rounding must not keep the cosine of equal vectors below 1, where its angle is steep
-    cosine.masked_fill_(cosine > 1 - 4 * torch.finfo(xy.dtype).eps, 1)
+    gap = (xy / norm).neg_().add_(1).clamp_(max=2)  # 1 − cosine
+    # rounding must not give equal vectors an angle, which is as large as the root of the gap
+    torch.threshold_(gap, 4 * torch.finfo(xy.dtype).eps, 0)
+    cosine = 1 - gap
     share = cosine.arccos().mul_(-1 / (2 * pi)).add_(0.5)
-    sine = (1 - cosine).mul_(1 + cosine).sqrt_()
+    sine = (1 + cosine).mul_(gap).sqrt_()
     return sine.mul_(1 / (2 * pi)).addcmul_(share, cosine).mul_(norm), share
 
 

@@ -89,18 +89,20 @@ class ConvNet:
 class Taps:
     """A convolution along one axis, on lists of pairs: output i is the sum of inputs index[δ, i] with valid[δ, i]."""
 
-    index: Indices  # (kernel_size, outputs)
+    index: Indices  # (taps, outputs); taps that are outside for all outputs are left out
     valid: NDArray[np.bool_]
     inputs: int
 
     @property
     def shifts(self) -> tuple[int, ...] | None:
-        """The constant index[δ, i] − i of each δ; None if it is not constant."""
+        """The constant index[δ, i] − i of each δ, one of which is 0; None if they are not constant."""
         if self.index.shape[1] != self.inputs:
             return None
         steps = self.index - np.arange(self.inputs)
         each = [np.unique(row[good]) for row, good in zip(steps, self.valid, strict=True)]
-        return tuple(int(one[0]) if one.size else 0 for one in each) if all(one.size <= 1 for one in each) else None
+        if any(one.size > 1 for one in each) or not any(one[0] == 0 for one in each):
+            return None
+        return tuple(int(one[0]) for one in each)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +160,8 @@ def _needed(net: ConvNet, layer: int, size: int, pairs: Indices) -> tuple[Indice
     valid = np.asarray(((moved >= 0) & (moved < size)).all(0))
     below = _ordered(moved[:, valid], size)
     index = np.searchsorted(_key(below, size), _key(moved, size))
-    return below, Taps(np.where(valid, index, 0), valid, below.shape[1])
+    used = valid.any(1)
+    return below, Taps(np.where(valid, index, 0)[used], valid[used], below.shape[1])
 
 
 def _ordered(pairs: Indices, size: int) -> Indices:
