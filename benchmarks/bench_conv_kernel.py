@@ -13,7 +13,7 @@ three channels (time does not depend on the pixels), float32. Σ and Θ between 
     flatten    the same network without pooling, for ten times as many images
 
 All run alternately; medians are compared, in ms per entry. Error: largest relative difference of Θ from float64. The
-last line is JSON. For a GPU: --device cuda --images 64.
+last line is JSON. For a GPU: --device cuda --images 64; --memory sets the size of the tiles.
 """
 
 import argparse
@@ -82,10 +82,10 @@ def timed(call, device):
     return perf_counter() - started, result
 
 
-def ways(net, X, Y, many):
+def ways(net, X, Y, many, memory):
     """Name → (number of entries, call that returns Θ)."""
     few = X[: max(1, min(len(X), 4))]  # the naive way is slow
-    theta = partial(conv_covariances, net)
+    theta = partial(conv_covariances, net, memory=memory)
     flat = ConvNet(net.depth)
     return {
         "naive": (len(few) ** 2, lambda: naive(net, few, Y[: len(few)])),
@@ -104,6 +104,7 @@ def main():
     parser.add_argument("--depth", type=int, default=21)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--memory", type=int, help="MiB per tile, instead of the default of the device")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     draws = torch.randn(12 * options.images, options.side, options.side, 3, generator=torch.Generator().manual_seed(0))
@@ -111,7 +112,8 @@ def main():
     net = ConvNet(options.depth, head="gap")
     few = min(2, len(X))
     exact = conv_covariances(net, X[:few].double(), Y[:few].double()).theta
-    calls, times, errors = ways(net, X, Y, many), {}, {}
+    memory = None if options.memory is None else options.memory << 20
+    calls, times, errors = ways(net, X, Y, many, memory), {}, {}
     for name, (_, call) in calls.items():
         first = call()[:few, :few]  # compiles, warms up
         if name in ("naive", "tiled", "compiled"):
