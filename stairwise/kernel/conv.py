@@ -26,6 +26,7 @@ from stairwise.checks import InputError
 from stairwise.kernel.convnet import Axis, ConvNet, Taps, build_axis
 
 MEMORY = 1 << 23  # bytes for the tensors of a tile on a CPU: tiles that stay in its cache are faster
+GPU_MEMORY = 1 << 32  # on a GPU: many entries per call, and the same number in each call, for which layers are compiled
 LIVE = 10  # number of tensors of the size of the covariance that exist at the same time
 WORTH_COMPILING = 10_000  # entries with global average pooling; compiling takes longer than it saves for fewer
 
@@ -82,8 +83,8 @@ def conv_covariances(
 
     Arguments:
         tangent: whether to compute Θ.
-        memory: bytes for the tensors of a tile; None: 8 MiB on a CPU, a quarter of the free memory on a GPU.
-            A tile holds at least one entry.
+        memory: bytes for the tensors of a tile; None: 8 MiB on a CPU, on a GPU 4 GiB or a quarter of the free
+            memory. A tile holds at least one entry.
         compiled: whether `torch.compile` fuses each layer; None: for many entries on a GPU with triton.
     """
     net.check()
@@ -117,7 +118,7 @@ def conv_covariances(
 def _budget(x: Tensor, memory: int | None) -> int:
     if memory is not None:
         return memory
-    return torch.cuda.mem_get_info(x.device)[0] // 4 if x.is_cuda else MEMORY
+    return min(GPU_MEMORY, torch.cuda.mem_get_info(x.device)[0] // 4) if x.is_cuda else MEMORY
 
 
 def _tiles(n: int, k: int, pairs: int, same: bool) -> Iterator[tuple[slice, slice]]:
