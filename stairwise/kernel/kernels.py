@@ -203,10 +203,7 @@ class _WideConv(ConvNet, AbstractKernel):
 
 @dataclass(frozen=True)
 class conv_nngp(_WideConv):
-    """Covariance of the outputs of a convolutional network at initialization.
-
-    Costs less than `conv_ntk`, whose example applies.
-    """
+    """Covariance of the outputs of a convolutional network at initialization; arguments as for `conv_ntk`."""
 
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         return self._covariances(X, Y, tangent=False)
@@ -214,7 +211,12 @@ class conv_nngp(_WideConv):
 
 @dataclass(frozen=True)
 class conv_ntk(_WideConv):
-    """Neural tangent kernel of a convolutional network.
+    """Neural tangent kernel of a convolutional network of infinite width, for rows that are flattened images.
+
+    The network has `depth` convolutions of side `kernel_size` with `strides`, `padding`, an `activation` after each and
+    shortcuts around each `skip` of them, and the `head` "flatten" or "gap" (global average pooling):
+    `stairwise.kernel.convnet.ConvNet`. `shape` is (height, width, channels), by default that of square images of three
+    channels or one.
 
     An entry takes height · width numbers per layer with a flattened head, and (height · width)² with global average
     pooling; strides leave fewer. It is computed on the device of X: give tensors on a GPU to compute it there.
