@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,51 +42,55 @@ def test_against_neural_tangents(case, dtype):
             np.testing.assert_allclose(found.numpy(), case[name + suffix], rtol=rtol)
 
 
+def tap_matrices(net, size, stride, shape):
+    """The matrices by which torch's convolution moves pixels, one per tap, and the shape of its output."""
+    unit = torch.eye(size * size, dtype=torch.float64).reshape(-1, 1, size, size)
+    basis = torch.eye(shape.numel(), dtype=torch.float64).reshape(-1, 1, *shape)
+    around = [torch.arange(-(size // 2), side + size // 2) for side in shape]
+    if net.padding == "circular":
+        basis = basis[..., around[0] % shape[0], :][..., around[1] % shape[1]]
+    elif net.padding == "same":
+        basis = F.pad(basis, (size // 2,) * 4)
+    out = F.conv2d(basis, unit, stride=stride)
+    return out.permute(1, 2, 3, 0).flatten(1, 2).contiguous(), out.shape[-2:]
+
+
+def expectations(net, S):
+    """E[φφ] and E[φ′φ′] of a Gaussian vector of covariance S."""
+    v = S.diag()
+    if net.activation == "erf":
+        outer = (1 + 2 * v[:, None]) * (1 + 2 * v)
+        return (2 * S / outer.sqrt()).asin() * 2 / torch.pi, 4 / torch.pi / (outer - 4 * S**2).sqrt()
+    norm = (v[:, None] * v).sqrt()
+    cosine = (S / norm).clamp(-1, 1).fill_diagonal_(1)
+    slope = (torch.pi - cosine.acos()) / (2 * torch.pi)
+    return norm * ((1 - cosine**2).sqrt() / (2 * torch.pi) + slope * cosine), slope
+
+
 def by_matrices(net, x, y):
-    """Σ and Θ of two images, pixel by pixel: a tap is the matrix A by which torch's convolution moves pixels."""
+    """Σ and Θ of two images: all pixels of both as one vector, a convolution as Σ ← σ_w² mean_δ A_δ Σ A_δᵀ + σ_b²."""
+    both = torch.eye(2, dtype=x.dtype)
 
-    def taps(size, stride, shape):
-        unit = torch.eye(size * size, dtype=x.dtype).reshape(-1, 1, size, size)
-        basis = torch.eye(shape.numel(), dtype=x.dtype).reshape(-1, 1, *shape)
-        around = [torch.arange(-(size // 2), side + size // 2) for side in shape]
-        if net.padding == "circular":
-            basis = basis[..., around[0] % shape[0], :][..., around[1] % shape[1]]
-        elif net.padding == "same":
-            basis = F.pad(basis, (size // 2,) * 4)
-        out = F.conv2d(basis, unit, stride=stride)
-        return out.permute(1, 2, 3, 0).flatten(1, 2).contiguous(), out.shape[-2:]
+    def convolve(S, T, size, stride, shape):
+        moves, shape = tap_matrices(net, size, stride, shape)
+        moves, weight = [torch.kron(both, A) for A in moves], net.weight_variance / size**2
+        S = sum(weight * A @ S @ A.T for A in moves) + net.bias_variance
+        return S, S + sum(weight * A @ T @ A.T for A in moves), shape
 
-    def convolve(S, T, matrices):
-        weight = net.weight_variance / len(matrices)
-        S = sum(weight * A @ S @ A.T for A in matrices) + net.bias_variance
-        return S, S + sum(weight * A @ T @ A.T for A in matrices)
-
-    both, shape = torch.cat([x.flatten(0, 1), y.flatten(0, 1)]), x.shape[:2]
-    S = both @ both.T / x.shape[-1]
-    T, double, entry = torch.zeros_like(S), partial(torch.kron, torch.eye(2, dtype=x.dtype)), None
+    pixels = torch.cat([x.flatten(0, 1), y.flatten(0, 1)])
+    S, shape, entry = pixels @ pixels.T / x.shape[-1], x.shape[:2], None
+    T = torch.zeros_like(S)
     for layer in range(net.depth):
-        matrices, shape = taps(net.kernel_size, net.stride(layer), shape)
-        S, T = convolve(S, T, [double(A) for A in matrices])
+        S, T, shape = convolve(S, T, net.kernel_size, net.stride(layer), shape)
         if net.skip and layer and layer % net.skip == 0:
-            if net.block_stride(layer) > 1:
-                matrices, _ = taps(1, net.block_stride(layer), entry[2])
-                entry = convolve(*entry[:2], [double(A) for A in matrices])
-            S, T = S + entry[0], T + entry[1]
+            stride = np.prod([net.stride(inner) for inner in range(layer - net.skip + 1, layer + 1)])
+            short = entry if stride == 1 else convolve(*entry[:2], 1, int(stride), entry[2])
+            S, T = S + short[0], T + short[1]
         if net.skip and layer % net.skip == 0:
             entry = S, T, shape
-        v = S.diag()
-        if net.activation == "relu":
-            norm = (v[:, None] * v).sqrt()
-            cosine = (S / norm).clamp(-1, 1)
-            cosine.fill_diagonal_(1)
-            slope = (torch.pi - cosine.acos()) / (2 * torch.pi)
-            S = norm * ((1 - cosine**2).sqrt() / (2 * torch.pi) + slope * cosine)
-        else:
-            outer = (1 + 2 * v[:, None]) * (1 + 2 * v)
-            S, slope = (2 * S / outer.sqrt()).asin() * 2 / torch.pi, 4 / torch.pi / (outer - 4 * S**2).sqrt()
+        S, slope = expectations(net, S)
         T = T * slope
-    pixels = shape.numel()
-    blocks = [M.reshape(2, pixels, 2, pixels).permute(0, 2, 1, 3) for M in (S, T)]
+    blocks = [M.reshape(2, shape.numel(), 2, shape.numel()).permute(0, 2, 1, 3) for M in (S, T)]
     means = [M.mean((2, 3)) if net.head == "gap" else M.diagonal(dim1=2, dim2=3).mean(-1) for M in blocks]
     sigma = net.weight_variance * means[0] + net.bias_variance
     return sigma, sigma + net.weight_variance * means[1]
