@@ -39,9 +39,10 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     n_components : int, default=10
         Embedding dimension d.
     kernel : str, kernel object, callable, "precomputed", or a pair of these, default="rbf"
-        A name ("linear", "rbf", "polynomial", "laplace", "nngp", "ntk"), an object of `stairwise.kernel.kernels`, or a
-        function (X, Y) → matrix. "precomputed": fit takes K̃ (2n, 2n), rows x_1 … x_n, x'_1 … x'_n, and transform takes
-        k(x, those) (N, 2n). A pair (k_a, k_b): two modalities with no kernel between them (K_XX' = 0).
+        A name ("linear", "rbf", "polynomial", "laplace", "nngp", "ntk", "conv_nngp", "conv_ntk"), an object of
+        `stairwise.kernel.kernels`, or a function (X, Y) → matrix. "precomputed": fit takes K̃ (2n, 2n), rows x_1 … x_n,
+        x'_1 … x'_n, and transform takes k(x, those) (N, 2n). A pair (k_a, k_b): two modalities with no kernel between
+        them (K_XX' = 0).
     solver : {"auto", "krylov", "cholesky", "features"}, default="auto"
         `stairwise.kernel.solvers.solve` says what "auto" chooses.
     dtype : {"float64", "float32"}, default="float64"

@@ -6,14 +6,32 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from math import isqrt
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from stairwise.checks import LARGEST, InputError, as_numpy, number, one_of, positive_int
-from stairwise.kernel.arrays import Matrix, namespace
+from stairwise.kernel.arrays import Matrix, is_tensor, namespace
+from stairwise.kernel.convnet import ACTIVATIONS, ConvNet
 
-__all__ = ["KERNELS", "AbstractKernel", "Kernel", "laplace", "linear", "nngp", "ntk", "polynomial", "rbf", "resolve"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "KERNELS",
+    "AbstractKernel",
+    "Kernel",
+    "conv_nngp",
+    "conv_ntk",
+    "laplace",
+    "linear",
+    "nngp",
+    "ntk",
+    "polynomial",
+    "rbf",
+    "resolve",
+]
 
 Kernel = Callable[[Matrix, Matrix], Matrix]
 
@@ -95,9 +113,6 @@ class laplace(AbstractKernel):
         return namespace(X).exp(namespace(X).sqrt(_squared_distances(X, Y)) * -gamma)
 
 
-ACTIVATIONS = ("relu", "erf")
-
-
 @dataclass(frozen=True)
 class _Wide(AbstractKernel):
     """Fully connected network of infinite width with `depth` hidden layers, NTK parameterization.
@@ -154,7 +169,90 @@ class ntk(_Wide):
         return self._covariances(X, Y)[1]
 
 
-KERNELS = {kind.__name__: kind for kind in (linear, rbf, polynomial, laplace, nngp, ntk)}
+@dataclass(frozen=True)
+class _WideConv(ConvNet, AbstractKernel):
+    """Convolutional network of infinite width, for rows that are flattened images (height, width, channels).
+
+    The other fields are the architecture's, as `stairwise.kernel.convnet.ConvNet` describes them.
+
+    Attributes:
+        shape: (height, width, channels). None: square images of three channels or one, by the number of features.
+    """
+
+    shape: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("strides", "shape"):  # lists, as JSON has them
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def fit(self, X: Matrix) -> Self:
+        return replace(self, shape=self._shape(X.shape[1]))
+
+    def _shape(self, features: int) -> tuple[int, int, int]:
+        square = (
+            [(isqrt(features // c), isqrt(features // c), c) for c in (3, 1)] if self.shape is None else [self.shape]
+        )
+        for shape in square:
+            if len(shape) == 3 and np.prod(shape) == features:
+                return shape
+        remedy = "give shape=(height, width, channels)"
+        raise InputError("shape", f"must fit rows of {features} features", self.shape or "no square image does", remedy)
+
+    def _covariances(self, X: Matrix, Y: Matrix, tangent: bool) -> Matrix:
+        """Covariance Σ, or tangent kernel Θ, of the output."""
+        import torch  # only this kernel needs it
+
+        from stairwise.kernel.conv import conv_covariances
+
+        def images(rows: Matrix) -> "Tensor":
+            tensor = rows if is_tensor(rows) else torch.tensor(np.asarray(rows))
+            tensor = tensor.double() if not tensor.is_floating_point() else tensor
+            tensor = tensor.float() if tensor.element_size() < 4 else tensor
+            return tensor.reshape(len(tensor), *self._shape(tensor.shape[1]))
+
+        x = images(X)
+        with torch.no_grad():
+            sigma, theta = conv_covariances(self, x, x if Y is X else images(Y), tangent=tangent)
+        out = sigma if theta is None else theta
+        return out if is_tensor(X) else out.numpy()
+
+
+@dataclass(frozen=True)
+class conv_nngp(_WideConv):
+    """Covariance of the outputs of a convolutional network at initialization; arguments as for `conv_ntk`."""
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        return self._covariances(X, Y, tangent=False)
+
+
+@dataclass(frozen=True)
+class conv_ntk(_WideConv):
+    """Neural tangent kernel of a convolutional network of infinite width, for rows that are flattened images.
+
+    The network has `depth` convolutions of side `kernel_size` with `strides`, `padding`, an `activation` after each and
+    shortcuts around each `skip` of them, and the `head` "flatten" or "gap" (global average pooling):
+    `stairwise.kernel.convnet.ConvNet`. `shape` is (height, width, channels), by default that of square images of three
+    channels or one.
+
+    An entry takes height · width numbers per layer with a flattened head, and (height · width)² with global average
+    pooling; strides leave fewer. It is computed on the device of X: give tensors on a GPU to compute it there.
+
+    >>> white, left = np.ones((4, 4)), np.repeat([[1.0, 1.0, 0.0, 0.0]], 4, 0)
+    >>> rows = np.stack([white, left]).reshape(2, 16)
+    >>> conv_ntk(depth=3)(rows, rows).round(4)
+    array([[3.1715, 1.2736],
+           [1.2736, 1.5857]])
+    >>> conv_ntk(depth=3, strides=(1, 2), head="gap", shape=(4, 4, 1))(rows, rows).round(4)
+    array([[0.7501, 0.3863],
+           [0.3863, 0.3707]])
+    """
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        return self._covariances(X, Y, tangent=True)
+
+
+KERNELS = {kind.__name__: kind for kind in (linear, rbf, polynomial, laplace, nngp, ntk, conv_nngp, conv_ntk)}
 
 
 def resolve(kernel: str | Kernel, X: Matrix) -> Kernel:
