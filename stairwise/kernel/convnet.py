@@ -51,19 +51,22 @@ class ConvNet:
 
     def check(self) -> None:
         """Raise InputError if a field is not valid."""
-        depth, size = positive_int(self.depth, "depth"), positive_int(self.kernel_size, "kernel_size")
+        depth, size = positive_int(self.depth, "depth", 1000), positive_int(self.kernel_size, "kernel_size")
         one_of(self.padding, "padding", PADDINGS)
         one_of(self.activation, "activation", ACTIVATIONS)
         one_of(self.head, "head", HEADS)
-        number(self.weight_variance, "weight_variance", above=0)
-        number(self.bias_variance, "bias_variance", least=0)
+        most = 1e30 ** (1 / (depth + 1)) if self.activation == "relu" else 1e8  # beyond, outputs of float32 overflow
+        number(self.weight_variance, "weight_variance", least=1e-6, most=most)
+        number(self.bias_variance, "bias_variance", least=0, most=1e8)
         if size % 2 == 0:
             raise InputError("kernel_size", "must be odd", size)
-        if len(self.strides) > depth:
-            raise InputError("strides", f"must be at most {depth}, one per convolution", self.strides)
+        if not isinstance(self.strides, tuple) or len(self.strides) > depth:
+            raise InputError("strides", f"must be at most {depth} in a tuple, one per convolution", self.strides)
         for stride in self.strides:
             positive_int(stride, "strides")
-        if self.skip and (depth - 1) % positive_int(self.skip, "skip"):
+        if isinstance(self.skip, bool) or not isinstance(self.skip, int) or self.skip < 0:
+            raise InputError("skip", "must be a whole number of at least 0", self.skip)
+        if self.skip and (depth - 1) % self.skip:
             raise InputError("skip", f"must divide the {depth - 1} convolutions after the first", self.skip)
         if self.skip and self.padding == "valid":
             raise InputError("padding", "must keep the size where there are shortcuts", "'valid'", 'use "same"')

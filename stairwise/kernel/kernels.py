@@ -6,7 +6,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isqrt
+from math import isqrt, prod
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -185,6 +185,13 @@ class _WideConv(ConvNet, AbstractKernel):
         for name in ("strides", "shape"):  # lists, as JSON has them
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        self.check()
+        for name in ("weight_variance", "bias_variance"):  # plain numbers, if they were tensors
+            object.__setattr__(self, name, number(getattr(self, name), name))
+        if self.shape is not None and not (isinstance(self.shape, tuple) and len(self.shape) == 3):
+            raise InputError("shape", "must be (height, width, channels), or None", self.shape)
+        for length in self.shape or ():
+            positive_int(length, "shape")
 
     def fit(self, X: Matrix) -> Self:
         return replace(self, shape=self._shape(X.shape[1]))
@@ -194,7 +201,7 @@ class _WideConv(ConvNet, AbstractKernel):
             [(isqrt(features // c), isqrt(features // c), c) for c in (3, 1)] if self.shape is None else [self.shape]
         )
         for shape in square:
-            if len(shape) == 3 and np.prod(shape) == features:
+            if prod(shape) == features:
                 return shape
         remedy = "give shape=(height, width, channels)"
         raise InputError("shape", f"must fit rows of {features} features", self.shape or "no square image does", remedy)

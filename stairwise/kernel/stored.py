@@ -9,6 +9,7 @@ import numpy as np
 
 from stairwise.archives import load_arrays
 from stairwise.checks import InputError, flag, number, one_of, positive_int
+from stairwise.kernel.convnet import ConvNet
 from stairwise.kernel.kernels import ACTIVATIONS, KERNELS, AbstractKernel
 from stairwise.kernel.solvers import SOLVERS
 
@@ -126,6 +127,6 @@ def _kernel(entry: Any) -> AbstractKernel:
             positive_int(value, name, DEEPEST)
         elif name == "activation":
             one_of(value, name, ACTIVATIONS)
-        elif name != "gamma" or value is not None:
+        elif not issubclass(kind, ConvNet) and (name != "gamma" or value is not None):  # a ConvNet checks its own
             number(value, name)
     return kind(**entry[1])

@@ -256,22 +256,22 @@ def test_kernel_ssl_learns_from_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "words"),
+    ("options", "words"),
     [
-        (conv_ntk(), "shape must fit rows of 24 features .*give shape="),
-        (conv_ntk(shape=(2, 3, 3)), "shape must fit rows of 24 features"),
-        (conv_ntk(head="mean", shape=(2, 4, 3)), "head is unknown"),
-        (conv_ntk(padding="zero", shape=(2, 4, 3)), "padding is unknown"),
-        (conv_ntk(activation="tanh", shape=(2, 4, 3)), "activation is unknown"),
-        (conv_ntk(kernel_size=2, shape=(2, 4, 3)), "kernel_size must be odd"),
-        (conv_ntk(depth=2, strides=(1, 2, 1), shape=(2, 4, 3)), "strides must be at most 2"),
-        (conv_ntk(strides=(0,), shape=(2, 4, 3)), "strides must be a whole number"),
-        (conv_ntk(depth=4, skip=2, shape=(2, 4, 3)), "skip must divide the 3 convolutions"),
-        (conv_ntk(depth=3, skip=2, padding="valid", shape=(2, 4, 3)), "padding must keep the size"),
-        (conv_ntk(padding="valid", shape=(2, 4, 3)), "depth is too large for these images"),
-        (conv_nngp(weight_variance=0.0, shape=(2, 4, 3)), "weight_variance must be greater than 0"),
+        ({}, "shape must fit rows of 24 features .*give shape="),
+        ({"shape": (2, 3, 3)}, "shape must fit rows of 24 features"),
+        ({"head": "mean", "shape": (2, 4, 3)}, "head is unknown"),
+        ({"padding": "zero", "shape": (2, 4, 3)}, "padding is unknown"),
+        ({"activation": "tanh", "shape": (2, 4, 3)}, "activation is unknown"),
+        ({"kernel_size": 2, "shape": (2, 4, 3)}, "kernel_size must be odd"),
+        ({"depth": 2, "strides": (1, 2, 1), "shape": (2, 4, 3)}, "strides must be at most 2"),
+        ({"strides": (0,), "shape": (2, 4, 3)}, "strides must be a whole number"),
+        ({"depth": 4, "skip": 2, "shape": (2, 4, 3)}, "skip must divide the 3 convolutions"),
+        ({"depth": 3, "skip": 2, "padding": "valid", "shape": (2, 4, 3)}, "padding must keep the size"),
+        ({"padding": "valid", "shape": (2, 4, 3)}, "depth is too large for these images"),
+        ({"weight_variance": 0.0, "shape": (2, 4, 3)}, "weight_variance must be at least 1e-06"),
     ],
 )
-def test_bad_input(kernel, words):
+def test_bad_input(options, words):
     with pytest.raises(InputError, match=words):
-        kernel(np.ones((2, 24)), np.ones((3, 24)))
+        conv_ntk(**options)(np.ones((2, 24)), np.ones((3, 24)))
