@@ -183,6 +183,24 @@ def stored_names(stored: Path) -> list[str]:
     return [name for name in CATALOG if (stored / f"{name}.npz").is_file() and (stored / f"{name}.json").is_file()]
 
 
+def joined(result: Result, stored: Path) -> Result:
+    """The result together with the stored one of other runs; runs that are in both are taken from this one."""
+    if result.name not in stored_names(stored):
+        return result
+    module, before = _module(result.name), load_arrays(stored / f"{result.name}.npz")
+    if "about" not in before or "about" not in result.arrays:
+        raise InputError("--join", "needs results of trained runs", result.name, "leave it out")
+    about = [json.loads(str(arrays["about"])) for arrays in (before, result.arrays)]
+    arrays = before | result.arrays | {"about": np.array(json.dumps(about[0] | about[1]))}
+    arrays |= module.joined(arrays) if hasattr(module, "joined") else {}
+    save_arrays(result.folder / "arrays.npz", arrays)
+    _save_figure(module, arrays, result.folder)
+    claims = module.check(arrays)
+    record = result.record | {"claims": [dataclasses.asdict(claim) for claim in claims]}
+    (result.folder / "check.json").unlink(missing_ok=True)  # the folder no longer holds what its settings say
+    return dataclasses.replace(result, arrays=arrays, claims=claims, record=record)
+
+
 def store(result: Result, stored: Path) -> list[Path]:
     """Store a result as NAME.npz, NAME.json and NAME.png."""
     size = (result.folder / "arrays.npz").stat().st_size

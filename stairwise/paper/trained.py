@@ -27,7 +27,9 @@ from stairwise.training.recipe import Recipe, load_recipe, recipe_of
 
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
-SMALL, STANDARD, D50, FAST = "-small", "", "-d50", "-small-fast"
+SMALL, STANDARD, D50, FAST, LARGE = "-small", "", "-d50", "-small-fast", "-d50-large"
+RATES = {"fast": "twice the rate", "x4": "four times the rate", "x8": "eight times the rate"}  # Barlow Twins only
+KINDS = {"standard": STANDARD, "small": SMALL, "fast": FAST, "x4": "-small-x4", "x8": "-small-x8"}
 HELD = {"eigenvalues": "C", "covariance": "the covariance"}
 FREE = {"label", "keep", "held_out", "follow", "graph", "channels_last"}
 RECORDS, MODES = 150, 96  # greatest number of records and modes that are stored of a spectrum over time,
@@ -107,6 +109,14 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
             train(recipe, folder, device=config.device, restart=bool(differing), progress=share)
         runs[method] = Run(folder)
     return runs
+
+
+def chosen_kinds(only: str, methods: list[str], usual: Sequence[str]) -> list[str]:
+    """Kinds of runs that a figure uses: those of its setting `only`, separated by commas, or the usual ones."""
+    kinds = [one_of(name.strip(), "only", KINDS) for name in only.split(",")] if only else list(usual)
+    if set(kinds) & set(RATES) and methods != ["bt"]:
+        raise InputError("methods", "must be bt for runs at higher rates", ",".join(methods), "set methods=bt")
+    return kinds
 
 
 def _finished(folder: Path) -> bool:
@@ -194,6 +204,18 @@ def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
         f"{prefix}.d": run.dimensions(series),
         f"{prefix}.every": np.column_stack([t, spectra[:, :FIRST]]).astype(np.float32),
     }
+
+
+def lighter(arrays: Arrays, most: int) -> Arrays:
+    """The spectra over time that have more than `most` modes, with that many: half of them leading, others spread."""
+    lighter_ones: Arrays = {}
+    for key, modes in arrays.items():
+        prefix, dot, name = key.rpartition(".")
+        if dot and name == "modes" and len(modes) > most:
+            rest = np.linspace(most // 2, len(modes) - 1, most - most // 2).round().astype(int)
+            kept = np.unique(np.concatenate([np.arange(most // 2), rest]))
+            lighter_ones |= {key: modes[kept], f"{prefix}.lam": arrays[f"{prefix}.lam"][:, kept]}
+    return lighter_ones
 
 
 def unseen(prefix: str, run: Run) -> dict[str, Any]:
