@@ -83,7 +83,7 @@ class Coming:
         rows = [
             [str(step), f"{now} → {then}", *(f"{v:.3f}" for v in (*shares, chance))]
             for step, now, then, shares, chance in zip(
-                self.steps, self.grown, self.grown[1:], self.following, self.chance[:, 0], strict=True
+                self.steps, self.grown[:-1], self.grown[1:], self.following, self.chance[:, 0], strict=True
             )
         ]
         header = ["step", "grown, now and next", *KERNELS, "chance"]

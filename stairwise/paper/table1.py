@@ -186,7 +186,7 @@ def coming_table(arrays: Arrays) -> Table:
             )
             rows += [
                 [TITLES[m], f"{step}", f"{now} → {then}", *(_share(v) for v in (*some, low))]
-                for step, now, then, some, (low, _) in zip(steps, grown, grown[1:], shares, chance, strict=True)
+                for step, now, then, some, (low, _) in zip(steps, grown[:-1], grown[1:], shares, chance, strict=True)
             ]
     header = ["method", "step", "grown, now and next", *KERNELS, "chance"]
     return Table("Share of the next modes that kernels during training predict", header, rows)

@@ -50,6 +50,8 @@ SMOKE: dict[str, Any] = {
     "probes": ["knn"],
     "probe_times": 4,
     "held_out": 64,
+    "follow": 16,
+    "keep": 2,
     "precision": "float32",
 }
 
