@@ -31,7 +31,9 @@ from stairwise.paper.trained import D50, LARGE, METHODS, RunsConfig, about, meth
 from stairwise.progress import Progress, part
 from stairwise.report.page import Page
 from stairwise.runs.reader import Run
+from stairwise.staircase.noise import carried_by
 from stairwise.table import Table
+from stairwise.theory.batch_noise import VISIBLE
 from stairwise.training.recipe import load_recipe
 from stairwise.training.studies import stored_coming, stored_drift, stored_lengths, stored_study
 
@@ -104,7 +106,18 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
             f"{method}.last": runs[method].series("eigenvalues" if method.startswith("bt") else "covariance")[-1],
         }
         arrays |= _more(config, method, runs[method], numbers, progress)
+        arrays |= {f"{method}.carried": counts} if (counts := carried_counts(runs[method])) is not None else {}
     return arrays
+
+
+def carried_counts(run: Run) -> np.ndarray | None:
+    """At the end: eigenvalues of C above ½, how many the batch can carry by theory from the run's own correlations,
+    and modes of variance above 0.1; None if not measured."""
+    last = next((r for r in reversed(run.records) if r.eigenvalues is not None and r.covariance is not None), None)
+    theory = last and carried_by(last, run.recipe["loss"], run.recipe["loss_options"])
+    if last is None or not theory or last.eigenvalues is None or last.covariance is None:
+        return None
+    return np.array([(last.eigenvalues > 0.5).sum(), theory.above_half, (last.covariance > VISIBLE).sum()])
 
 
 def _more(config: Config, method: str, run: Run, numbers: dict[str, float], progress: Progress) -> dict[str, Any]:
@@ -140,6 +153,11 @@ def check(arrays: Arrays) -> list[Claim]:
         theory, pca, chance = (scores[name] for name in ("theory", "kernel PCA", "chance"))
         claims.append(Claim(f"{TITLES[m]}: theory", theory, f"> {pca:.3f}, kernel PCA", theory > pca))
         claims.append(Claim(f"{TITLES[m]}: kernel PCA", pca, f"> {3 * chance:.3f}, 3 × chance", pca > 3 * chance))
+    if "bt-large.carried" in arrays:
+        above, predicted, visible = (float(x) for x in arrays["bt-large.carried"])
+        text = f"{TITLES['bt-large']}: eigenvalues of C above ½"
+        claims.append(Claim.close(text, above, predicted, 0.15 * predicted))
+        claims.append(Claim.at_least(f"{TITLES['bt-large']}: modes of variance above 0.1", visible, 47))
     for m in _with_lengths(arrays):
         changed = float(arrays[f"{m}.hidden"][:, FACTS.index("function_change")].max())
         claims.append(Claim.at_most(f"{TITLES[m]}: relative change of the outputs at s = 2", changed, 1e-3))
