@@ -73,9 +73,10 @@ def draw_lengths(ax: Axes, scales: NDArray, shares: NDArray, fixed: dict[str, fl
     for i, color in enumerate((THEORY, PCA)):
         mean, spread = shares[..., i].mean(axis=0), shares[..., i].std(axis=0)
         ax.errorbar(scales, mean, spread, color=color, marker="o", markersize=4, linewidth=1.6)
-    for (name, value), style in zip(fixed.items(), (":", "-."), strict=False):
+    ends = ((":", 0, "left"), ("-.", -1, "right"))
+    for (name, value), (style, at, side) in zip(fixed.items(), ends, strict=False):
         ax.axhline(value, color=THEORY, linestyle=style, linewidth=1)
-        ax.annotate(name, (scales[0], value), fontsize=7, va="bottom")
+        ax.annotate(name, (scales[at], value), fontsize=7, va="bottom", ha=side)
     ax.set_xscale("log", base=2)
     ax.set_xticks(scales, [f"{s:g}" for s in scales])
     ax.minorticks_off()
