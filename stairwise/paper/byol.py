@@ -21,11 +21,11 @@ from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
-from stairwise.runs.followed import read_followed
 from stairwise.runs.reader import Run
 from stairwise.staircase.steps import FEWEST, detect_steps
 from stairwise.table import Table
 from stairwise.theory.spectra import grown
+from stairwise.training.following import followed_summary
 
 PARTS = {"z": "online", "predictor": "predictor", "target": "target"}
 MODES = 32  # that are stored
@@ -59,13 +59,13 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def _spectra(kind: str, run: Run) -> dict[str, Any]:
-    followed = read_followed(run.folder)
-    if followed is None or not PARTS.keys() <= followed.spectra.keys():
+    found = followed_summary(run)
+    if any(f"spectrum.{part}" not in found for part in PARTS):
         raise InputError(str(run.folder), "must have followed fixed views", None, "train it with --set follow=1024")
-    arrays: dict[str, Any] = {f"{kind}.t": followed.t, f"{kind}.loss": run.series("loss")}
+    arrays: dict[str, Any] = {f"{kind}.t": found["t"], f"{kind}.loss": run.series("loss")}
     for part in PARTS:
-        lam = followed.spectra[part]
-        steps = detect_steps(followed.t, lam) if len(lam) >= FEWEST else None
+        lam = found[f"spectrum.{part}"].astype(float)
+        steps = detect_steps(found["t"], lam) if len(lam) >= FEWEST else None
         arrays[f"{kind}.{part}"] = lam[:, :MODES].astype(np.float32)
         arrays[f"{kind}.{part}.steps"] = np.zeros(0) if steps is None else steps.times
         arrays[f"{kind}.{part}.grown"] = np.array(grown(lam[-1])[0])

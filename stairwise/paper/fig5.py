@@ -26,13 +26,13 @@ from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
-from stairwise.runs.followed import read_followed
 from stairwise.runs.reader import Run
 from stairwise.staircase.events import Events, spectrum_events
 from stairwise.staircase.growth import Rest
-from stairwise.staircase.shares import Shares, shares_along
-from stairwise.staircase.steps import coupling, detect_steps
+from stairwise.staircase.shares import Shares
+from stairwise.staircase.steps import coupling
 from stairwise.table import Table
+from stairwise.training.following import followed_summary
 
 TITLES = trained.METHODS | {f"bt-{kind}": f"Barlow Twins, {rate}" for kind, rate in trained.RATES.items()}
 OPENING = 0.06  # share of the time that one comparison leaves out, because everything grows at first
@@ -71,16 +71,11 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 def _shares(method: str, run: Run) -> dict[str, Any]:
     """Shares of z and h along each new mode, if the run has followed fixed views and has steps."""
-    followed = read_followed(run.folder)
-    steps = detect_steps(run.times, run.series("covariance"))
-    if followed is None or not len(steps):
+    found = followed_summary(run)
+    if "share.h" not in found:
         return {}
-    try:
-        found = shares_along(followed.t, followed.z, followed.h, steps)
-    except InputError:  # no step has records before and after it
-        return {}
-    curves = {"t": found.t, "times": found.times, "z": found.z, "h": found.h}
-    return {f"{method}.share.{name}": x.astype(np.float32) for name, x in curves.items()}
+    curves = {"t": found["t"], **{name: found[f"share.{name}"] for name in ("times", "z", "h")}}
+    return {f"{method}.share.{name}": x.astype(np.float16 if x.ndim > 1 else np.float32) for name, x in curves.items()}
 
 
 def events(arrays: Arrays, method: str) -> dict[str, Events]:

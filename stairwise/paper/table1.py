@@ -2,7 +2,7 @@
 
     stairwise reproduce table1                    three runs, STL-10 (only Barlow Twins trained: 15 minutes, one H200)
     stairwise reproduce table1 --data cifar10     four minutes on one H200, ResNet-18, all three methods
-    stairwise reproduce table1 --set methods=bt --set large=true    Barlow Twins alone, at batch 256 as well
+    stairwise reproduce table1 --set methods=bt --set large=true    Barlow Twins at batch 256; --join adds it
     stairwise reproduce table1 --smoke            seconds on a CPU, photographs; its numbers mean nothing
 
 All methods see one and the same tensor of views. With batches=3 every share has a mean and a spread over three draws of
@@ -54,7 +54,7 @@ class Config(RunsConfig):
     Attributes:
         n, batches: pairs, and how often they are drawn.
         lengths: also study the dependence on the lengths of hidden weights.
-        large: also Barlow Twins at batch 256; methods must be bt.
+        large: Barlow Twins at batch 256 instead; methods must be bt.
         views: pipeline of augmentations for all methods; default: that of Barlow Twins.
         precision, seed: of the kernel, and of the first draw.
     """
@@ -71,10 +71,11 @@ class Config(RunsConfig):
 
 def runs_of(config: Config, progress: Progress) -> dict[str, Run]:
     """The runs that the table compares, by method."""
-    if config.large and config.chosen() != ["bt"]:
+    if not config.large:
+        return obtain(config, D50, progress)
+    if config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt if large is true", config.methods, "set only one of them")
-    runs = obtain(config, D50, progress)
-    return runs | ({"bt-large": obtain(config, LARGE, progress)["bt"]} if config.large else {})
+    return {"bt-large": obtain(config, LARGE, progress)["bt"]}
 
 
 def pipeline(config: Config) -> str:

@@ -45,7 +45,7 @@ class Config(table1.Config):
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Bases of the spans of all methods, and their alignments."""
-    if not config.alone and not config.large and len(set(config.chosen())) < 2:
+    if not config.alone and len(set(config.chosen())) < 2:
         raise InputError("methods", "must be at least two, for a comparison", config.methods, "or set alone=true")
     runs, results = table1.studies(config, progress)
     arrays: dict[str, Any] = about(runs)

@@ -2,13 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from stairwise.checks import InputError
 from stairwise.data.feed import START, mixed
 from stairwise.distributed import rank
 from stairwise.evaluate.representations import eval_mode
-from stairwise.runs.followed import write_followed
+from stairwise.files import load_arrays, save_arrays
+from stairwise.runs.folder import FOLLOWED
+from stairwise.runs.followed import read_followed, write_followed
+from stairwise.runs.reader import Run
+from stairwise.staircase.shares import shares_along
+from stairwise.staircase.steps import FEWEST, detect_steps
 from stairwise.training.objective import AbstractObjective, Bootstrap
 from stairwise.training.recipe import Recipe
 from stairwise.training.setup import Material
@@ -36,6 +44,27 @@ def follow(objective: AbstractObjective, recipe: Recipe, material: Material, fol
     spectra = {name: (size**2 / len(h)).numpy() for name, (_, size) in decomposed.items()}
     U, size = (part[..., :COMPONENTS] for part in decomposed["z"])
     write_followed(folder, step, t, U * size, _projected(h).cpu(), spectra)
+
+
+def followed_summary(run: Run) -> dict[str, NDArray]:
+    """What a run has followed, in few numbers: `t`, `spectrum.z` (and of BYOL's predictor and target), and, if there
+    are steps, `share.times`, `share.z` and `share.h`, the shares along their new modes. Empty if it followed nothing.
+
+    It is written to RUN/followed/summary.npz and read from there once the records are gone."""
+    path = run.folder / FOLLOWED / "summary.npz"
+    followed = read_followed(run.folder)
+    if followed is None:
+        return load_arrays(path) if path.is_file() else {}
+    found: dict[str, NDArray] = {"t": followed.t}
+    found |= {f"spectrum.{name}": lam.astype(np.float32) for name, lam in followed.spectra.items()}
+    if len(run.times) >= FEWEST:
+        try:
+            shares = shares_along(followed.t, followed.z, followed.h, detect_steps(run.times, run.series("covariance")))
+            found |= {"share.times": shares.times, "share.z": shares.z, "share.h": shares.h}
+        except InputError:  # no step has records before and after it
+            pass
+    save_arrays(path, found)
+    return found
 
 
 def _outputs(objective: AbstractObjective, x: Tensor) -> dict[str, Tensor]:

@@ -48,6 +48,10 @@ def test_representations_along_new_modes(tmp_path, method, coupled):
     (claim,) = (c for c in result.claims if "share of h along new modes" in c.text)
     assert claim.holds == coupled
     assert any("share of h" in row[1] for row in fig5.events_table(result.arrays).rows)
+    for path in (folder / "followed").glob("step-*.npz"):  # the summary suffices
+        path.unlink()
+    again = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method}, force=True)
+    assert [c.measured for c in again.claims] == [c.measured for c in result.claims]
 
 
 def test_runs_are_joined(tmp_path):
