@@ -70,6 +70,7 @@ class RunsConfig:
         runs: folder of the runs.
         kinds: kinds of runs that the experiment needs.
         smoke: tiny networks on photographs, for a test that takes seconds; its numbers mean nothing.
+        run_seed: of the runs; those of other seeds than 0 are in RUNS/NAME-seedN.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
@@ -79,12 +80,14 @@ class RunsConfig:
     runs: str = "runs"
     device: str = "auto"
     smoke: bool = False
+    run_seed: int = 0
 
     def chosen(self) -> list[str]:
         return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
 
     def folder(self, method: str, kind: str) -> Path:
-        return Path(self.runs) / f"{'smoke' if self.smoke else self.data}-{method}{kind}"
+        seed = f"-seed{self.run_seed}" if self.run_seed else ""
+        return Path(self.runs) / f"{'smoke' if self.smoke else self.data}-{method}{kind}{seed}"
 
     def source(self) -> str:
         """A text that changes when the runs change."""
@@ -100,7 +103,7 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
         low, high = (span[0] + (span[1] - span[0]) * k / len(methods) for k in (i, i + 1))
         name = f"{'stl10' if config.smoke else one_of(config.data, 'data', ('stl10', 'cifar10'))}-{method}{kind}"
         folder = config.folder(method, kind)
-        recipe = load_recipe(name, SMOKE if config.smoke else {})
+        recipe = load_recipe(name, (SMOKE if config.smoke else {}) | {"seed": config.run_seed})
         differing = _differing(Run(folder), recipe) if (folder / RECIPE).is_file() else []
         if differing and not config.smoke:  # smoke runs of an older version are trained again
             remedy = "use another folder with --set runs=FOLDER, or train it again"

@@ -73,6 +73,18 @@ def test_runs_are_joined(tmp_path):
     assert len(json.loads((stored / "fig2cf.json").read_text())["versions"]) > 0
 
 
+def test_runs_of_another_seed(tmp_path):
+    folder = tmp_path / "runs" / "stl10-simclr-small-seed1"
+    invented(folder, "stl10-simclr-small", RATES)
+    settings = {"runs": str(tmp_path / "runs"), "methods": "simclr", "run_seed": 1}
+    with pytest.raises(InputError, match="seed = 0 there, 1 in the recipe"):
+        run("fig2cf", tmp_path, settings)
+    facts = json.loads((folder / "recipe.json").read_text())
+    facts["recipe"]["seed"] = 1
+    (folder / "recipe.json").write_text(json.dumps(facts))
+    assert run("fig2cf", tmp_path, settings).claims
+
+
 def test_kinds_are_joined(tmp_path):
     """Fig. 7 from standard initialization, then from small, then at four times the rate."""
     runs, stored = tmp_path / "runs", tmp_path / "stored"
