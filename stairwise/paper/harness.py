@@ -192,6 +192,9 @@ def joined(result: Result, stored: Path) -> Result:
     if "about" not in before or "about" not in result.arrays:
         raise InputError("--join", "needs results of trained runs", result.name, "leave it out")
     about = [json.loads(str(arrays["about"])) for arrays in (before, result.arrays)]
+    sources = sorted({str(one.get("data")) for runs in about for one in runs.values()})
+    if len(sources) > 1:
+        raise InputError("--join", "must join runs on the same images", ", ".join(sources), "store without it")
     arrays = before | result.arrays | {"about": np.array(json.dumps(about[0] | about[1]))}
     arrays |= module.joined(arrays) if hasattr(module, "joined") else {}
     save_arrays(result.folder / "arrays.npz", arrays)

@@ -198,10 +198,11 @@ def test_a_study_of_other_weights_is_made_again(settings, results, name, tmp_pat
     runs = Path(settings[name]["runs"])
     folder = tmp_path / "smoke-bt-d50"
     shutil.copytree(runs / "smoke-bt-d50", folder)
-    before = stored_study(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0]
-    assert before == json.loads((runs / "smoke-bt-d50" / "ntk" / "tangent.json").read_text())["scores"]
+    how = 40, 0, "cpu", "float16", lambda *_: None
+    before = stored_study(Run(folder), *how, views="barlow")[0]
+    assert before == json.loads((runs / "smoke-bt-d50" / "ntk" / "barlow-0" / "tangent.json").read_text())["scores"]
     sw.train(recipe_of(Run(folder)).with_settings({"seed": 5}), folder, device="cpu", restart=True)
-    assert stored_study(Run(folder), 40, 0, "cpu", "float16", lambda *_: None)[0] != before
+    assert stored_study(Run(folder), *how, views="barlow")[0] != before
 
 
 def test_smoke_runs_of_another_version_are_trained_again(tmp_path):

@@ -1,6 +1,8 @@
 """Figures of runs that are made one at a time, joined; and hidden representations that are followed."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from stairwise.runs.reader import Run
 from stairwise.staircase.steps import detect_steps
 from stairwise.theory.spectra import subspace_alignment
 from tests.paper.test_figures import invented
+from tests.paper.test_results import RESULTS
 
 RATES = np.concatenate([1 / np.array([1.0, 1.7, 2.2, 3.6, 4.5, 6.8, 8.1]), np.full(4, 1e-4)])
 VIEWS = 96
@@ -71,6 +74,15 @@ def test_runs_are_joined(tmp_path):
         if name != "about":
             assert np.array_equal(arrays[name], whole.arrays[name]), name
     assert len(json.loads((stored / "fig2cf.json").read_text())["versions"]) > 0
+    with pytest.raises(InputError, match="must join runs on the same images"):
+        joined(whole, RESULTS)  # those stored in the project are of CIFAR-10
+
+
+def test_join_needs_a_folder(tmp_path):
+    command = [sys.executable, "-m", "stairwise", "reproduce", "fig8", "--join"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "--join needs --store" in done.stderr
 
 
 def test_runs_of_another_seed(tmp_path):
