@@ -85,7 +85,7 @@ def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
 
 def joined(arrays: Arrays) -> Arrays:
     """Fewer modes of each run, so that all runs together can be stored."""
-    return trained.lighter(arrays, 48)
+    return trained.lighter(arrays, 30)
 
 
 def check(arrays: Arrays) -> list[Claim]:

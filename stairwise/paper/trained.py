@@ -212,13 +212,14 @@ def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
 
 
 def lighter(arrays: Arrays, most: int) -> Arrays:
-    """The spectra over time that have more than `most` modes, with that many: half of them leading, others spread."""
+    """The spectra over time that have more than `most` modes, with that many: three quarters leading, others spread."""
     lighter_ones: Arrays = {}
     for key, modes in arrays.items():
         prefix, dot, name = key.rpartition(".")
         if dot and name == "modes" and len(modes) > most:
-            rest = np.linspace(most // 2, len(modes) - 1, most - most // 2).round().astype(int)
-            kept = np.unique(np.concatenate([np.arange(most // 2), rest]))
+            leading = np.arange(3 * most // 4)
+            rest = np.linspace(len(leading), len(modes) - 1, most - len(leading)).round().astype(int)
+            kept = np.concatenate([leading, rest])
             lighter_ones |= {key: modes[kept], f"{prefix}.lam": arrays[f"{prefix}.lam"][:, kept]}
     return lighter_ones
 

@@ -12,6 +12,7 @@ from stairwise.checks import InputError
 from stairwise.files import load_arrays
 from stairwise.paper import fig5, table2
 from stairwise.paper.harness import Result, joined, run, store
+from stairwise.paper.trained import lighter
 from stairwise.runs.followed import write_followed
 from stairwise.runs.reader import Run
 from stairwise.staircase.steps import detect_steps
@@ -85,6 +86,23 @@ def test_join_needs_a_folder(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "--join needs --store" in done.stderr
+
+
+def test_fewer_modes():
+    lam = np.random.default_rng(0).random((5, 96))
+    arrays = {
+        "x.lam": lam,
+        "x.modes": 2 * np.arange(96),
+        "y.lam": lam[:, :8],
+        "y.modes": np.arange(8),
+        "x.t": lam[:, 0],
+    }
+    found = lighter(arrays, 24)
+    assert found.keys() == {"x.lam", "x.modes"}
+    assert found["x.modes"][:18].tolist() == list(range(0, 36, 2))
+    assert found["x.modes"][-1] == 190
+    assert len(set(found["x.modes"])) == 24
+    assert np.array_equal(found["x.lam"], lam[:, found["x.modes"] // 2])
 
 
 def test_runs_of_another_seed(tmp_path):
