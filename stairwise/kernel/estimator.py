@@ -16,8 +16,9 @@ from stairwise.files import load_arrays, plain, save_arrays
 from stairwise.kernel.arrays import Matrix, as_numpy, cast, checked, is_tensor, like, namespace, stack
 from stairwise.kernel.kernels import KERNELS, describe, resolve
 from stairwise.kernel.kernels import linear as LinearKernel
-from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, FeaturePairs, build_pairs
+from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, FeaturePairs
 from stairwise.kernel.solvers import SOLVERS, Solution, refuse_large, solve
+from stairwise.kernel.tiles import build_pairs
 from stairwise.theory.ensemble import predict_staircase
 from stairwise.theory.laws import evolve
 
