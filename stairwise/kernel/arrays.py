@@ -59,3 +59,13 @@ def like(values: np.ndarray, x: Matrix) -> Matrix:
     if is_tensor(x):
         return namespace(x).as_tensor(np.ascontiguousarray(values), device=x.device)
     return values
+
+
+def alike(x: Matrix, like_this: Matrix, dtype: str) -> Matrix:
+    """`x` with the array type and device of `like_this`, as `dtype`."""
+    if not is_tensor(like_this):
+        return np.asarray(as_numpy(x), dtype=dtype)
+    torch = namespace(like_this)
+    if isinstance(x, np.ndarray) and not x.flags.writeable:
+        x = np.array(x)  # torch shares memory, and warns if it must not write there
+    return torch.as_tensor(x, dtype=getattr(torch, dtype), device=like_this.device)

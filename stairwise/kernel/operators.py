@@ -62,12 +62,14 @@ class AbstractPairs(ABC):
         swaps: whether P swaps the halves (False if both views are the same data).
         eps: relative precision to which K̃ is known.
         seed_like: an array whose type and device all blocks share.
+        reads_much: whether a product with many columns takes hardly longer than one with few.
     """
 
     size: int
     swaps: bool
     eps: float
     seed_like: Matrix
+    reads_much: bool = False
 
     @abstractmethod
     def matmul(self, block: Matrix) -> Matrix:

@@ -14,7 +14,10 @@ TALLEST = 4096  # rows per tile
 
 @dataclass(frozen=True)
 class Tile:
-    """k(x, y) for some rows x of one part and the points y of a part from `first` on; `row`, `column`: its place in K̃."""
+    """k(x, y) for the rows `start` to `end` of one part and the points of another from `first` on.
+
+    `row` and `column` are its place in K̃.
+    """
 
     part: int
     other: int
@@ -53,6 +56,7 @@ class TilePairs(AbstractPairs):
     shares: int = 1
     progress: Progress = silent
     tiles: list[Tile] = field(init=False, repr=False)
+    reads_much: bool = field(default=True, init=False, repr=False)
     _values: dict[Tile, Matrix] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,169 @@
+"""From a user's arrays to a model: checks, devices, and the three ways in which `KernelSSL` is fitted."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import validate_data
+
+from stairwise.checks import InputError
+from stairwise.kernel.arrays import Matrix, checked, is_tensor, namespace, stack
+from stairwise.kernel.kernels import Kernel, linear, resolve
+from stairwise.kernel.landmarks import candidates
+from stairwise.kernel.models import Exact, Given, Stream, start_stream, stream_over
+from stairwise.kernel.operators import Blocks, DensePairs
+from stairwise.kernel.processes import place, require_same
+from stairwise.kernel.routes import Route, Size, choose_route
+from stairwise.kernel.solvers import solve
+from stairwise.progress import Progress
+
+if TYPE_CHECKING:
+    from stairwise.kernel.estimator import KernelSSL
+
+SPARE = 20  # number of modes beyond n_components, which compete with the last ones during training
+SAMPLE = 1000  # points from which a kernel's scale is estimated
+
+
+def planned(est: "KernelSSL", X: Any, X_b: object) -> Route:
+    """The route of `fit`, from the shape of X alone."""
+    n, m = (*(X.shape if hasattr(X, "shape") else np.asarray(X).shape), 1, 1)[:2]
+    points = max(1, n if X_b is None else 2 * n)
+    size = Size(points, m, est.n_components, est.n_features, est.dtype, est.memory, place()[1])
+    given = isinstance(est.kernel, str) and est.kernel == "precomputed"
+    is_linear = isinstance(est.kernel, linear) or (isinstance(est.kernel, str) and est.kernel == "linear")
+    return choose_route(est.method, size, est.solver, is_linear, given)
+
+
+def validated(est: "KernelSSL", X: ArrayLike, reset: bool) -> Matrix:
+    """X as a finite matrix of floats with the features of the fit; `reset`: this is the fit."""
+    if is_tensor(X):
+        out = checked(X, est.dtype, "X")
+        if reset:
+            est.n_features_in_ = out.shape[1]
+        elif out.shape[1] != est.n_features_in_:
+            raise InputError("X", f"must have {est.n_features_in_} features", out.shape[1])
+        return out
+    return validate_data(est, X, reset=reset, dtype=np.dtype(est.dtype))
+
+
+def placed(est: "KernelSSL", X: Matrix, name: str) -> Matrix:
+    """Rows as a finite matrix of floats on the device."""
+    if est.device is None:
+        return checked(X, est.dtype, name)
+    import torch
+
+    from stairwise.distributed import choose_device
+
+    rows = X if is_tensor(X) else torch.from_numpy(checked(X, est.dtype, name))
+    return checked(rows.to(choose_device(est.device)), est.dtype, name)
+
+
+def require_pairs(est: "KernelSSL", a: Any, b: Any) -> None:
+    """Raise an error unless rows of a and b can be pairs."""
+    if is_tensor(a) != is_tensor(b) or (is_tensor(a) and a.device != b.device):
+        raise InputError("X and X_b", "must both be numpy arrays, or torch tensors on one device")
+    if b.ndim != 2 or 0 in b.shape:
+        raise InputError("X_b", "must be 2-D and must not be empty", f"shape {tuple(b.shape)}")
+    if len(a) != len(b):
+        raise InputError("X and X_b", "must have the same number of rows", f"{len(a)} and {len(b)}")
+    if not two_modalities(est) and a.shape[1] != b.shape[1]:
+        rule = "must have the same number of features for one kernel"
+        raise InputError("X and X_b", rule, f"{a.shape[1]} and {b.shape[1]}", "give a pair of kernels")
+
+
+def two_modalities(est: "KernelSSL") -> bool:
+    return isinstance(est.kernel, tuple | list)
+
+
+def require_kernels(est: "KernelSSL", X_b: object) -> None:
+    if two_modalities(est) and (len(est.kernel) != 2 or X_b is None):
+        raise InputError("kernel", "as a pair needs two kernels and X_b", est.kernel, "or one kernel for both views")
+
+
+def fit_precomputed(est: "KernelSSL", X: ArrayLike, X_b: ArrayLike | None) -> Given:
+    if X_b is not None:
+        raise InputError("X_b", 'must be None for kernel="precomputed"', None, "X is already K̃ of both views")
+    given = str(getattr(X, "dtype", "float64"))
+    K = validated(est, X, reset=True)
+    xp = namespace(K)
+    if K.shape[0] != K.shape[1]:
+        raise InputError("X", "must be a square kernel matrix", f"shape {tuple(K.shape)}", "or choose a kernel=")
+    if K.shape[0] % 2:
+        raise InputError("X", "must have an even number of rows: K̃ of x_1 … x_n, x'_1 … x'_n", K.shape[0])
+    scale = float(abs(K).max())
+    if float(abs(K - K.T).max()) > 1e-8 * scale + 100 * float(xp.finfo(K.dtype).eps) * scale:
+        raise InputError("X", "must be a symmetric kernel matrix", None, "symmetrize it: (K + K.T) / 2")
+    single = given.endswith(("float32", "float16"))
+    pairs = DensePairs((K + K.T) / 2, swaps=True, precision=float(np.finfo(np.float32).eps) if single else 0.0)
+    if pairs.size <= 5000:  # beyond, the solver notices
+        pairs.refuse_indefinite("X")
+    found = solve(pairs, est.n_components, est.solver)
+    more = solve(pairs, min(est.n_components + SPARE, pairs.size), est.solver, at_most=True)
+    return Given(found, more, est.dtype)
+
+
+def fit_exact(est: "KernelSSL", X: ArrayLike, X_b: ArrayLike | None) -> Exact:
+    a = validated(est, X, reset=True)
+    require_kernels(est, X_b)
+    if X_b is not None:
+        b = checked(X_b, est.dtype, "X_b")
+        require_pairs(est, a, b)
+    parts = (placed(est, a, "X"),) if X_b is None else (placed(est, a, "X"), placed(est, b, "X_b"))
+    if two_modalities(est):
+        kernels = tuple(resolve(kernel, part) for kernel, part in zip(est.kernel, parts, strict=True))
+        est.kernel_ = kernels
+    else:
+        est.kernel_ = resolve(est.kernel, parts[0] if X_b is None else stack(list(parts)))
+        kernels = (est.kernel_,) * len(parts)
+    _require_same_data(parts[0], parts[-1])
+    return Exact(Blocks(parts, kernels, not two_modalities(est), est.dtype), X_b is not None, est.solver, est.memory)
+
+
+def fit_stream(est: "KernelSSL", X: ArrayLike, X_b: ArrayLike | None, progress: Progress) -> Stream:
+    """Maps from a sample of all points, then sums over all pairs, chunk by chunk."""
+    if not is_tensor(X):
+        validate_data(est, X, skip_check_array=True)
+    a: Matrix = X if is_tensor(X) else np.asanyarray(X)
+    est.n_features_in_ = a.shape[1]
+    require_kernels(est, X_b)
+    b: Matrix = a if X_b is None else X_b if is_tensor(X_b) else np.asanyarray(X_b)
+    require_pairs(est, a, b)
+    model = started(est, est.route_.method, a, b)
+    stream_over(model, a, b, lambda rows, name: placed(est, rows, name), progress)
+    return model
+
+
+def started(est: "KernelSSL", method: str, a: Matrix, b: Matrix) -> Stream:
+    """Maps without sums. Points of one map come from both views."""
+    views = [[a], [b]] if two_modalities(est) else [[a] if b is a else [a, b]]
+    given = est.kernel if two_modalities(est) else [est.kernel]
+    count, rng = est.n_features, np.random.default_rng(est.random_state)
+    kernels: list[Kernel] = []
+    pools = []
+    for kernel, parts in zip(given, views, strict=True):
+        points = sum(len(part) for part in parts)
+        spaced = np.linspace(0, points - 1, min(points, SAMPLE)).astype(int)
+        sample = placed(est, _rows(parts, spaced), "X")
+        kernels.append(resolve(kernel, sample))
+        wanted = min(points, candidates(est.landmarks, count))
+        chosen = np.sort(rng.choice(points, wanted, replace=False))
+        pools.append(placed(est, _rows(parts, chosen), "X") if method == "nystroem" else sample)
+        _require_same_data(sample)
+    est.kernel_ = tuple(kernels) if two_modalities(est) else kernels[0]
+    how = "uniform" if method == "features" else est.landmarks
+    return start_stream(
+        method, tuple(kernels), pools, count=count, dtype=est.dtype, how=how, seed=int(est.random_state)
+    )
+
+
+def _rows(parts: list[Matrix], rows: np.ndarray) -> Matrix:
+    """Rows of all parts together, by increasing numbers."""
+    first = len(parts[0])
+    if len(parts) == 1:
+        return parts[0][rows]
+    return stack([parts[0][rows[rows < first]], parts[1][rows[rows >= first] - first]])
+
+
+def _require_same_data(*parts: Matrix) -> None:
+    sizes = np.array([float(abs(part[:SAMPLE]).sum()) + len(part) for part in parts])
+    require_same(sizes, "X and X_b", "must be the same in all processes", parts[0])
