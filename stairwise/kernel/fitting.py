@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import validate_data
 
 from stairwise.checks import InputError
-from stairwise.kernel.arrays import Matrix, checked, is_tensor, namespace, stack
+from stairwise.kernel.arrays import Matrix, alike, checked, is_tensor, namespace, stack
 from stairwise.kernel.kernels import Kernel, linear, resolve
 from stairwise.kernel.landmarks import candidates
 from stairwise.kernel.models import Exact, Given, Stream, start_stream, stream_over
@@ -54,8 +54,8 @@ def placed(est: "KernelSSL", X: Matrix, name: str) -> Matrix:
 
     from stairwise.distributed import choose_device
 
-    rows = X if is_tensor(X) else torch.from_numpy(checked(X, est.dtype, name))
-    return checked(rows.to(choose_device(est.device)), est.dtype, name)
+    device = choose_device(est.device)
+    return checked(alike(X, torch.empty(0, device=device), est.dtype), est.dtype, name)
 
 
 def require_pairs(est: "KernelSSL", a: Any, b: Any) -> None:
@@ -129,6 +129,7 @@ def fit_stream(est: "KernelSSL", X: ArrayLike, X_b: ArrayLike | None, progress: 
     b: Matrix = a if X_b is None else X_b if is_tensor(X_b) else np.asanyarray(X_b)
     require_pairs(est, a, b)
     model = started(est, est.route_.method, a, b)
+    _require_same_data(*(x for one in model.maps for x in one.arrays()), placed(est, a[:SAMPLE], "X"))
     stream_over(model, a, b, lambda rows, name: placed(est, rows, name), progress)
     return model
 
@@ -148,7 +149,6 @@ def started(est: "KernelSSL", method: str, a: Matrix, b: Matrix) -> Stream:
         wanted = min(points, candidates(est.landmarks, count))
         chosen = np.sort(rng.choice(points, wanted, replace=False))
         pools.append(placed(est, _rows(parts, chosen), "X") if method == "nystroem" else sample)
-        _require_same_data(sample)
     est.kernel_ = tuple(kernels) if two_modalities(est) else kernels[0]
     how = "uniform" if method == "features" else est.landmarks
     return start_stream(

@@ -61,7 +61,7 @@ def require_same(values: np.ndarray, name: str, rule: str, like_this: Matrix) ->
     mine = like(np.asarray(values, dtype=np.float64), like_this)
     off = summed(abs(mine - from_first(mine)))
     if float(off.sum()) > 0:
-        raise InputError(name, rule, None, "sums and tiles of different data do not fit together")
+        raise InputError(name, rule, None, "give all rows to fit, or own rows to partial_fit, in every process")
 
 
 @dataclass(frozen=True, eq=False)
