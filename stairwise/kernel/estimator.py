@@ -170,7 +170,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         tell = self.progress or silent
         tell(0.0, 1.0, str(self.route_))
         if self.method == "auto" and self.route_.method == "nystroem":
-            words = f'{self.route_}. The result is approximate; method="exact" or more memory= gives the exact one'
+            words = f'{self.route_}. method="exact", or more memory=, gives the exact result'
             warnings.warn(words, TheoryWarning, stacklevel=2)
         self._n_features_out = self.n_components
         if self.precomputed_:

@@ -79,7 +79,7 @@ def choose_route(
 
 def _features(method: str, size: Size) -> str:
     what = "landmarks" if method == "nystroem" else "random features"
-    return f"{min(size.width, size.points):,} {what} stand for {size.points:,} points"
+    return f"{min(size.width, size.points):,} {what} stand for {size.points:,} points (approximate)"
 
 
 def _stream_bytes(size: Size) -> int:
