@@ -109,6 +109,9 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     True
     """
 
+    _model: AbstractModel
+    _solution: Solution | None
+    _more: Solution | None
     _parameter_constraints: ClassVar[dict] = {
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "kernel": [StrOptions({*KERNELS, "precomputed"}), callable, tuple, list, HasMethods("fit")],
@@ -162,24 +165,20 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X_b : array-like or torch tensor of shape (n, m_b), default=None
             Second view. None: the second view is X itself.
         """
-        self._validate_params()
-        self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
-        self._to_numpy = not is_tensor(X)
-        self._more: Solution | None = None
+        self._begin(X)
         self.route_ = self.plan(X, X_b)
         tell = self.progress or silent
         tell(0.0, 1.0, str(self.route_))
         if self.method == "auto" and self.route_.method == "nystroem":
             words = f'{self.route_}. method="exact", or more memory=, gives the exact result'
             warnings.warn(words, TheoryWarning, stacklevel=2)
-        self._n_features_out = self.n_components
         if self.precomputed_:
-            self._model: AbstractModel = fit_precomputed(self, X, X_b)
+            self._model = fit_precomputed(self, X, X_b)
         elif self.route_.method == "exact":
             self._model = fit_exact(self, X, X_b)
         else:
             self._model = fit_stream(self, X, X_b, part(tell, 0.0, 0.9))
-        self._solution: Solution | None = self._model.modes(self.n_components, progress=tell)
+        self._solution = self._model.modes(self.n_components, progress=tell)
         tell(1.0, 1.0, "done")
         return self
 
@@ -192,9 +191,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """
         first = not isinstance(getattr(self, "_model", None), Stream)
         if first:
-            self._validate_params()
-            self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
-            self._to_numpy = not is_tensor(X)
+            self._begin(X)
         if self.precomputed_ or (self.method == "exact" and self.kernel != "linear"):
             raise InputError("method", "must not be exact for partial_fit", self.method, 'use "nystroem" or "features"')
         a, b = self._batch(X, X_b, first)
@@ -202,7 +199,6 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             method = "nystroem" if self.method in ("auto", "exact") else self.method
             self._model = shared_maps(started(self, method, a, b))
             self.route_ = Route(method, "pairs are added batch by batch", 0)
-            self._n_features_out = self.n_components
         assert isinstance(self._model, Stream)
         self._model.add(a, b)
         self._solution = self._more = None
@@ -232,8 +228,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def solution_(self) -> Solution:
         """The modes with residual, number of products and precision."""
         check_is_fitted(self)
-        if self._solution is None:
-            self._solution = self._model.modes(self.n_components)
+        self._solution = self._solution or self._model.modes(self.n_components)
         return self._solution
 
     @property
@@ -246,10 +241,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """a_j in columns."""
         return self.solution_.coefficients
 
-    @property
-    def rkhs_norms_(self) -> NDArray[np.float64]:
-        """‖f_j‖ in the RKHS."""
-        return self.eigenvalues_**-0.5
+    rkhs_norms_ = property(lambda self: self.eigenvalues_**-0.5, doc="‖f_j‖ in the RKHS.")
 
     @property
     def embedding_(self) -> Matrix:
@@ -260,6 +252,14 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 f"method={self.route_.method!r} does not keep the embeddings of its points: use transform"
             )
         return dual_embedding(self.solution_, self._model.swaps)
+
+    @property
+    def pairs_(self) -> int:
+        """Number of pairs seen by an approximate method."""
+        check_is_fitted(self)
+        if not isinstance(self._model, Stream):
+            raise AttributeError("only the approximate methods count their pairs")
+        return 0 if self._model.sums is None else self._model.sums.pairs
 
     @property
     def blocks_(self) -> Blocks:
@@ -348,10 +348,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return z @ (z if Y is None else self.transform(Y, view=view_y or view)).T
 
     def save(self, path: str | Path) -> None:
-        """Write to one .npz file without pickled objects, also between calls of `partial_fit`.
-
-        Your own kernel functions cannot be saved.
-        """
+        """Write to one .npz file, also between calls of `partial_fit`. Your own kernel functions cannot be saved."""
         check_is_fitted(self)
         store.save(self, path)
 
@@ -359,6 +356,13 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def load(cls, path: str | Path) -> "KernelSSL":
         """Read a file written by `save`. Nothing is unpickled."""
         return store.load(cls, path)
+
+    def _begin(self, X: object) -> None:
+        """Check the parameters and forget an earlier fit."""
+        self._validate_params()
+        self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
+        self._to_numpy, self._n_features_out = not is_tensor(X), self.n_components
+        self._more = None
 
     def _batch(self, X: ArrayLike, X_b: ArrayLike | None, first: bool) -> tuple[Matrix, Matrix]:
         """Pairs for partial_fit, checked and on the device."""
@@ -387,8 +391,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _modes(self) -> Solution:
         """Modes for the dynamics: n_components and up to SPARE more, computed on first use."""
-        if self._more is None:
-            self._more = self._model.modes(self.n_components + SPARE, at_most=True)
+        self._more = self._more or self._model.modes(self.n_components + SPARE, at_most=True)
         return self._more
 
     def _start(self, alpha: float | None, init: Any, seed: int) -> tuple[Solution, NDArray[np.float64]]:
