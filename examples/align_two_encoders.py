@@ -3,9 +3,9 @@
     python examples/align_two_encoders.py [--data cifar10] [--steps 400] [--pairs 3000] [--out aligned]
 
 Trains two small networks without labels (VICReg and SimCLR, different layers and widths; their features are kept in
---out, and a second run reads them), then aligns their features of images that neither has seen: given the features of an
-image by the one, find the same image among those of the other. Compared: `KernelSSL` with a kernel for each encoder, CCA
-of scikit-learn, and two linear maps trained with CLIP's loss.
+--out, and a second run reads them), then aligns their features of images that neither has seen: given the features of
+an image by the one, find the same image among those of the other. Compared: `KernelSSL` with a kernel for each encoder,
+CCA of scikit-learn, and two linear maps trained with CLIP's loss.
 """
 
 import argparse

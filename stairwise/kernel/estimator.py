@@ -256,7 +256,6 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     @property
     def pairs_(self) -> int:
         """Number of pairs seen by an approximate method."""
-        check_is_fitted(self)
         if not isinstance(self._model, Stream):
             raise AttributeError("only the approximate methods count their pairs")
         return 0 if self._model.sums is None else self._model.sums.pairs
@@ -264,7 +263,6 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     @property
     def blocks_(self) -> Blocks:
         """The fitted points and their kernels; only the exact method keeps them."""
-        check_is_fitted(self)
         if not isinstance(self._model, Exact):
             raise AttributeError("only the exact method keeps its points")
         return self._model.blocks
