@@ -71,6 +71,16 @@ def test_a_folder_is_embedded_as_if_it_had_not_stopped(tmp_path, monkeypatch):
     np.testing.assert_array_equal(whole, stopped)
 
 
+def test_two_encoders_are_aligned(tmp_path, monkeypatch, capsys):
+    sizes = ("--train", "60", "--steps", "2", "--pairs", "300", "--dimension", "8", "--clip-steps", "60")
+    monkeypatch.setattr(sys, "argv", ["align.py", "--data", "photos", *sizes, "--out", str(tmp_path)])
+    run_path(str(EXAMPLES / "align_two_encoders.py"), run_name="__main__")
+    rows = capsys.readouterr().out.splitlines()[-4:]
+    shares = {row[:28].strip(): [float(value) for value in row[28:].split()[:3]] for row in rows}
+    assert len(shares) == 4
+    assert all(ten > 5 * 10 / 160 for _, _, ten in shares.values())  # five times chance
+
+
 def run_with(library, name, folder, *command):
     """Run an example of a library for 60 steps; its records."""
     if not find_spec(library):
