@@ -141,9 +141,16 @@ def evaluated(kernel: Kernel, X: Matrix, Y: Matrix, dtype: str) -> Matrix:
     if str(block.dtype).endswith("float32") and dtype == "float64":
         raise InputError("kernel", "returned float32 instead of float64", None, 'use dtype="float32"')
     block = cast(block, dtype)
-    if not bool(namespace(block).isfinite(block).all()):
+    if not _finite(block):
         raise InputError("kernel", "must return finite numbers", None, "scale the data or choose another kernel")
     return block
+
+
+def _finite(block: Matrix) -> bool:
+    """Whether all numbers are finite: their sum is, or, if it overflows, each of them."""
+    xp = namespace(block)
+    with np.errstate(all="ignore"):
+        return bool(xp.isfinite(block.sum())) or bool(xp.isfinite(block).all())
 
 
 def times_float64(a: Matrix, b: Matrix) -> Matrix:
