@@ -164,10 +164,14 @@ def main():
     d = min(options.dimension, a.shape[1], b.shape[1])
     trained = {"linear maps, CLIP's loss": partial(clip, steps=options.clip_steps)}
     for name, fit in (METHODS | trained).items():
-        power = chosen_power(fit, a, b, d) if name in METHODS else 0.0
-        started = perf_counter()
-        to_a, to_b, strength = fit(a, b, d)
-        seconds = perf_counter() - started
+        try:
+            power = chosen_power(fit, a, b, d) if name in METHODS else 0.0
+            started = perf_counter()
+            to_a, to_b, strength = fit(a, b, d)
+            seconds = perf_counter() - started
+        except np.linalg.LinAlgError as error:  # scikit-learn's CCA sometimes fails on what its deflation leaves
+            print(f"{name:28}  failed: {error}", flush=True)
+            continue
         one, five, ten = found(to_a(a_new) * strength**power, to_b(b_new) * strength**power)
         print(f"{name:28}{one:>9.3f}{five:>11.3f}{ten:>12.3f}{seconds:>9.2f}", flush=True)
 
