@@ -8,7 +8,7 @@ import numpy as np
 
 from stairwise.checks import InputError
 from stairwise.kernel import sums as feature_sums
-from stairwise.kernel.arrays import Matrix, alike, cast, like, namespace, stack
+from stairwise.kernel.arrays import Matrix, alike, cast, is_tensor, like, namespace, stack
 from stairwise.kernel.kernels import Kernel
 from stairwise.kernel.kernels import linear as LinearKernel
 from stairwise.kernel.maps import AbstractMap, Identity, build_map, restore_map, same_map
@@ -125,6 +125,7 @@ class Stream(AbstractModel):
 
     def add(self, a: Matrix, b: Matrix) -> None:
         """Add the pairs a[i], b[i]."""
+        self._follow(a)
         rows_a = self.rows(a, 0)
         new = PairSums.of(rows_a, rows_a if b is a else self.rows(b, 1))
         self.sums = new if self.sums is None else self.sums + new
@@ -136,7 +137,10 @@ class Stream(AbstractModel):
         if not all(map(same_map, self.maps, other.maps)):
             rule = "must have the same kernel and the same landmarks or random features"
             raise InputError("estimators", rule, None, "start all of them from one file written by save")
-        self.sums = other.sums if self.sums is None else self.sums + other.sums
+        if self.sums is None:
+            self.sums = other.sums
+        else:
+            self.sums += PairSums(alike(other.sums.cross, self.sums.cross, "float64"), other.sums.pairs)
 
     def modes(self, k: int, at_most: bool = False, progress: Progress = silent) -> Solution:
         if self.sums is None:
@@ -145,6 +149,19 @@ class Stream(AbstractModel):
 
     def rows(self, X: Matrix, view: int) -> Matrix:
         return self.maps[view if len(self.maps) == 2 else 0].rows(X)
+
+    def _follow(self, x: Matrix) -> None:
+        """Move maps and sums to the array type and device of x, as after loading them from a file."""
+        held = [array for one in self.maps for array in one.arrays()] + ([self.sums.cross] if self.sums else [])
+        if all(
+            is_tensor(array) == is_tensor(x) and getattr(array, "device", 0) == getattr(x, "device", 0)
+            for array in held
+        ):
+            return
+        moved = [(one, [alike(array, x, one.dtype) for array in one.arrays()]) for one in self.maps]
+        self.maps = tuple(restore_map(type(one).__name__, one.kernel, one.dtype, arrays) for one, arrays in moved)
+        if self.sums is not None:
+            self.sums = PairSums(alike(self.sums.cross, x, "float64"), self.sums.pairs)
 
     def share(self, coefficients: Matrix, view: int) -> Matrix:
         if len(self.maps) == 1 or self.sums is None:

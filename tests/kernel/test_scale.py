@@ -148,6 +148,11 @@ def test_save_and_load_a_stream(tmp_path, kernel):
     back = KernelSSL.load(tmp_path / "est.npz")
     np.testing.assert_allclose(back.transform(X_A), est.transform(X_A), atol=1e-10)
     assert back.get_params()["n_features"] == 30
+    if kernel == "rbf":  # goes on where it is told to
+        back.set_params(device="cpu").partial_fit(X_A, X_b=X_B)
+        assert isinstance(back.dual_coef_, torch.Tensor)
+        np.testing.assert_allclose(back.combine(est).eigenvalues_, est.eigenvalues_, rtol=1e-10)
+        assert back.pairs_ == 390
 
 
 # --- tiles
