@@ -480,3 +480,26 @@ def test_muon_must_take_a_step_before_it_is_recorded():
     layer(torch.randn(2, 4, device="cuda")).sum().backward()
     with pytest.raises(sw.InputError, match="once before it is recorded"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "exact", "solver": "krylov", "memory": 300_000},
+        {"method": "exact", "solver": "krylov", "memory": 20_000},
+        {"method": "nystroem", "n_features": 60, "landmarks": "pivoted"},
+        {"method": "features", "n_features": 90},
+    ],
+    ids=["tiles", "recomputed", "nystroem", "features"],
+)
+def test_kernels_of_many_points_are_those_of_the_cpu(settings):
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((150, 8)) * np.linspace(2, 0.3, 8)
+    x_a, x_b = (base + 0.3 * rng.standard_normal(base.shape) for _ in "ab")
+    expected = sw.KernelSSL(4, **settings).fit(x_a, X_b=x_b)
+    for dtype, off in (("float64", 1e-9), ("float32", 1e-4)):
+        found = sw.KernelSSL(4, device="cuda", dtype=dtype, **settings).fit(x_a, X_b=x_b)
+        np.testing.assert_allclose(found.eigenvalues_, expected.eigenvalues_, rtol=off)
+        z = found.transform(x_a)
+        assert isinstance(z, np.ndarray)
+        np.testing.assert_allclose(np.abs(z), np.abs(expected.transform(x_a)), atol=100 * off)

@@ -57,7 +57,8 @@ def checked(x: object, dtype: str, name: str) -> Matrix:
 def like(values: np.ndarray, x: Matrix) -> Matrix:
     """float64 numpy values, converted to the array type and device of `x`."""
     if is_tensor(x):
-        return namespace(x).as_tensor(np.ascontiguousarray(values), device=x.device)
+        own = np.ascontiguousarray(values)
+        return namespace(x).as_tensor(own if own.flags.writeable else own.copy(), device=x.device)
     return values
 
 
