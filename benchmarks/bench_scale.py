@@ -154,6 +154,55 @@ def short(row):
     return {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in row.items()}
 
 
+def measure_exact(counts, d, features, device, memory):
+    exact(counts[0] // 4, d, features, device, memory)  # warm up
+    print(f"exact, d = {d}, {features} features")
+    print(f"{'n':>9}{'tiles':>10}{'solve':>9}{'total':>9}{'products':>10}{'|C-I|':>10}{'γ off':>9}")
+    rows = []
+    for n in counts:
+        row = exact(n, d, features, device, memory)
+        rows.append(row)
+        kept = "" if row["stored"] else "  (tiles recomputed)"
+        print(
+            f"{n:>9,}{row['tiles_s']:>8.2f} s{row['solve_s']:>7.2f} s{row['total_s']:>7.2f} s{row['products']:>10}"
+            f"{row['C_off']:>10.1e}{row['gamma_off']:>9.1e}{kept}",
+            flush=True,
+        )
+    growth = {"exponent": exponent(rows, "total_s"), "solve_exponent": exponent(rows, "solve_s")}
+    print(f"total grows like n^{growth['exponent']:.2f}, solve like n^{growth['solve_exponent']:.2f}\n")
+    return short(rows[-1] | growth)
+
+
+def measure_nystroem(counts, d, features, width, device, peer_most):
+    nystroem(width, d, features, width, device)  # warm up
+    if peer_most:
+        peer(400, d, features, device, nystroem(400, d, features, 200, device))
+    print(f"Nyström, {width} landmarks")
+    print(f"{'n':>9}{'ours':>10}{'scikit-learn':>14}{'ratio':>8}{'γ differ':>10}{'|C-I|':>10}{'γ off':>9}")
+    rows = []
+    for n in counts:
+        row = nystroem(n, d, features, width, device)
+        theirs, differ = peer(n, d, features, device, row) if n <= peer_most else (np.nan, np.nan)
+        row = {key: row[key] for key in ("n", "total_s", "C_off", "gamma_off")} | {"peer_s": theirs, "differ": differ}
+        rows.append(row)
+        print(
+            f"{n:>9,}{row['total_s']:>8.2f} s{theirs:>12.2f} s{theirs / row['total_s']:>7.1f}x{differ:>10.1e}"
+            f"{row['C_off']:>10.1e}{row['gamma_off']:>9.1e}",
+            flush=True,
+        )
+    summary = {key: value for key, value in rows[-1].items() if np.isfinite(value)}
+    summary["exponent"] = exponent(rows, "total_s")
+    compared = [row for row in rows if np.isfinite(row["peer_s"])]
+    if compared:
+        summary |= {"peer_n": compared[-1]["n"], "peer_ratio": compared[-1]["peer_s"] / compared[-1]["total_s"]}
+    if len(compared) > 1:
+        summary["peer_exponent"] = exponent(compared, "peer_s")
+    print(
+        f"ours grows like n^{summary['exponent']:.2f}, scikit-learn's like n^{summary.get('peer_exponent', np.nan):.2f}"
+    )
+    return short(summary)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
@@ -163,50 +212,13 @@ def main():
     options = parser.parse_args()
     device = choose_device("cpu" if options.quick else options.device)
     if options.quick:
-        d, features, width, exact_sizes, many = 10, 64, 200, (1000, 2000, 4000), (4000, 16_000, 64_000)
+        d, features, width, few, many = 10, 64, 200, (1000, 2000, 4000), (4000, 16_000, 64_000)
     else:
         d, features, width = 50, 3072, 5000
-        exact_sizes, many = (12_500, 25_000, 50_000, 100_000), (50_000, 100_000, 250_000, 1_000_000)
-    memory = int(options.memory * 2**30)
+        few, many = (12_500, 25_000, 50_000, 100_000), (50_000, 100_000, 250_000, 1_000_000)
     summary = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "d": d, "features": features}
-    exact(exact_sizes[0] // 4, d, features, device, memory)  # warm up
-    print(f"exact, d = {d}, {features} features")
-    print(f"{'n':>9}{'tiles':>10}{'solve':>9}{'total':>9}{'products':>10}{'|C-I|':>10}{'γ off':>9}")
-    rows = []
-    for n in exact_sizes:
-        row = exact(n, d, features, device, memory)
-        rows.append(row)
-        kept = "" if row["stored"] else "  (tiles recomputed)"
-        print(
-            f"{n:>9,}{row['tiles_s']:>8.2f} s{row['solve_s']:>7.2f} s{row['total_s']:>7.2f} s{row['products']:>10}"
-            f"{row['C_off']:>10.1e}{row['gamma_off']:>9.1e}{kept}",
-            flush=True,
-        )
-    growth = exponent(rows, "total_s"), exponent(rows, "solve_s")
-    print(f"total grows like n^{growth[0]:.2f}, solve like n^{growth[1]:.2f}\n")
-    summary["exact"] = short(rows[-1] | {"exponent": growth[0], "solve_exponent": growth[1]})
-
-    print(f"Nyström, {width} landmarks")
-    print(f"{'n':>9}{'ours':>10}{'scikit-learn':>14}{'ratio':>8}{'γ differ':>10}{'|C-I|':>10}{'γ off':>9}")
-    nystroem(width, d, features, width, device)  # warm up
-    rows = []
-    for n in many:
-        row = nystroem(n, d, features, width, device)
-        theirs, differ = peer(n, d, features, device, row) if n <= options.peer_most else (np.nan, np.nan)
-        row = {key: row[key] for key in ("n", "total_s", "C_off", "gamma_off")} | {"peer_s": theirs, "differ": differ}
-        rows.append(row)
-        print(
-            f"{n:>9,}{row['total_s']:>8.2f} s{theirs:>12.2f} s{theirs / row['total_s']:>7.1f}x{differ:>10.1e}"
-            f"{row['C_off']:>10.1e}{row['gamma_off']:>9.1e}",
-            flush=True,
-        )
-    growth = exponent(rows, "total_s")
-    compared = [row for row in rows if np.isfinite(row["peer_s"])]
-    theirs = exponent(compared, "peer_s") if len(compared) > 1 else np.nan
-    print(f"ours grows like n^{growth:.2f}, scikit-learn's like n^{theirs:.2f}")
-    last = {key: value for key, value in rows[-1].items() if np.isfinite(value)}
-    ratio = compared[-1]["peer_s"] / compared[-1]["total_s"] if compared else np.nan
-    summary["nystroem"] = short(last | {"exponent": growth, "peer_ratio": ratio, "peer_exponent": theirs})
+    summary["exact"] = measure_exact(few, d, features, device, int(options.memory * 2**30))
+    summary["nystroem"] = measure_nystroem(many, d, features, width, device, options.peer_most)
     print(json.dumps(summary))
 
 
