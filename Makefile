@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 LIBRARIES := $(VENV)/libraries
 
-.PHONY: demo test lint types layers unit libraries bench docs clean
+.PHONY: demo test lint types layers unit variants fuzz libraries bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/stairwise demo
@@ -23,6 +23,21 @@ layers: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(BIN)/pytest -n auto -m "not libraries"
+
+# the suite on a CPU without AVX-512, with one and two threads; warnings are errors in all of them. Not a part of CI.
+variants: $(VENV)/.dev
+	for isa in AVX2 DEFAULT; do for threads in 1 2; do \
+		echo "ONEDNN_MAX_CPU_ISA=$$isa OMP_NUM_THREADS=$$threads"; \
+		ONEDNN_MAX_CPU_ISA=$$isa OMP_NUM_THREADS=$$threads $(BIN)/pytest -n auto -m "not libraries" -W error \
+			-W ignore::stairwise.checks.TheoryWarning || exit 1; \
+	done; done
+
+N ?= 1000
+LINES ?= 200
+FAULTS ?= 200
+SEED ?= 0
+fuzz: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --n $(N) --lines $(LINES) --faults $(FAULTS) --seed $(SEED)
 
 libraries: $(VENV)/.libraries
 	$(LIBRARIES)/bin/python -m pytest -n auto -m libraries tests/monitor tests/test_examples.py

@@ -27,7 +27,7 @@ from time import perf_counter
 import numpy as np
 
 import stairwise as sw
-from stairwise.files import load_arrays
+from stairwise.archives import load_arrays
 from stairwise.staircase.growth import relative
 
 STORED = Path(__file__).parents[1] / "docs" / "results" / "staircases.npz"

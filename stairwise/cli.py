@@ -11,6 +11,7 @@ from stairwise.commands.demo import demo
 from stairwise.commands.embed import embed
 from stairwise.commands.ntk import ntk
 from stairwise.commands.predict import predict
+from stairwise.commands.repair import repair
 from stairwise.commands.report import report
 from stairwise.commands.reproduce import reproduce
 from stairwise.commands.spectrum import spectrum
@@ -18,7 +19,7 @@ from stairwise.commands.train import train
 from stairwise.commands.watch import watch
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-for command in (demo, predict, embed, train, watch, report, spectrum, ntk, reproduce):
+for command in (demo, predict, embed, train, watch, report, repair, spectrum, ntk, reproduce):
     app.command()(command)
 app.add_typer(data.app, name="data")
 

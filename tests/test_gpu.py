@@ -66,7 +66,7 @@ def test_recorded_passes_equal_passes_in_order(tmp_path, monkeypatch):
     passes in order; running averages, which it puts in order afterwards, may round. Without, equal trainings differ
     (by up to 2 % of the loss after 30 steps), recorded or not, because cuDNN sums in another order each time."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    monkeypatch.setattr(loop, "_fastest_convolutions", lambda _: nullcontext())  # it chooses by time
+    monkeypatch.setattr(loop, "fastest_convolutions", lambda _: nullcontext())  # it chooses by time
     recipe = replace(TINY, encoder="resnet18", encoder_options={"stem": "small", "width": 16}, optimizer="lars")
     graph = sw.train(recipe, tmp_path / "graph", device="cuda")
     eager = sw.train(replace(recipe, graph=False), tmp_path / "eager", device="cuda")
@@ -480,6 +480,21 @@ def test_muon_must_take_a_step_before_it_is_recorded():
     layer(torch.randn(2, 4, device="cuda")).sum().backward()
     with pytest.raises(sw.InputError, match="once before it is recorded"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         optimizer.step()
+
+
+def test_convolutional_kernels_equal_those_of_the_cpu():
+    """In tiles, compiled and not, in both precisions."""
+    from stairwise.kernel.conv import conv_covariances
+    from stairwise.kernel.convnet import ConvNet
+
+    x = torch.randn(5, 12, 12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for net in (ConvNet(6, head="gap"), ConvNet(5, skip=2, strides=(1, 2), head="gap", bias_variance=0.1), ConvNet(4)):
+        for dtype, rtol in ((torch.float64, 1e-7), (torch.float32, 2e-4)):
+            on_gpu = x.to("cuda", dtype)
+            for compiled in (False, True):
+                found = conv_covariances(net, on_gpu, on_gpu, memory=1 << 24, compiled=compiled)
+                for K, expected in zip(found, conv_covariances(net, x, x), strict=True):
+                    torch.testing.assert_close(K.cpu().double(), expected, rtol=rtol, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Shared by all commands: consoles, progress bars, tables, JSON and error messages."""
 
+import errno
+import io
 import json
 import signal
 import sys
@@ -24,6 +26,9 @@ out, err = Console(), Console(stderr=True)
 
 SECONDS, SHORTEST = 30.0, 3.0  # between two lines of progress; work of a few seconds needs none
 
+LONGEST = 500  # characters of an unexpected error
+FIXABLE, UNEXPECTED = 2, 3  # exit codes; 1 is for claims of the paper that do not hold
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -32,41 +37,60 @@ class Interrupted(BaseException):
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run the command line. Errors that the user can fix print one line and exit with 2; --debug shows tracebacks."""
+    """Run the command line. Every error prints one line; --debug shows its traceback.
+
+    Errors that the user can fix exit with 2, all others, which are ours, with 3.
+    """
     debug = "--debug" in sys.argv
     sys.argv = [a for a in sys.argv if a != "--debug"]
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGINT, _interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text, terminals not Unicode
     try:
         app(prog_name="stairwise")
     except Interrupted:
-        _fail("interrupted: no partial files remain; run the same command again to continue")
+        _fail("error", "interrupted: no partial files remain; run the same command again to continue", FIXABLE)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
-    except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        from stairwise.checks import InputError  # here because it loads numpy, which --help does not need
-
-        if debug or (isinstance(error, ValueError) and not isinstance(error, InputError)):
+    except Exception as error:
+        if debug:
             raise
-        _fail(_one_line(error))
+        if words := _remedy(error):
+            _fail("error", words, FIXABLE)
+        text = ": ".join(filter(None, (type(error).__name__, _one_line(error)[:LONGEST])))
+        _fail("unexpected", f"{text}; please report this; --debug shows where", UNEXPECTED)
 
 
 def _interrupt(*_: object) -> None:
     raise Interrupted
 
 
-def _one_line(error: BaseException) -> str:
+def _remedy(error: Exception) -> str:
+    """What went wrong and how to fix it; empty if the error is unexpected."""
+    out_of_memory = (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    )  # the latter is torch's
+    if out_of_memory or "can't allocate memory" in str(error):
+        return f"not enough memory: {_one_line(error)}: use fewer pairs or features, a smaller batch or a smaller d"
     if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror.lower()}: free space or change the folder (--out, $STAIRWISE_DATA)"
-    if isinstance(error, MemoryError):
-        return f"not enough memory: {error}: use fewer pairs or features"
-    return " ".join(str(error).split()) or type(error).__name__
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = (
+            "free space or change the folder (--out, $STAIRWISE_DATA)" if full else "check the path and your rights"
+        )
+        return _one_line(f"{error.filename}: {error.strerror.lower()}: {remedy}")
+    ours = type(error).__module__.partition(".")[0] == "stairwise"
+    return _one_line(error) or type(error).__name__ if ours or isinstance(error, OSError) else ""
 
 
-def _fail(message: str) -> None:
-    err.print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
-    sys.exit(2)
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())
+
+
+def _fail(kind: str, message: str, code: int) -> None:
+    err.print(f"[red]{kind}:[/red] {escape(message)}", highlight=False, soft_wrap=True)
+    sys.exit(code)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -145,7 +169,8 @@ def print_json(value: Any) -> None:
     """Print one line of JSON, for scripts."""
     from stairwise.files import plain
 
-    print(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+    unicode = "utf" in (sys.stdout.encoding or "").lower()
+    print(json.dumps(plain(value), ensure_ascii=not unicode, allow_nan=False))
 
 
 def setting(text: str, name: str = "--set") -> tuple[str, str]:

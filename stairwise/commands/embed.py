@@ -25,7 +25,11 @@ def embed(
     source_b: SourceB = None,
     d: Dimension = 10,
     kernel: Annotated[
-        str, typer.Option(help="linear, rbf, polynomial, laplace, nngp, ntk; two (rbf,laplace) for two modalities.")
+        str,
+        typer.Option(
+            help="linear, rbf, polynomial, laplace, nngp, ntk; for images conv_nngp, conv_ntk; "
+            "two (rbf,laplace) for two modalities."
+        ),
     ] = "rbf",
     alpha: Annotated[float, typer.Option(help="Scale of the initialization, for the step times.")] = 1e-4,
     n: Number = None,

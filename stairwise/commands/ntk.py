@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stairwise.commands.console import Json, bar, print_json, print_table
+from stairwise.commands.report import run_folder
 
 if TYPE_CHECKING:
     from stairwise.ntk.study import Drift, Tangent
 
 
 def ntk(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are also compared.")],
+    runs: Annotated[
+        list[Path], typer.Argument(parser=run_folder, help="Folders of finished runs; several are also compared.")
+    ],
     n: Annotated[int | None, typer.Option(help="Number of pairs; default: 1000, or all images if fewer.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of images and views.")] = 0,
     precision: Annotated[str, typer.Option(help="float32, tf32, float16 or float64.")] = "float32",
@@ -39,7 +42,7 @@ def ntk(
     with bar("") as progress:
         for folder in runs:
             run = Run(folder)
-            pairs = n if n is not None else min(1000, int(run.facts["training_images"]))
+            pairs = n if n is not None else min(1000, run.count("training_images"))
             if over_time:
                 drifts[folder] = drift_of(run, pairs, seed, device, precision, progress)
             else:

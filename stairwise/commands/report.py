@@ -7,10 +7,20 @@ import typer
 
 from stairwise.commands.console import Json, print_json, print_table
 
+
+def run_folder(text: str) -> Path:
+    """The folder of a run; an empty name, such as that of an unset variable, is not the current folder."""
+    if not text.strip():
+        raise typer.BadParameter("must be the folder of a run (got ''): for this folder write .")
+    return Path(text)
+
+
 RunArguments = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...", help="Folders of runs, written by `stairwise train` or by a monitor; several are compared."
+        metavar="RUN...",
+        parser=run_folder,
+        help="Folders of runs, written by `stairwise train` or by a monitor; several are compared.",
     ),
 ]
 Followed = Annotated[
@@ -31,8 +41,11 @@ def report(
 
     Examples: `stairwise report runs/photos-bt`, `stairwise report runs/a runs/b --out both.html`
     """
+    from stairwise.files import check_target
     from stairwise.report.runs_page import runs_page
 
+    if target is not None:
+        check_target(target, "--out")  # before the work, not after it
     page = runs_page(runs, spectrum)
     target = target or (runs[0] if len(runs) == 1 else Path()) / "report.html"
     page.write(target)

@@ -23,6 +23,9 @@ def train(
     minutes: Annotated[float, typer.Option("--checkpoint-minutes", help="Time between checkpoints.")] = 5.0,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the run in the folder.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    patience: Annotated[
+        float, typer.Option(help="Seconds without progress in the first steps after which a note says why; 0: never.")
+    ] = 120.0,
     list_: Annotated[bool, typer.Option("--list", help="Show the recipes and their labels.")] = False,
     json_: Json = False,
 ) -> None:
@@ -55,6 +58,7 @@ def train(
             restart=restart,
             tensorboard=tensorboard,
             progress=progress,
+            patience=patience,
         )
     if launched_rank() == 0:  # only one process reports
         _draw(run)

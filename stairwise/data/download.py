@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from stairwise.checks import InputError
-from stairwise.files import atomic
+from stairwise.files import atomic, destination
 from stairwise.progress import Progress, silent
 
 CHUNK = 1 << 20
@@ -52,9 +52,10 @@ def fetch(
     """
     if check_file(target, whole) is None:
         return
+    target = destination(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(target.parent).free
-    part = target.with_name(target.name + ".part")
+    part = destination(target.with_name(target.name + ".part"))
     have = part.stat().st_size if part.exists() else 0
     if have > whole.size:
         part.unlink()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stairwise.checks import InputError, RunWarning, one_of
 from stairwise.data import cifar10, stl10
+from stairwise.files import regular
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -161,9 +162,11 @@ def _folder(folder: Path, size: int) -> Images:
 
 def _array(path: Path) -> Images:
     try:
-        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+        pixels = np.load(regular(path, "array:FILE"), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise InputError("array:FILE", "must exist", path) from None
+    except InputError:
+        raise
     except (ValueError, EOFError, OSError) as error:
         raise InputError("array:FILE", "must be a whole .npy file without objects", path, str(error)) from error
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 4 or 0 in pixels.shape or pixels.dtype.kind not in "uif":

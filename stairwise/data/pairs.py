@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from stairwise.checks import InputError, one_of, positive_int
 from stairwise.data.crops import fitting, two_crops
 from stairwise.data.images import Images, load
+from stairwise.files import regular
 
 if TYPE_CHECKING:
     import torch
@@ -56,9 +57,11 @@ def read_pairs(
 def read_features(path: Path) -> NDArray:
     """Features (n, m) from a .npy file, memory-mapped."""
     try:
-        x = np.load(path, mmap_mode="r", allow_pickle=False)
+        x = np.load(regular(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise InputError(str(path), "must exist", None, "give two .npy files of features") from None
+    except InputError:
+        raise
     except (ValueError, EOFError, OSError) as error:
         raise InputError(str(path), "must be a whole .npy file without objects", error) from error
     if not isinstance(x, np.ndarray) or x.ndim != 2:

@@ -5,17 +5,18 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, one_of, positive_int
+from stairwise.checks import InputError, flag, instance, number, one_of, positive_int, rate, real
 from stairwise.dynamics.eigenbasis import Split
 from stairwise.dynamics.spectral import newton_schulz
 from stairwise.progress import Progress, silent
 from stairwise.theory.correlation import Correlation
-from stairwise.theory.landscapes import AbstractLandscape
+from stairwise.theory.landscapes import LARGEST_WEIGHT, AbstractLandscape
 from stairwise.theory.spectral_law import gradient, polar
 from stairwise.theory.trajectory import Trajectory
 
 Floats = NDArray[np.float64]
 
+MOST_STEPS = 10**9
 RULES = ("gradient", "spectral", "newton_schulz")
 
 
@@ -52,8 +53,8 @@ def gradient_descent(
                [0.929, 0.003],
                [1.   , 0.88 ]]))
     """
-    lr, momentum = number(lr, "lr", above=0), number(momentum, "momentum", least=0)
-    steps = positive_int(steps, "steps")
+    lr, momentum, weights = rate(lr), number(momentum, "momentum", least=0), flag(weights, "weights")
+    steps = positive_int(steps, "steps", MOST_STEPS)
     records = _records(steps, record_every)
     if momentum >= 1:
         raise InputError("momentum", "must be below 1", momentum)
@@ -123,16 +124,19 @@ def _records(steps: int, every: int | NDArray) -> NDArray:
 def landscape_descent(
     landscape: AbstractLandscape, s_bar0: ArrayLike, gamma: ArrayLike, lr: float, steps: int
 ) -> Floats:
-    """s̄ after 0, 1, … steps of s̄ ← s̄ − lr γ dL/ds̄; shape (steps + 1, *modes).
+    """s̄ after 0, 1, … steps of s̄ ← s̄ − lr γ dL/ds̄; shape (steps + 1, *modes). What passes 1e30 stays there.
 
     >>> from stairwise.theory.landscapes import BarlowTwins
     >>> landscape_descent(BarlowTwins(), 0.5, 1.0, lr=0.1, steps=2).round(4)
     array([0.5   , 0.65  , 0.8002])
     """
-    lr, steps = number(lr, "lr", above=0), positive_int(steps, "steps")
-    s, gamma = np.broadcast_arrays(np.asarray(s_bar0, dtype=float), np.asarray(gamma, dtype=float))
+    lr, steps = rate(lr), positive_int(steps, "steps", MOST_STEPS)
+    instance(landscape, "landscape", AbstractLandscape, "use one of sw.landscapes")
+    s, gamma = np.broadcast_arrays(real(s_bar0, "s_bar0").astype(float), real(gamma, "gamma").astype(float))
     out = np.empty((steps + 1, *s.shape))
     out[0] = s
     for i in range(steps):
-        out[i + 1] = out[i] + lr * landscape.rate(out[i], gamma)
+        bounded = np.abs(out[i]) <= LARGEST_WEIGHT
+        motion = lr * landscape.rate(np.where(bounded, out[i], 0.0), gamma)
+        out[i + 1] = np.where(bounded, out[i] + motion, out[i])
     return out

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError
-from stairwise.theory.correlation import Correlation
+from stairwise.checks import InputError, as_numpy
+from stairwise.theory.correlation import Correlation, checked
 from stairwise.theory.laws import learning_rate_bound, log_growth
 from stairwise.theory.trajectory import Trajectory
 
@@ -55,16 +55,17 @@ class Split:
     @classmethod
     def of(cls, W0: ArrayLike, corr: Correlation, horizon: float, tolerance: float) -> "Split":
         """Passive columns contribute at most `tolerance` to C up to time `horizon`; with 0 there are none."""
-        u, gamma = corr.project(W0)
+        u, gamma = checked(corr).project(W0)
         with np.errstate(divide="ignore"):
-            log_share = np.log(np.abs(gamma)) + np.log((u**2).sum(axis=0)) + 8 * np.maximum(gamma, 0) * horizon
+            size = 2 * np.log(np.abs(u).max(axis=0)) + np.log(len(u))  # bound of log Σ u², whose squares may underflow
+            log_share = np.log(np.abs(gamma)) + size + 8 * np.maximum(gamma, 0) * horizon
         order = np.argsort(log_share)
         total = np.cumsum(np.exp(np.minimum(log_share[order], 0.0)))
         active = np.zeros(len(gamma), dtype=bool)
         active[order[total > tolerance]] = True
         active[0] = True
         active |= tolerance == 0
-        return cls(np.asarray(W0, dtype=np.float64), corr, u, gamma, active)
+        return cls(np.asarray(as_numpy(W0), dtype=np.float64), corr, u, gamma, active)
 
     def trajectory(self, times: Floats, u_active: Floats, method: str, weights: bool, lr: float | None) -> Trajectory:
         """Combine active and passive columns into the spectrum, and the weights if requested."""

@@ -3,11 +3,11 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import matrix, number, one_of, time_vector, vector
+from stairwise.checks import LARGEST, InputError, flag, instance, matrix, number, one_of, real, time_vector, vector
 from stairwise.dynamics.eigenbasis import Split, jacobian, rhs
 from stairwise.dynamics.integrate import integrate
 from stairwise.dynamics.spectral import spectral_flow
-from stairwise.theory.correlation import Correlation
+from stairwise.theory.correlation import Correlation, checked
 from stairwise.theory.landscapes import AbstractLandscape
 from stairwise.theory.quartic import Quartic
 from stairwise.theory.trajectory import Trajectory
@@ -49,10 +49,11 @@ def gradient_flow(
                [1.   , 1.   ]])
     """
     t = time_vector(times, infinite=False)
-    rtol = number(rtol, "rtol", above=0)
+    rtol, weights = number(rtol, "rtol", least=1e-13, most=1e-2), flag(weights, "weights")
     if one_of(rule, "rule", RULES) == "spectral":
         whole = Split.of(W0, corr, 0.0, tolerance=0.0)
         return whole.trajectory(t, spectral_flow(whole.u, whole.gamma, t, rtol), "spectral flow", weights, lr=None)
+    _refuse_late(t, checked(corr).eigenvalues)
     split = Split.of(W0, corr, float(t.max(initial=0.0)), tolerance=0.0 if weights else min(1e-9, rtol))
     gamma = split.gamma[split.active]
     # rotate so that large and small directions are separate rows; the flow is rotation-invariant
@@ -71,9 +72,10 @@ def appendix_flow(A0: ArrayLike, gamma: ArrayLike, times: ArrayLike, rtol: float
     array([[1.    , 0.0031],
            [0.0022, 1.4142]])
     """
-    gamma = vector(gamma, "gamma")
-    a = np.asarray(matrix(A0, "A0", len(gamma)), dtype=np.float64)
+    gamma = vector(gamma, "gamma", LARGEST)
+    a = np.asarray(matrix(A0, "A0", len(gamma), LARGEST), dtype=np.float64)
     t = time_vector(times, infinite=False)
+    _refuse_late(t, gamma)
     return integrate(lambda u: rhs(u, gamma) / 4, a, t, rtol, jacobian=lambda u: jacobian(u, gamma) / 4)
 
 
@@ -85,7 +87,8 @@ def quartic_flow(W0: ArrayLike, problem: Quartic, t: ArrayLike, rtol: float = 1e
     array([[0.707, 0.   ],
            [0.   , 1.   ]])
     """
-    start = np.asarray(matrix(W0, "W0", len(np.asarray(problem.A))), dtype=np.float64)
+    instance(problem, "problem", Quartic, "use Quartic(A, B)")
+    start = np.asarray(matrix(W0, "W0", len(np.asarray(problem.A)), LARGEST), dtype=np.float64)
     return integrate(lambda w: -problem.gradient(w), start, time_vector(t, infinite=False), rtol)
 
 
@@ -93,6 +96,15 @@ def landscape_flow(
     landscape: AbstractLandscape, s_bar0: ArrayLike, gamma: ArrayLike, t: ArrayLike, rtol: float = 1e-9
 ) -> Floats:
     """s̄(t) of s̄' = −γ dL/ds̄, by numerical integration; shape (T, *modes)."""
-    start, gamma = np.broadcast_arrays(np.asarray(s_bar0, dtype=float), np.asarray(gamma, dtype=float))
+    instance(landscape, "landscape", AbstractLandscape, "use one of sw.landscapes")
+    start, gamma = np.broadcast_arrays(real(s_bar0, "s_bar0").astype(float), real(gamma, "gamma").astype(float))
     moments = time_vector(t, infinite=False)
     return integrate(lambda s: landscape.rate(s, gamma), start.copy(), moments, rtol)
+
+
+def _refuse_late(t: Floats, gamma: Floats) -> None:
+    """Times at which even the exponent of the growth overflows."""
+    steepest = max(float(np.abs(gamma).max(initial=0.0)), 1.0)
+    latest = 1e300 / steepest
+    if t.max(initial=0.0) > latest:
+        raise InputError("times", f"must be at most {latest:.3g}", t.max(), "use closed_form for the limit")

@@ -6,8 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
+from stairwise.checks import InputError, number
+
 Floats = NDArray[np.float64]
 
+EVALUATIONS = 50_000, 1_000_000  # of the right-hand side, implicit and explicit; longer flows are refused
+EARLY = 5_000  # evaluations after which flows that will not get there are refused
+HOPELESS = 1e-9  # share of the way that an implicit solver has then come; its steps may still grow
+NEGLIGIBLE = 1e-12  # relative motion up to which one Euler step is exact to rounding
+REMEDY = "ask for earlier times, scale the weights or the data, raise rtol, or use closed_form"
 IMPLICIT_LIMIT = 1000  # unknowns; beyond this, the Jacobian costs more than the extra steps of an explicit method
 
 
@@ -25,17 +32,19 @@ def integrate(
     entry, if `start` is a vector) is `rtol` × its size at the start, at most `rtol` × `size`: small rows grow
     exponentially, so their relative error must be small from the start.
     """
-    shape = start.shape
+    shape, rtol = start.shape, number(rtol, "rtol", least=1e-13, most=1e-2)
     ordered, back = np.unique(times, return_inverse=True)
     if ordered.size == 0 or ordered[-1] == 0:
         return np.broadcast_to(start, (len(times), *shape)).copy()
+    if _barely_moves(rhs(start), start, ordered[-1]):
+        return start + np.multiply.outer(times, rhs(start))
     rows = np.sqrt(np.mean(np.square(start).reshape(len(start), -1), axis=1)) if start.ndim else np.abs(start)[None]
     smallest = rows[rows > 0].min(initial=size)
     tolerance = rtol * np.clip(rows, smallest, size)
     implicit = start.size <= IMPLICIT_LIMIT
     options = {"jac": lambda _, y: jacobian(y.reshape(shape))} if implicit and jacobian else {}
     solution = solve_ivp(
-        lambda _, y: rhs(y.reshape(shape)).ravel(),
+        _counted(lambda y: rhs(y.reshape(shape)).ravel(), ordered[-1], EVALUATIONS[0 if implicit else 1]),
         (0.0, ordered[-1]),
         start.ravel(),
         method="LSODA" if implicit else "DOP853",
@@ -45,5 +54,34 @@ def integrate(
         **options,
     )
     if not solution.success:
-        raise RuntimeError(f"the flow could not be integrated beyond t = {solution.t[-1]:.6g}: {solution.message}")
+        reached = f"could be integrated to t = {solution.t[-1] if len(solution.t) else 0:.6g}: {solution.message}"
+        raise InputError("times", "must lie where the flow can be integrated", reached, REMEDY)
     return solution.y.T[back].reshape(len(times), *shape)
+
+
+def _barely_moves(speed: Floats, start: Floats, end: float) -> bool:
+    """Whether every row moves by less than a rounding error of its own size up to `end`."""
+    moved, size = (np.abs(x).reshape(len(x), -1).max(axis=1) if x.ndim else np.abs(x) for x in (speed, start))
+    with np.errstate(over="ignore"):
+        return bool((moved * end <= NEGLIGIBLE * size).all())
+
+
+def _counted(rhs: Callable[[Floats], Floats], end: float, most: int) -> Callable[[float, Floats], Floats]:
+    """The right-hand side as solvers call it; they are stopped when they call it too often, or leave the numbers."""
+    calls = 0
+
+    def counted(t: float, y: Floats) -> Floats:
+        nonlocal calls
+        calls += 1
+        # explicit solvers advance evenly, so what is left can be estimated, and the better the later
+        least = HOPELESS if most == EVALUATIONS[0] else (calls / most) ** 2
+        if calls > most or (calls > EARLY and t < least * end):
+            rule = f"must be reached within {most:,} evaluations of the gradient"
+            raise InputError("times", rule, f"{end:.6g}; the flow came to t = {t:.6g}", REMEDY)
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = rhs(y)
+        if not np.isfinite(value).all():
+            raise InputError("times", "must lie where the flow is finite", f"{end:.6g}; it ended at {t:.6g}", REMEDY)
+        return value
+
+    return counted

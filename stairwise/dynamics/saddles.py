@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stairwise.checks import positive_int
+from stairwise.checks import number, positive_int
 from stairwise.dynamics.eigenbasis import jacobian
-from stairwise.theory.correlation import Correlation
+from stairwise.theory.correlation import Correlation, checked
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ def saddle_at(W: ArrayLike, corr: Correlation, top: int | None = None, tolerance
     >>> saddle_at([[0.5, 0.0, 0.0], [0.0, 0.0, 0.0]], corr)  # the first mode learned
     Saddle(modes=1, index=2)
     """
-    u, gamma = corr.project(W, "W")
+    u, gamma = checked(corr).project(W, "W")
     spectrum = np.linalg.eigvalsh((u * gamma) @ u.T)
+    tolerance = number(tolerance, "tolerance", least=0, most=1)
     top = len(gamma) if top is None else positive_int(top, "top", len(gamma))
     curvature = np.linalg.eigvalsh(-jacobian(u[:, :top], gamma[:top]))
     waiting = int((spectrum[::-1][: int((gamma > 0).sum())] < 1 / 3).sum())

@@ -15,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import DOP853
 
+from stairwise.checks import InputError
+from stairwise.dynamics.integrate import REMEDY
 from stairwise.theory.spectral_law import NOISE, gradient
 
 Floats = NDArray[np.float64]
 
+STEPS = 20_000  # of the integrator; a flow that is not done by then is refused
 CAUTION = 0.9  # a step covers at most this fraction of the time to the next event
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon's quintic: x ← a x + b x³ + c x⁵
 
@@ -40,6 +43,7 @@ def newton_schulz(g: Floats, iterations: int = 5) -> Floats:
 
 def spectral_flow(u: Floats, gamma: Floats, times: Floats, rtol: float) -> Floats:
     """U(t) of U' = polar((I − U Λ Uᵀ) U Λ) in the eigenbasis of Γ, at finite times in any order; (T, d, m)."""
+    u = np.where(np.abs(u) < 1e-290, 0.0, u)  # such numbers have too few digits
     order = np.argsort(times, kind="stable")
     out = np.empty((len(times), *u.shape))
     done = int((times <= 0).sum())
@@ -86,7 +90,7 @@ class _Motion:
 
     def steps(self, u: Floats, end: float, rtol: float) -> Iterator[tuple[float, Floats, Callable[[float], Floats]]]:
         """Integrate up to `end`; yield t, U(t) and an interpolation after each step."""
-        t, shape = 0.0, u.shape
+        t, shape, count = 0.0, u.shape, 0
 
         def rate(_: float, y: Floats) -> Floats:
             return self.direction(y.reshape(shape)).ravel()
@@ -98,8 +102,10 @@ class _Motion:
                 solver.max_step = CAUTION * ahead
                 solver.atol = max(rtol * self.smallest, NOISE * float(np.linalg.norm(u)))
                 message = solver.step()
-                if solver.status == "failed":
-                    raise RuntimeError(f"the flow could not be integrated beyond t = {solver.t:.6g}: {message}")
+                count += 1
+                if solver.status == "failed" or count > STEPS:
+                    reached = f"{end:.6g}; the flow came to t = {solver.t:.6g}: {message or 'too many steps'}"
+                    raise InputError("times", f"must be reached within {STEPS:,} steps", reached, REMEDY)
                 t, u = solver.t, self.settle(solver.y.reshape(shape))
                 solver.y = u.ravel()
                 yield t, u, solver.dense_output()

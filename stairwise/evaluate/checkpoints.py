@@ -26,6 +26,7 @@ from stairwise.data.pairs import view_pairs
 from stairwise.data.views import ViewPairs
 from stairwise.distributed import choose_device
 from stairwise.evaluate.representations import eval_mode
+from stairwise.files import regular
 from stairwise.monitor.decompose import Spectrum
 from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.nets.encoder import build_encoder
@@ -176,8 +177,10 @@ def _dimension(network: nn.Module, source: Source, images: Images, device: torch
         try:
             pairs, rows = _pairs(few, images, device, 1)
             return embed(pairs.fixed(rows)[0])[1].shape[1]
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+        except InputError:
+            raise
+        except Exception as error:  # code of the user
+            reason = _first_line(error)
             raise InputError("the model", "must accept the views", reason, "set --size, or give --options") from error
 
 
@@ -200,23 +203,27 @@ def _restore(network: nn.Module, path: Path) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.suffix == ".safetensors":
+        if regular(path).suffix == ".safetensors":
             return dict(load_file(path))
         with torch.serialization.safe_globals(SETTINGS):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        reason = _first_line(error)
         raise InputError(str(path), "must be a complete checkpoint of plain tensors", reason) from error
     if not isinstance(content, dict):
         raise InputError(str(path), "must contain a dictionary of tensors", type(content).__name__)
     return content
 
 
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+
+
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
     """Tensors of nested dictionaries, by dotted names."""
     flat: dict[str, Tensor] = {}
     for key, value in content.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not value.is_complex():  # copying these would drop the imaginary parts
             flat[f"{prefix}{key}"] = value
         elif isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, times
+from stairwise.checks import InputError, as_numpy, instance, number, scale, times
+from stairwise.checks import labels as check_labels
 from stairwise.checks import seed as check_seed
-from stairwise.kernel.arrays import as_numpy
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.theory.modes import Modes
 
@@ -65,23 +65,26 @@ def probe_curve(
         >>> probe_curve(est, X, y, t=[0.0, np.inf]).accuracy[1].min() > 0.95
         np.True_
     """
+    instance(est, "est", KernelSSL, "fit one: KernelSSL(d).fit(X_a, X_b=X_b)")
     moments = np.atleast_1d(times(t, "t")).ravel()
-    labels = np.asarray(y)
+    if not moments.size:
+        raise InputError("t", "must hold at least one time", "none")
+    labels, ridge = check_labels(y, "y"), number(ridge, "ridge", above=0, least=1e-100, most=1e100)
     z = np.asarray(as_numpy(est.transform(X, view=view)))
     if labels.shape != (len(z),):
         raise InputError("y", f"must have {len(z)} labels, one per row of X", labels.shape)
     if (X_test is None) != (y_test is None):
         raise InputError("X_test and y_test", "must be given together")
     if X_test is None:
-        train, test = _split(len(z), number(test_share, "test_share", above=0), check_seed(seed))
+        train, test = _split(len(z), number(test_share, "test_share", above=0, most=1), check_seed(seed))
         z_test, labels_test, z, labels = z[test], labels[test], z[train], labels[train]
     else:
-        z_test, labels_test = np.asarray(as_numpy(est.transform(X_test, view=view))), np.asarray(y_test)
+        z_test, labels_test = np.asarray(as_numpy(est.transform(X_test, view=view))), check_labels(y_test, "y_test")
     if labels_test.shape != (len(z_test),):
         raise InputError("y_test", f"must have {len(z_test)} labels, one per row of X_test", labels_test.shape)
     d = len(est.eigenvalues_)
     # row i: initial singular values of a run with i + 1 dimensions
-    starts = number(alpha, "alpha", above=0) * np.sqrt(np.maximum(np.arange(1, d + 1)[:, None] - np.arange(d), 1))
+    starts = scale(alpha) * np.sqrt(np.maximum(np.arange(1, d + 1)[:, None] - np.arange(d), 1))
     grown = np.sqrt([[Modes(est.eigenvalues_, s).eigenvalues(time) for s in starts] for time in moments])  # (T, d, d)
     accuracy = np.stack([ridge_accuracy(z, labels, z_test, labels_test, ridge, scales) for scales in grown])
     _, counts = np.unique(labels_test, return_counts=True)

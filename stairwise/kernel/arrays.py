@@ -5,29 +5,17 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import validate_data
 
-from stairwise.checks import InputError, matrix
+from stairwise.checks import InputError, as_numpy, is_tensor, matrix
 
 Matrix = Any  # a numpy array or a torch tensor
-
-
-def is_tensor(x: object) -> bool:
-    """Whether `x` is a torch tensor. Does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
 
 
 def namespace(x: object) -> ModuleType:
     """The module, numpy or torch, whose functions accept `x`."""
     return sys.modules["torch"] if is_tensor(x) else np
-
-
-def as_numpy(x: Matrix) -> np.ndarray:
-    """A numpy array with the values of `x`."""
-    if not is_tensor(x):
-        return np.asarray(x)
-    x = x.detach().cpu()
-    return (x.float() if x.dtype == sys.modules["torch"].bfloat16 else x).numpy()  # numpy has no bfloat16
 
 
 def stack(parts: list[Matrix]) -> Matrix:
@@ -42,16 +30,52 @@ def cast(x: Matrix, dtype: str) -> Matrix:
     return np.asarray(x, dtype=dtype)
 
 
-def checked(x: object, dtype: str, name: str) -> Matrix:
+def checked(x: Any, dtype: str, name: str) -> Matrix:
     """Return `x` as a finite matrix of floats; otherwise raise InputError."""
     if not is_tensor(x):
-        return np.asarray(matrix(np.asarray(x), name), dtype=dtype)
+        return np.asarray(matrix(x, name), dtype=dtype)
+    if x.layout != namespace(x).strided or x.is_meta or x.is_complex():
+        raise InputError(name, "must be a dense tensor of real numbers", f"{x.dtype}, {x.layout}, {x.device}")
     out = cast(x, dtype)
     if out.ndim != 2 or 0 in out.shape:
         raise InputError(name, "must be 2-D and not empty", f"shape {tuple(out.shape)}")
     if not bool(namespace(out).isfinite(out).all()):
         raise InputError(name, "must be finite", None, "drop or impute such rows")
     return out
+
+
+class InputTypeError(InputError, TypeError):
+    """An InputError that is a TypeError too, as scikit-learn's conventions ask for objects that are no numbers."""
+
+
+def validated(est: Any, X: Any, reset: bool) -> Matrix:
+    """X as a finite matrix of floats with the features of the fit; `reset`: this is the fit.
+
+    Arrays get scikit-learn's checks, with an InputError that holds its words.
+    """
+    if is_tensor(X):
+        points = checked(X, est.dtype, "X")
+        if reset:
+            est.n_features_in_ = points.shape[1]
+        elif points.shape[1] != est.n_features_in_:
+            raise InputError("X", f"must have {est.n_features_in_} features", points.shape[1])
+        return points
+    if isinstance(X, np.ndarray) and X.dtype.kind == "c":
+        raise InputError("X", "must hold real numbers", "Complex data not supported", "give its real part or modulus")
+    try:
+        out: np.ndarray = validate_data(est, X, reset=reset, dtype=np.dtype(est.dtype))
+    except Exception as error:  # TypeError, OverflowError, and whatever X raises
+        kind = InputTypeError if isinstance(error, TypeError) else InputError
+        raise kind("X", "must be a finite matrix of real numbers", error) from error
+    return out
+
+
+def check_parameters(est: BaseEstimator) -> None:
+    """scikit-learn's checks of an estimator's parameters, with an InputError that holds its words."""
+    try:
+        est._validate_params()
+    except Exception as error:  # also that of a value that has no text
+        raise InputError(type(est).__name__, "must have valid parameters", None, str(error)) from error
 
 
 def like(values: np.ndarray, x: Matrix) -> Matrix:

@@ -11,9 +11,10 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from stairwise.checks import InputError, TheoryWarning, one_of, times
-from stairwise.kernel import store
-from stairwise.kernel.arrays import Matrix, as_numpy, checked, is_tensor, like, namespace
+from stairwise.archives import LARGEST
+from stairwise.checks import InputError, TheoryWarning, as_numpy, instance, is_tensor, one_of, times
+from stairwise.kernel import stored
+from stairwise.kernel.arrays import Matrix, check_parameters, checked, like, namespace, validated
 from stairwise.kernel.fitting import (
     SPARE,
     fit_exact,
@@ -24,7 +25,6 @@ from stairwise.kernel.fitting import (
     require_kernels,
     require_pairs,
     started,
-    validated,
 )
 from stairwise.kernel.kernels import KERNELS
 from stairwise.kernel.landmarks import CHOICES
@@ -58,9 +58,10 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     n_components : int, default=10
         Embedding dimension d.
     kernel : str, kernel object, callable, "precomputed", or a pair of these, default="rbf"
-        A name ("linear", "rbf", "polynomial", "laplace", "nngp", "ntk"), an object of `stairwise.kernel.kernels`, or a
-        function (X, Y) → matrix. "precomputed": fit takes K̃ (2n, 2n), rows x_1 … x_n, x'_1 … x'_n, and transform takes
-        k(x, those) (N, 2n). A pair (k_a, k_b): two modalities with no kernel between them (K_XX' = 0).
+        A name ("linear", "rbf", "polynomial", "laplace", "nngp", "ntk", "conv_nngp", "conv_ntk"), an object of
+        `stairwise.kernel.kernels`, or a function (X, Y) → matrix. "precomputed": fit takes K̃ (2n, 2n), rows x_1 … x_n,
+        x'_1 … x'_n, and transform takes k(x, those) (N, 2n). A pair (k_a, k_b): two modalities with no kernel between
+        them (K_XX' = 0).
     method : {"auto", "exact", "nystroem", "features"}, default="auto"
         "exact": from K̃. "nystroem": from k(x, landmarks). "features": from random features (rbf, laplace, nngp of depth
         1). The latter two see each pair once and take memory that does not grow with their number. "auto": exact while
@@ -348,16 +349,18 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def save(self, path: str | Path) -> None:
         """Write to one .npz file, also between calls of `partial_fit`. Your own kernel functions cannot be saved."""
         check_is_fitted(self)
-        store.save(self, path)
+        stored.save(self, path)
 
     @classmethod
-    def load(cls, path: str | Path) -> "KernelSSL":
-        """Read a file written by `save`. Nothing is unpickled."""
-        return store.load(cls, path)
+    def load(cls, path: str | Path, largest: int = LARGEST) -> "KernelSSL":
+        """Read a file written by `save`, whose arrays take at most `largest` bytes. Nothing is unpickled."""
+        if not str(instance(path, "path", (str, Path))):
+            raise InputError("path", "must name a file", "an empty text")
+        return stored.load(cls, path, largest)
 
     def _begin(self, X: object) -> None:
         """Check the parameters and forget an earlier fit."""
-        self._validate_params()
+        check_parameters(self)
         self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
         self._to_numpy, self._n_features_out = not is_tensor(X), self.n_components
         self._more = None

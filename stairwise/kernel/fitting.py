@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import validate_data
 
-from stairwise.checks import InputError
-from stairwise.kernel.arrays import Matrix, alike, checked, is_tensor, namespace, stack
+from stairwise.checks import InputError, is_tensor
+from stairwise.kernel.arrays import Matrix, alike, checked, namespace, stack, validated
 from stairwise.kernel.kernels import Kernel, linear, resolve
 from stairwise.kernel.landmarks import candidates
 from stairwise.kernel.models import Exact, Given, Stream, start_stream, stream_over
@@ -32,18 +32,6 @@ def planned(est: "KernelSSL", X: Any, X_b: object) -> Route:
     given = isinstance(est.kernel, str) and est.kernel == "precomputed"
     is_linear = isinstance(est.kernel, linear) or (isinstance(est.kernel, str) and est.kernel == "linear")
     return choose_route(est.method, size, est.solver, is_linear, given)
-
-
-def validated(est: "KernelSSL", X: ArrayLike, reset: bool) -> Matrix:
-    """X as a finite matrix of floats with the features of the fit; `reset`: this is the fit."""
-    if is_tensor(X):
-        out = checked(X, est.dtype, "X")
-        if reset:
-            est.n_features_in_ = out.shape[1]
-        elif out.shape[1] != est.n_features_in_:
-            raise InputError("X", f"must have {est.n_features_in_} features", out.shape[1])
-        return out
-    return validate_data(est, X, reset=reset, dtype=np.dtype(est.dtype))
 
 
 def placed(est: "KernelSSL", X: Matrix, name: str) -> Matrix:

@@ -6,14 +6,32 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from math import isqrt, prod
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from stairwise.checks import InputError, number, one_of, positive_int
-from stairwise.kernel.arrays import Matrix, as_numpy, namespace
+from stairwise.checks import LARGEST, InputError, as_numpy, is_tensor, number, one_of, positive_int
+from stairwise.kernel.arrays import Matrix, namespace
+from stairwise.kernel.convnet import ACTIVATIONS, ConvNet
 
-__all__ = ["KERNELS", "AbstractKernel", "Kernel", "laplace", "linear", "nngp", "ntk", "polynomial", "rbf", "resolve"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "KERNELS",
+    "AbstractKernel",
+    "Kernel",
+    "conv_nngp",
+    "conv_ntk",
+    "laplace",
+    "linear",
+    "nngp",
+    "ntk",
+    "polynomial",
+    "rbf",
+    "resolve",
+]
 
 Kernel = Callable[[Matrix, Matrix], Matrix]
 
@@ -45,9 +63,15 @@ class polynomial(AbstractKernel):
     gamma: float | None = None
     coef0: float = 1.0
 
+    def __post_init__(self) -> None:
+        positive_int(self.degree, "degree", 100)
+        object.__setattr__(self, "coef0", number(self.coef0, "coef0", least=-LARGEST, most=LARGEST))
+        object.__setattr__(self, "gamma", _width(self.gamma))
+
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         gamma = 1 / X.shape[1] if self.gamma is None else self.gamma
-        return (gamma * (X @ Y.T) + self.coef0) ** positive_int(self.degree, "degree")
+        with np.errstate(over="ignore"):  # the solver refuses a kernel that is not finite
+            return (gamma * (X @ Y.T) + self.coef0) ** self.degree
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,9 @@ class rbf(AbstractKernel):
     """
 
     gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gamma", _width(self.gamma))
 
     def fit(self, X: Matrix) -> Self:
         return self if self.gamma is not None else replace(self, gamma=1 / _median(X, squared=True))
@@ -75,15 +102,15 @@ class laplace(AbstractKernel):
 
     gamma: float | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gamma", _width(self.gamma))
+
     def fit(self, X: Matrix) -> Self:
         return self if self.gamma is not None else replace(self, gamma=1 / _median(X, squared=False))
 
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         gamma = 1 / _median(Y, squared=False) if self.gamma is None else self.gamma
         return _exp(namespace(X).sqrt(_squared_distances(X, Y)), -gamma)
-
-
-ACTIVATIONS = ("relu", "erf")
 
 
 @dataclass(frozen=True)
@@ -98,17 +125,22 @@ class _Wide(AbstractKernel):
     weight_variance: float = 2.0
     bias_variance: float = 0.0
 
+    def __post_init__(self) -> None:
+        one_of(self.activation, "activation", ACTIVATIONS)
+        weight = number(self.weight_variance, "weight_variance", above=0, least=1e-30, most=1e30)
+        object.__setattr__(self, "weight_variance", weight)
+        object.__setattr__(self, "bias_variance", number(self.bias_variance, "bias_variance", least=0, most=1e30))
+        positive_int(self.depth, "depth", 1000)
+
     def _covariances(self, X: Matrix, Y: Matrix) -> tuple[Matrix, Matrix]:
         """Covariance Σ and tangent kernel Θ of the output."""
-        one_of(self.activation, "activation", ACTIVATIONS)
-        w = number(self.weight_variance, "weight_variance", above=0)
-        b = number(self.bias_variance, "bias_variance", least=0)
+        w, b = self.weight_variance, self.bias_variance
         m = X.shape[1]
         step = _relu if self.activation == "relu" else _erf
         xy = w * (X @ Y.T) / m + b
         xx, yy = (w * (Z * Z).sum(1) / m + b for Z in (X, Y))
         theta = xy
-        for _ in range(positive_int(self.depth, "depth")):
+        for _ in range(self.depth):
             xy_new, slope = step(xy, xx[:, None], yy[None, :])
             xx, yy = (w * step(v, v, v)[0] + b for v in (xx, yy))
             xy = w * xy_new + b
@@ -137,7 +169,97 @@ class ntk(_Wide):
         return self._covariances(X, Y)[1]
 
 
-KERNELS = {kind.__name__: kind for kind in (linear, rbf, polynomial, laplace, nngp, ntk)}
+@dataclass(frozen=True)
+class _WideConv(ConvNet, AbstractKernel):
+    """Convolutional network of infinite width, for rows that are flattened images (height, width, channels).
+
+    The other fields are the architecture's, as `stairwise.kernel.convnet.ConvNet` describes them.
+
+    Attributes:
+        shape: (height, width, channels). None: square images of three channels or one, by the number of features.
+    """
+
+    shape: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("strides", "shape"):  # lists, as JSON has them
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        self.check()
+        for name in ("weight_variance", "bias_variance"):  # plain numbers, if they were tensors
+            object.__setattr__(self, name, number(getattr(self, name), name))
+        if self.shape is not None and not (isinstance(self.shape, tuple) and len(self.shape) == 3):
+            raise InputError("shape", "must be (height, width, channels), or None", self.shape)
+        for length in self.shape or ():
+            positive_int(length, "shape")
+
+    def fit(self, X: Matrix) -> Self:
+        return replace(self, shape=self._shape(X.shape[1]))
+
+    def _shape(self, features: int) -> tuple[int, int, int]:
+        square = (
+            [(isqrt(features // c), isqrt(features // c), c) for c in (3, 1)] if self.shape is None else [self.shape]
+        )
+        for shape in square:
+            if prod(shape) == features:
+                return shape
+        remedy = "give shape=(height, width, channels)"
+        raise InputError("shape", f"must fit rows of {features} features", self.shape or "no square image does", remedy)
+
+    def _covariances(self, X: Matrix, Y: Matrix, tangent: bool) -> Matrix:
+        """Covariance Σ, or tangent kernel Θ, of the output."""
+        import torch  # only this kernel needs it
+
+        from stairwise.kernel.conv import conv_covariances
+
+        def images(rows: Matrix) -> "Tensor":
+            tensor = rows if is_tensor(rows) else torch.tensor(np.asarray(rows))
+            tensor = tensor.double() if not tensor.is_floating_point() else tensor
+            tensor = tensor.float() if tensor.element_size() < 4 else tensor
+            return tensor.reshape(len(tensor), *self._shape(tensor.shape[1]))
+
+        x = images(X)
+        with torch.no_grad():
+            sigma, theta = conv_covariances(self, x, x if Y is X else images(Y), tangent=tangent)
+        out = sigma if theta is None else theta
+        return out if is_tensor(X) else out.numpy()
+
+
+@dataclass(frozen=True)
+class conv_nngp(_WideConv):
+    """Covariance of the outputs of a convolutional network at initialization; arguments as for `conv_ntk`."""
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        return self._covariances(X, Y, tangent=False)
+
+
+@dataclass(frozen=True)
+class conv_ntk(_WideConv):
+    """Neural tangent kernel of a convolutional network of infinite width, for rows that are flattened images.
+
+    The network has `depth` convolutions of side `kernel_size` with `strides`, `padding`, an `activation` after each and
+    shortcuts around each `skip` of them, and the `head` "flatten" or "gap" (global average pooling):
+    `stairwise.kernel.convnet.ConvNet`. `shape` is (height, width, channels), by default that of square images of three
+    channels or one.
+
+    An entry takes height · width numbers per layer with a flattened head, and (height · width)² with global average
+    pooling; strides leave fewer. It is computed on the device of X: give tensors on a GPU to compute it there.
+
+    >>> white, left = np.ones((4, 4)), np.repeat([[1.0, 1.0, 0.0, 0.0]], 4, 0)
+    >>> rows = np.stack([white, left]).reshape(2, 16)
+    >>> conv_ntk(depth=3)(rows, rows).round(4)
+    array([[3.1715, 1.2736],
+           [1.2736, 1.5857]])
+    >>> conv_ntk(depth=3, strides=(1, 2), head="gap", shape=(4, 4, 1))(rows, rows).round(4)
+    array([[0.7501, 0.3863],
+           [0.3863, 0.3707]])
+    """
+
+    def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
+        return self._covariances(X, Y, tangent=True)
+
+
+KERNELS = {kind.__name__: kind for kind in (linear, rbf, polynomial, laplace, nngp, ntk, conv_nngp, conv_ntk)}
 
 
 def resolve(kernel: str | Kernel, X: Matrix) -> Kernel:
@@ -164,6 +286,10 @@ def describe(kernel: Kernel) -> tuple[str, dict]:  # for `KernelSSL.save`
     if type(kernel) not in KERNELS.values():
         raise InputError("kernel", "must be one of stairwise's kernels to be saved", kernel, ", ".join(KERNELS))
     return type(kernel).__name__, dict(vars(kernel))
+
+
+def _width(gamma: float | None) -> float | None:
+    return None if gamma is None else number(gamma, "gamma", least=1e-100, most=1e100)
 
 
 def _exp(values: Matrix, scale: float) -> Matrix:

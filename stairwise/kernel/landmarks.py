@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stairwise.checks import InputError, one_of
-from stairwise.kernel.arrays import Matrix, as_numpy, cast, namespace
+from stairwise.checks import InputError, as_numpy, one_of
+from stairwise.kernel.arrays import Matrix, cast, namespace
 from stairwise.kernel.kernels import Kernel
 
 CANDIDATES = 10  # points per landmark among which "kmeans++" and "pivoted" choose

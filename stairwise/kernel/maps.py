@@ -6,16 +6,19 @@ and W is applied once at the end: for Nyström that halves the work of a pass.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy.special import erf
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, as_numpy, is_tensor
 from stairwise.kernel import landmarks
-from stairwise.kernel.arrays import Matrix, as_numpy, cast, is_tensor, like, namespace
+from stairwise.kernel.arrays import Matrix, cast, like, namespace
 from stairwise.kernel.kernels import Kernel, laplace, linear, nngp, rbf
 from stairwise.kernel.operators import evaluated
+
+ROUNDING = 1e-6  # of eigenvalues, relative to the largest: kernels of networks lose half of the digits at small angles
 
 
 class AbstractMap(ABC):
@@ -37,6 +40,17 @@ class AbstractMap(ABC):
     def arrays(self) -> list[Matrix]:
         """What defines the map besides the kernel; the constructor takes them in this order."""
 
+    @staticmethod
+    @abstractmethod
+    def shapes(features: int) -> list[tuple[int | None, ...]]:
+        """Shapes of `arrays`. None: any length; -1: that of the first array's last axis."""
+
+    @staticmethod
+    @abstractmethod
+    def suits(kernel: Kernel) -> bool:
+        """Whether a kernel has such features."""
+
+    @property
     def whitening(self) -> Matrix | None:
         """W (width, rank) in float64; None for the identity."""
         return None
@@ -55,6 +69,14 @@ class Identity(AbstractMap):
     def arrays(self) -> list[Matrix]:
         return []
 
+    @staticmethod
+    def shapes(features: int) -> list[tuple[int | None, ...]]:
+        return []
+
+    @staticmethod
+    def suits(kernel: Kernel) -> bool:
+        return isinstance(kernel, linear)
+
 
 @dataclass(frozen=True, eq=False)
 class Landmarks(AbstractMap):
@@ -70,16 +92,27 @@ class Landmarks(AbstractMap):
     def arrays(self) -> list[Matrix]:
         return [self.points]
 
+    @staticmethod
+    def shapes(features: int) -> list[tuple[int | None, ...]]:
+        return [(None, features)]
+
+    @staticmethod
+    def suits(kernel: Kernel) -> bool:
+        return not isinstance(kernel, linear)
+
+    @cached_property
     def whitening(self) -> Matrix:
         points = cast(self.points, "float64")
-        K = self.kernel(points, points)
+        K = evaluated(self.kernel, points, points, "float64")
         xp = namespace(K)
         sizes, vectors = xp.linalg.eigh((K + K.T) / 2)
-        noise = max(10 * float(np.finfo(self.dtype).eps), len(K) * float(np.finfo(float).eps))
-        if float(sizes[0]) < -10 * noise * abs(float(sizes[-1])):
-            low = f"an eigenvalue of {float(sizes[0]):.3g}"
-            raise InputError("kernel", "must be positive semidefinite", low, "choose another")
-        keep = sizes > noise * sizes[-1]
+        least, most = float(sizes[0]), float(sizes[-1])
+        if least < -ROUNDING * abs(most):
+            raise InputError(
+                "kernel", "must be positive semidefinite", f"an eigenvalue of {least:.3g}", "choose another"
+            )
+        noise = max(10 * float(np.finfo(self.dtype).eps), len(K) * float(np.finfo(float).eps)) * most
+        keep = sizes > max(noise, -2 * least)
         if not bool(keep.any()):
             raise InputError("kernel", "must not vanish on the landmarks")
         return vectors[:, keep] / xp.sqrt(sizes[keep])
@@ -101,6 +134,14 @@ class Waves(AbstractMap):
 
     def arrays(self) -> list[Matrix]:
         return [self.frequencies, self.origin]
+
+    @staticmethod
+    def shapes(features: int) -> list[tuple[int | None, ...]]:
+        return [(features, None), (features,)]
+
+    @staticmethod
+    def suits(kernel: Kernel) -> bool:
+        return isinstance(kernel, rbf | laplace)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +168,14 @@ class RandomLayer(AbstractMap):
 
     def arrays(self) -> list[Matrix]:
         return [self.weights, self.biases]
+
+    @staticmethod
+    def shapes(features: int) -> list[tuple[int | None, ...]]:
+        return [(features, None), (-1,)]
+
+    @staticmethod
+    def suits(kernel: Kernel) -> bool:
+        return isinstance(kernel, nngp) and kernel.depth == 1
 
 
 MAPS = {kind.__name__: kind for kind in (Identity, Landmarks, Waves, RandomLayer)}
@@ -167,6 +216,12 @@ def restore_map(name: str, kernel: Kernel, dtype: str, arrays: list[Matrix]) -> 
     """The map of this name with what `arrays()` returned."""
     made: AbstractMap = MAPS[name](kernel, dtype, *arrays)
     return made
+
+
+def width(one: AbstractMap, features: int) -> int:
+    """Number of columns of the rows of points with so many features."""
+    like_this = one.arrays()[0] if one.arrays() else np.zeros(0)
+    return int(one.rows(cast(like(np.zeros((1, features)), like_this), one.dtype)).shape[1])
 
 
 def same_map(one: AbstractMap, other: AbstractMap) -> bool:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, is_tensor
 from stairwise.kernel import sums as feature_sums
-from stairwise.kernel.arrays import Matrix, alike, cast, is_tensor, like, namespace, stack
+from stairwise.kernel.arrays import Matrix, alike, cast, like, namespace, stack
 from stairwise.kernel.kernels import Kernel
 from stairwise.kernel.kernels import linear as LinearKernel
 from stairwise.kernel.maps import AbstractMap, Identity, build_map, restore_map, same_map

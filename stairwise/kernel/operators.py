@@ -10,8 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from stairwise.checks import InputError
-from stairwise.kernel.arrays import Matrix, as_numpy, cast, like, namespace
+from stairwise.checks import InputError, as_numpy
+from stairwise.kernel.arrays import Matrix, cast, like, namespace
 from stairwise.kernel.kernels import Kernel
 
 MEMORY = 4 << 30  # bytes that K̃ may take before its tiles are recomputed

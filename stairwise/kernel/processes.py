@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from stairwise.checks import InputError
-from stairwise.kernel.arrays import Matrix, as_numpy, is_tensor, like
+from stairwise.checks import InputError, as_numpy, is_tensor
+from stairwise.kernel.arrays import Matrix, like
 from stairwise.kernel.operators import AbstractPairs
 from stairwise.kernel.solvers import SOLVERS, Solution
 from stairwise.kernel.tiles import TilePairs

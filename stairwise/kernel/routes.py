@@ -7,6 +7,8 @@ import numpy as np
 from stairwise.kernel.tiles import triangle_bytes
 
 METHODS = ("auto", "exact", "nystroem", "features")
+MOST_MEMORY = 1 << 50  # bytes
+MOST_FEATURES = 10**6  # landmarks or random features; their sums would take 8 TB
 CHUNK = 4096  # pairs that are turned into features at a time
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 
-from stairwise.checks import InputError, one_of, positive_int
-from stairwise.kernel.arrays import Matrix, as_numpy, like, namespace
+from stairwise.checks import InputError, as_numpy, one_of, positive_int
+from stairwise.kernel.arrays import Matrix, like, namespace
 from stairwise.kernel.operators import AbstractPairs, DensePairs, FeaturePairs
 from stairwise.progress import Progress, silent
 

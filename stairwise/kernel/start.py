@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError, number
-from stairwise.kernel.arrays import as_numpy, checked, stack
+from stairwise.checks import InputError, as_numpy, scale
+from stairwise.checks import seed as check_seed
+from stairwise.kernel.arrays import checked, stack
 from stairwise.kernel.models import AbstractModel, Given, Stream
 from stairwise.kernel.solvers import Solution
 
@@ -16,8 +17,8 @@ def initial_weights(
 ) -> NDArray[np.float64]:
     """u (d, modes): Gaussian of scale α, or u_j = Σ_i f₀(x_i) a_ij of the values f₀ of an initial function."""
     if alpha is not None:
-        scale = number(alpha, "alpha", above=0)
-        u = scale * np.random.default_rng(seed).standard_normal((d, len(modes.eigenvalues)))
+        rng = np.random.default_rng(check_seed(seed, "random_state"))
+        u = scale(alpha) * rng.standard_normal((d, len(modes.eigenvalues)))
     else:
         u = _values(model, init, (len(modes.coefficients), d)).T @ as_numpy(modes.coefficients)
     start = float(np.linalg.eigvalsh((u * modes.eigenvalues) @ u.T)[-1])

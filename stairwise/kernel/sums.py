@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stairwise.checks import InputError, positive_int
-from stairwise.kernel.arrays import Matrix, as_numpy, cast, like, stack
+from stairwise.checks import InputError, as_numpy, positive_int
+from stairwise.kernel.arrays import Matrix, cast, like, stack
 from stairwise.kernel.maps import AbstractMap
 from stairwise.kernel.solvers import UNCERTAIN, Solution
 from stairwise.theory.correlation import Correlation
@@ -33,7 +33,7 @@ def correlation(sums: PairSums, maps: tuple[AbstractMap, ...]) -> tuple[Correlat
     """
     if not sums.pairs:
         raise InputError("KernelSSL", "must have seen at least one pair", 0, "call partial_fit first")
-    whitenings = [one.whitening() for one in maps]
+    whitenings = [one.whitening for one in maps]
     cross = sums.cross
     if whitenings[0] is not None:
         cross = whitenings[0].T @ cross

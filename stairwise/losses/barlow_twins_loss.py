@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from stairwise.losses.views import of_views
+from stairwise.checks import flag
+from stairwise.losses.views import of_views, weight
 
 
 @of_views
@@ -26,6 +27,7 @@ def barlow_twins(
         >>> barlow_twins(z, z, lambda_=1.0, batch_norm=False)
         tensor(0.)
     """
+    lambda_, batch_norm, symmetric = _options(lambda_, batch_norm, symmetric)
     if batch_norm:
         z_a, z_b = (nn.functional.batch_norm(z, None, None, training=True, eps=1e-5) for z in (z_a, z_b))
     C = z_a.T @ z_b / len(z_a)
@@ -36,12 +38,16 @@ def barlow_twins(
     return on_diagonal + lambda_ * (squares.sum() - on_diagonal)
 
 
+def _options(lambda_: float, batch_norm: bool, symmetric: bool) -> tuple[float, bool, bool]:
+    return weight(lambda_, "lambda_"), flag(batch_norm, "batch_norm"), flag(symmetric, "symmetric")
+
+
 class BarlowTwins(nn.Module):
     """`barlow_twins` as a module."""
 
     def __init__(self, lambda_: float = 0.0051, batch_norm: bool = True, symmetric: bool = False) -> None:
         super().__init__()
-        self.lambda_, self.batch_norm, self.symmetric = lambda_, batch_norm, symmetric
+        self.lambda_, self.batch_norm, self.symmetric = _options(lambda_, batch_norm, symmetric)
 
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         return barlow_twins(z_a, z_b, self.lambda_, self.batch_norm, self.symmetric)

@@ -2,7 +2,9 @@
 
 from torch import Tensor, nn
 
-from stairwise.losses.views import centred, of_views
+from stairwise.losses.views import centred, of_views, weight
+
+TINY = 1e-30  # avoids 0/0 for embeddings that are all equal
 
 
 @of_views
@@ -21,6 +23,7 @@ def frossl(z_a: Tensor, z_b: Tensor, invariance: float = 1.0) -> Tensor:
         >>> frossl(z, z).round(decimals=4)  # p = ½, ½: 2 log ½
         tensor(-1.3863)
     """
+    invariance = weight(invariance, "invariance")
     z_a, z_b = (nn.functional.normalize(centred(z), dim=0) * z.shape[1] ** 0.5 for z in (z_a, z_b))
     distance = nn.functional.mse_loss(z_a, z_b)
     return invariance * distance + _concentration(z_a) + _concentration(z_b)
@@ -28,7 +31,7 @@ def frossl(z_a: Tensor, z_b: Tensor, invariance: float = 1.0) -> Tensor:
 
 def _concentration(z: Tensor) -> Tensor:
     K = z.T @ z if len(z) > z.shape[1] else z @ z.T  # both have the same norm
-    return (K.square().sum() / K.trace().square()).log()
+    return ((K.square().sum() + TINY) / (K.trace().square() + TINY)).log()
 
 
 class FroSSL(nn.Module):
@@ -36,7 +39,7 @@ class FroSSL(nn.Module):
 
     def __init__(self, invariance: float = 1.0) -> None:
         super().__init__()
-        self.invariance = invariance
+        self.invariance = weight(invariance, "invariance")
 
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         return frossl(z_a, z_b, self.invariance)

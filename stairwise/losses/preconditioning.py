@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stairwise.checks import InputError, number
+from stairwise.checks import InputError, flag, number
 from stairwise.distributed import total, world
 from stairwise.losses.views import check_views
 
@@ -43,11 +43,12 @@ def precondition(
     """
     check_views(z_a, z_b)
     least = z_a.shape[1] * torch.finfo(torch.promote_types(z_a.dtype, torch.float32)).eps
-    if number(damping, "damping") < least:
+    damping, power = number(damping, "damping", most=1e30), number(power, "power")
+    if damping < least:
         raise InputError("damping", f"must be at least {least:.1e} in this precision", damping, "raise it")
     if power not in POWERS:
         raise InputError("power", "must be 0.5 or 1", power)
-    a, b = _Precondition.apply(z_a, z_b, float(damping), float(power), bool(keep_norm))
+    a, b = _Precondition.apply(z_a, z_b, damping, power, flag(keep_norm, "keep_norm"))
     return a, b
 
 

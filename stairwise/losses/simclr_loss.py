@@ -22,11 +22,15 @@ def simclr(z_a: Tensor, z_b: Tensor, temperature: float = 0.2) -> Tensor:
         >>> simclr(z, z, temperature=1.0).round(decimals=4)  # −log(e / (e + 2))
         tensor(0.5514)
     """
-    number(temperature, "temperature", above=0)
+    temperature = _option(temperature)
     z = nn.functional.normalize(torch.cat([z_a, z_b]), dim=1)
     logits = (z @ z.T / temperature).fill_diagonal_(-torch.inf)
     partner = torch.arange(len(z), device=z.device).roll(len(z_a))
     return nn.functional.cross_entropy(logits, partner)
+
+
+def _option(temperature: float) -> float:
+    return number(temperature, "temperature", least=1e-6, most=1e30)
 
 
 class SimCLR(nn.Module):
@@ -34,7 +38,7 @@ class SimCLR(nn.Module):
 
     def __init__(self, temperature: float = 0.2) -> None:
         super().__init__()
-        self.temperature = temperature
+        self.temperature = _option(temperature)
 
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         return simclr(z_a, z_b, self.temperature)

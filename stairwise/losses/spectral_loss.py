@@ -44,8 +44,7 @@ def smoothed(z_a: Tensor, z_b: Tensor, epsilon: float = 0.1) -> Tensor:
         >>> smoothed(z, z, epsilon=0.0)
         tensor(0.)
     """
-    if number(epsilon, "epsilon", least=0) > 1:
-        raise InputError("epsilon", "must be at most 1", epsilon, "1 is the plain loss")
+    epsilon = _epsilon(epsilon)
 
     def h(x: Tensor) -> tuple[Tensor, Tensor]:
         softening = 1 - (1 - epsilon**2) * (x > 1).to(x)
@@ -79,14 +78,25 @@ def hinged(z_a: Tensor, z_b: Tensor, width: float = 0.25) -> Tensor:
         >>> hinged(z, z, width=0.25)
         tensor(1.)
     """
-    if number(width, "width", least=0) >= 1:
-        raise InputError("width", "must be below 1", width, "the floor must not reach the origin")
+    width = _width(width)
 
     def h(x: Tensor) -> tuple[Tensor, Tensor]:
         beyond = ((x - 1).abs() - width).clamp_min(0)
         return beyond.square(), 2 * beyond * (x - 1).sign()
 
     return _sum_over_modes(z_a, z_b, h)
+
+
+def _epsilon(epsilon: float) -> float:
+    if (value := number(epsilon, "epsilon", least=0)) > 1:
+        raise InputError("epsilon", "must be at most 1", epsilon, "1 is the plain loss")
+    return value
+
+
+def _width(width: float) -> float:
+    if (value := number(width, "width", least=0)) >= 1:
+        raise InputError("width", "must be below 1", width, "the floor must not reach the origin")
+    return value
 
 
 def _sum_over_modes(z_a: Tensor, z_b: Tensor, h: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
@@ -132,7 +142,7 @@ class Smoothed(nn.Module):
 
     def __init__(self, epsilon: float = 0.1) -> None:
         super().__init__()
-        self.epsilon = epsilon
+        self.epsilon = _epsilon(epsilon)
 
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         return smoothed(z_a, z_b, self.epsilon)
@@ -150,7 +160,7 @@ class Hinged(nn.Module):
 
     def __init__(self, width: float = 0.25) -> None:
         super().__init__()
-        self.width = width
+        self.width = _width(width)
 
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         return hinged(z_a, z_b, self.width)

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from stairwise.losses.views import centred, of_views
+from stairwise.losses.views import centred, of_views, weight
 
 
 @of_views
@@ -23,6 +23,7 @@ def vicreg(
         >>> vicreg(z, z + 1.0)  # only the invariance term
         tensor(25.)
     """
+    invariance, variance, covariance = _options(invariance, variance, covariance)
     distance = nn.functional.mse_loss(z_a, z_b)
     narrowness = (_too_narrow(z_a) + _too_narrow(z_b)) / 2
     redundant = _redundancy(z_a) + _redundancy(z_b)
@@ -39,12 +40,16 @@ def _redundancy(z: Tensor) -> Tensor:
     return (squares.sum() - squares.diagonal().sum()) / z.shape[1]
 
 
+def _options(invariance: float, variance: float, covariance: float) -> tuple[float, float, float]:
+    return weight(invariance, "invariance"), weight(variance, "variance"), weight(covariance, "covariance")
+
+
 class VICReg(nn.Module):
     """`vicreg` as a module."""
 
     def __init__(self, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0) -> None:
         super().__init__()
-        self.invariance, self.variance, self.covariance = invariance, variance, covariance
+        self.invariance, self.variance, self.covariance = _options(invariance, variance, covariance)
 
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         return vicreg(z_a, z_b, self.invariance, self.variance, self.covariance)

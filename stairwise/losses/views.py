@@ -1,14 +1,16 @@
 """Checks and precision that all losses share."""
 
+import inspect
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
 
-from stairwise.checks import InputError, TheoryWarning
+from stairwise.checks import InputError, RunWarning, TheoryWarning, number
 from stairwise.distributed import gather, world
 
 P = ParamSpec("P")
@@ -18,28 +20,59 @@ Loss = Callable[Concatenate[Tensor, Tensor, P], Tensor]
 def of_views(loss: Loss[P]) -> Loss[P]:
     """Wrap a loss of (z_a, z_b): check the views, gather all processes, use at least float32, disable autocast."""
 
+    names = tuple(inspect.signature(loss).parameters)[:2]
+
     @wraps(loss)
-    def checked(z_a: Tensor, z_b: Tensor, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        check_views(z_a, z_b)
+    def checked(*args: Any, **kwargs: Any) -> Tensor:
+        z_a, z_b = (args[i] if i < len(args) else kwargs.pop(name, None) for i, name in enumerate(names))
+        check_views(z_a, z_b, names)
+        z_a, z_b = _precise(z_a), _precise(z_b)
         with torch.autocast(z_a.device.type, enabled=False):
-            return loss(gather(_precise(z_a)), gather(_precise(z_b)), *args, **kwargs)
+            value = loss(gather(z_a), gather(z_b), *args[2:], **kwargs)
+        if z_a.device.type == "cpu" and not torch.compiler.is_compiling():
+            with suppress(RuntimeError):  # values cannot be read inside torch.vmap and fake tensors
+                _warn_if_too_large(loss.__name__, names, z_a.detach(), z_b.detach(), value.detach())
+        return value
 
     return checked
 
 
-def check_views(z_a: Tensor, z_b: Tensor) -> None:
-    """Require two real matrices of equal shape with at least two rows over all processes."""
-    for name, z in (("z_a", z_a), ("z_b", z_b)):
-        if not isinstance(z, Tensor) or z.ndim != 2 or not z.is_floating_point():
+def _warn_if_too_large(loss: str, names: tuple[str, ...], z_a: Tensor, z_b: Tensor, value: Tensor) -> None:
+    """Warn if finite views overflow. Only on a CPU, because a GPU would have to wait; NaN in the views is passed on."""
+    norms = torch.stack([torch.linalg.vector_norm(z_a), torch.linalg.vector_norm(z_b), value.to(z_a.dtype)])
+    if not norms.isfinite().all() and z_a.isfinite().all() and z_b.isfinite().all():
+        kind = str(value.dtype).removeprefix("torch.")
+        warnings.warn(
+            f"{loss}: {' and '.join(names)} must be small enough for {kind}: their squares or the loss overflow, and "
+            "its value is wrong; normalize the embeddings, lower the learning rate or use float64",
+            RunWarning,
+            stacklevel=3,
+        )
+
+
+def check_views(z_a: Tensor, z_b: Tensor, names: tuple[str, ...] = ("z_a", "z_b")) -> None:
+    """Require two real matrices of equal shape, precision and device, with two rows or more over all processes."""
+    for name, z in zip(names, (z_a, z_b), strict=True):
+        if not isinstance(z, Tensor) or z.ndim != 2 or not z.is_floating_point() or z.layout != torch.strided:
             given = f"{z.dtype}, shape {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
             raise InputError(name, "must be a 2-D tensor of floats", given, "rows are samples, columns are dimensions")
+    both = " and ".join(names)
     if z_a.shape != z_b.shape:
         shapes = f"{tuple(z_a.shape)} and {tuple(z_b.shape)}"
-        raise InputError("z_a and z_b", "must have the same shape", shapes, "row i of each is a view of sample i")
+        raise InputError(both, "must have the same shape", shapes, "row i of each is a view of sample i")
+    if z_a.dtype != z_b.dtype and torch.float64 in (z_a.dtype, z_b.dtype):
+        raise InputError(both, "must have the same precision", f"{z_a.dtype} and {z_b.dtype}", "convert one of them")
+    if z_a.device != z_b.device:
+        raise InputError(both, "must be on the same device", f"{z_a.device} and {z_b.device}", "move one with .to()")
     if len(z_a) * world() < 2 or z_a.shape[1] == 0:
         raise InputError(
-            "z_a", "must hold at least two samples of at least one dimension", tuple(z_a.shape), "enlarge the batch"
+            names[0], "must hold at least two samples of at least one dimension", tuple(z_a.shape), "enlarge the batch"
         )
+
+
+def weight(x: float, name: str) -> float:
+    """The weight of a term of a loss: 0 to 1e30, which float32 can multiply with."""
+    return number(x, name, least=0, most=1e30)
 
 
 def correlation(z_a: Tensor, z_b: Tensor) -> Tensor:

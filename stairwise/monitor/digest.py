@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stairwise.distributed import total, world
+from stairwise.distributed import reduced, total, world
 from stairwise.monitor.bases import Bases, ritz_matrices
 from stairwise.monitor.frames import Frames, sums_of
 from stairwise.monitor.moments import COLUMNS, ONES, facts
@@ -77,6 +77,24 @@ def joint_flaws(flaws: Tensor) -> Tensor:
     first = torch.where(flaws[2] > 0, flaws[2], torch.inf)
     dist.all_reduce(first, dist.ReduceOp.MIN)
     return torch.cat([total(flaws[:2]), torch.where(torch.isfinite(first), first, 0.0)[None]])
+
+
+def _is_sum(name: str) -> bool:
+    """Whether this part of a monitor's state is a sum over batches."""
+    return name.rpartition(".")[0] in ("", "before") and name != "seen"
+
+
+def joint_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A monitor's state with the sums of all processes, for the first one; all call this, in the same frames."""
+    out = dict(state)
+    for name in sorted(filter(_is_sum, state)):  # in the same order in all processes
+        out[name] = joint_flaws(state[name]) if name == "flaws" else reduced(state[name])
+    return out
+
+
+def without_sums(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A monitor's state before anything has been summed."""
+    return {name: torch.zeros_like(value) if _is_sum(name) else value for name, value in state.items()}
 
 
 def condensed(sums: dict[str, Tensor], frames: Frames, bases: Bases, normalized: bool = False) -> dict[str, Tensor]:

@@ -53,8 +53,8 @@ class Symmetric:
         self.known, self.w = known, w
         self.blocks, self.scale = _blocks(known), None
         if uses_halves(known):  # no entry is larger than the largest on the diagonal
-            self.scale = power_of_two((known.diagonal() - w.square()).max()) * UNIT
-            self.rounded = [_halved(self._block(*block), self.scale) for block in self.blocks]
+            self.scale = scale = power_of_two((known.diagonal() - w.square()).max()) * UNIT
+            self.rounded, self.lost = zip(*(self._split(*block, scale) for block in self.blocks), strict=True)
 
     def times(self, q: Tensor, exact: bool = False) -> Tensor:
         """A q for q between −1 and 1; `exact`: with all digits of A, and those of q that are `representable`."""
@@ -64,17 +64,16 @@ class Symmetric:
                 _add_products(out, self.known[start:end, start:], q, start, torch.matmul)
             return out.sub_(torch.outer(self.w, self.w @ q))
         right = _halved(q, UNIT)
-        for (start, end), rounded in zip(self.blocks, self.rounded, strict=True):
-            _add_products(out, rounded, right, start, _of_halves)
-            if exact:
-                # the digits that were lost in rounding
-                lost = torch.addcmul(rounded, self._block(start, end), -1 / self.scale, out=torch.empty_like(rounded))
-                _add_products(out, lost.neg_(), right, start, _of_halves)
+        for halves in (self.rounded, self.lost) if exact else (self.rounded,):
+            for (start, _), block in zip(self.blocks, halves, strict=True):
+                _add_products(out, block, right, start, _of_halves)
         return out.mul_(self.scale * UNIT)
 
-    def _block(self, start: int, end: int) -> Tensor:
-        """The rows of A from start to end, from the diagonal on."""
-        return torch.addcmul(self.known[start:end, start:], self.w[start:end, None], self.w[start:], value=-1)
+    def _split(self, start: int, end: int, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of A from start to end, from the diagonal on, in float16, and the digits lost in rounding."""
+        rows = torch.addcmul(self.known[start:end, start:], self.w[start:end, None], self.w[start:], value=-1)
+        rounded = rows.mul_(1 / scale).half()
+        return rounded, rows.sub_(rounded).half()
 
 
 def _add_products(out: Tensor, block: Tensor, right: Tensor, start: int, product: Product) -> None:

@@ -21,6 +21,7 @@ from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
 from stairwise.monitor.digest import ages, alike, condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
 from stairwise.monitor.frames import Frames
+from stairwise.monitor.views import check_pair
 
 if TYPE_CHECKING:
     from stairwise.monitor.hooks import Attachment
@@ -360,13 +361,7 @@ class SpectrumMonitor:
         return out
 
     def _check(self, name: str, a: Tensor, b: Tensor) -> None:
-        for view, given in (("a", a), ("b", b)):
-            if not isinstance(given, Tensor):
-                kind = type(given).__name__
-                raise InputError(f"{name}_{view}", "must be a torch tensor", kind, "use torch.as_tensor")
-        if a.ndim != 2 or a.shape != b.shape:
-            got = f"{tuple(a.shape)}, {tuple(b.shape)}"
-            raise InputError(f"{name}_a and {name}_b", "must be 2-D and of the same shape", got, "flatten them")
+        check_pair(name, a, b)
         known = self.dimensions(name)
         if known not in (None, a.shape[1]):
             raise InputError(f"{name}_a", f"must have {known} dimensions, as before", a.shape[1], "use a new monitor")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from stairwise.checks import InputError
@@ -181,3 +182,17 @@ def looks_like_labels(x: Tensor) -> bool:
     """Whether rows are probabilities (waits for the device)."""
     x = x.detach().float()
     return bool((x >= 0).all() and ((x.sum(dim=1) - 1).abs() < 1e-3).all())
+
+
+def check_pair(name: str, a: Tensor, b: Tensor) -> None:
+    """Refuse what cannot be embeddings of two views, `name`_a and `name`_b."""
+    for view, given in (("a", a), ("b", b)):
+        if not isinstance(given, Tensor):
+            kind = type(given).__name__
+            raise InputError(f"{name}_{view}", "must be a torch tensor", kind, "use torch.as_tensor")
+        if given.is_complex() or given.layout != torch.strided or given.is_meta:
+            kind = f"{given.dtype}, {given.layout}, {given.device}"
+            raise InputError(f"{name}_{view}", "must be a dense tensor of real numbers", kind)
+    if a.ndim != 2 or a.shape != b.shape:
+        got = f"{tuple(a.shape)}, {tuple(b.shape)}"
+        raise InputError(f"{name}_a and {name}_b", "must be 2-D and of the same shape", got, "flatten them")

@@ -58,6 +58,8 @@ def build_encoder(name: str, arguments: dict[str, Any] | None = None) -> nn.Modu
         raise InputError(
             f"encoder {name}", "must accept its arguments", error, "set encoder_options.NAME=VALUE"
         ) from error
+    except (Exception, SystemExit) as error:  # code of the user
+        raise InputError(f"encoder {name}", "must not fail", _named(error), "call the factory by hand") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"encoder {name}", "must return a torch module", type(module).__name__)
     return module
@@ -72,9 +74,11 @@ def build_network(
     try:
         with torch.no_grad():
             h = encoder(sample)
-    except RuntimeError as error:
+    except Exception as error:  # code of the user
         shape = tuple(sample.shape[1:])
-        remedy = f"{str(error).splitlines()[0]}; set encoder_options (channels, inputs, …) or size"
+        remedy = (
+            f"{(str(error) or type(error).__name__).splitlines()[0]}; set encoder_options (channels, inputs, …) or size"
+        )
         raise InputError("the encoder", f"must accept views of shape {shape}", None, remedy) from error
     encoder.train(was_training)
     if not isinstance(h, Tensor) or h.ndim != 2:
@@ -94,6 +98,10 @@ def _parameters(factory: Callable[..., Any]) -> list[str]:
 
 def _imported(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise InputError(
+            "encoder", "must be package.module:factory", repr(path), "for example torchvision.models:vgg11"
+        )
     here = str(Path.cwd())
     if here not in sys.path:  # like python -m: find modules of the user's project
         sys.path.append(here)
@@ -101,7 +109,13 @@ def _imported(path: str) -> Callable[..., Any]:
         imported = import_module(module)
     except ImportError as error:
         raise InputError("encoder", "must name an importable module", repr(path), str(error)) from error
+    except (Exception, SystemExit) as error:  # code of the user
+        raise InputError(f"module {module}", "must not fail when it is imported", _named(error)) from error
     if not callable(getattr(imported, name, None)):
         raise InputError("encoder", f"must name something callable in {module}", repr(name))
     factory: Callable[..., Any] = getattr(imported, name)
     return factory
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

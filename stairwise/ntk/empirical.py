@@ -5,6 +5,8 @@ self-supervised training is predicted to end with.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 
@@ -12,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stairwise.checks import InputError, number, one_of
+from stairwise.checks import InputError, number, one_of, shown
 from stairwise.distributed import rank, world
 from stairwise.ntk import fast
 from stairwise.ntk.capture import Capture, RulesChanged, Scalar, check_output
@@ -61,7 +63,14 @@ def empirical_ntk(
         memory = number(memory, "memory", above=0)
     # the caller's modes must not matter
     modes = torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False)
-    with modes[0], modes[1], modes[2], float32_products(tf32=precision == "tf32"), restored(model):
+    with (
+        modes[0],
+        modes[1],
+        modes[2],
+        float32_products(tf32=precision == "tf32"),
+        restored(model),
+        _blaming(model, x, y),
+    ):
         rows, columns = _prepared(x, precision), None if y is None else _prepared(y, precision)
         if precision == "float64":
             model = _in_double(model)
@@ -76,6 +85,23 @@ def empirical_ntk(
             progress(k + 1, d, "outputs")
         assert total is not None
         return total / d
+
+
+@contextmanager
+def _blaming(model: nn.Module, x: Tensor, y: Tensor | None) -> Iterator[None]:
+    """If the block fails because the model does not take x or y, say so."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        for name, samples in (("x", x), ("y", x if y is None else y)):
+            try:
+                model(samples[:1])
+            except Exception as own:
+                reason = f"{type(own).__name__}: {own}".splitlines()[0]
+                raise InputError(name, "must be samples that the model takes", reason, "check their shape") from error
+        raise
 
 
 def ntk_error(model: nn.Module, x: Tensor, kernel: Tensor, samples: int = 16, output: str | Scalar = "mean") -> float:
@@ -96,12 +122,14 @@ def _check_arguments(model: object, x: Tensor, y: Tensor | None, output: object,
             raise InputError(name, "must be a tensor", type(samples).__name__, "torch.as_tensor, or torch.stack")
         if samples.ndim < 1 or len(samples) == 0:
             raise InputError(name, "must hold samples", tuple(samples.shape))
+        if samples.layout != torch.strided or samples.is_meta:
+            raise InputError(name, "must be a dense tensor", f"{samples.layout} on {samples.device}")
         if (samples.dtype, samples.device) != (x.dtype, x.device):
             raise InputError(name, f"must be like x, {x.dtype} on {x.device}", f"{samples.dtype} on {samples.device}")
     if isinstance(output, str):
         one_of(output, "output", ("mean", "trace"))
     elif not callable(output):
-        raise InputError("output", "must be 'mean', 'trace' or a function of the outputs", repr(output))
+        raise InputError("output", "must be 'mean', 'trace' or a function of the outputs", shown(output))
 
 
 def _kernel(

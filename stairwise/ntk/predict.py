@@ -9,8 +9,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError, positive_int
-from stairwise.kernel.arrays import as_numpy
+from stairwise.checks import InputError, positive_int, real
 from stairwise.kernel.operators import DensePairs
 from stairwise.kernel.solvers import solve
 
@@ -61,7 +60,7 @@ def kernel_pca(K: Any, d: int) -> Floats:
 
 def _symmetric(K: Any) -> tuple[Floats, float]:
     """(K + Kᵀ) / 2 in float64, and its relative precision: that of its type, or its asymmetry."""
-    K = np.asarray(as_numpy(K))
+    K = np.asarray(real(K, "K"))
     if K.ndim != 2 or K.shape[0] != K.shape[1] or not len(K):
         raise InputError("K", "must be square and not empty", f"shape {K.shape}")
     if len(K) % 2:

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from stairwise.archives import save_arrays
 from stairwise.checks import InputError
-from stairwise.files import atomic, save_arrays, save_json
+from stairwise.files import atomic, save_json
 from stairwise.ntk.empirical import empirical_ntk, ntk_error
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.progress import Progress, silent

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import number, one_of, positive_int
+from stairwise.checks import one_of, positive_int, rate, scale
 from stairwise.figures.terminal import text_curve
 from stairwise.files import atomic, check_target
 from stairwise.table import Table
@@ -60,8 +60,7 @@ def predict(
     corr = Correlation.from_pairs(x_a, x_b)
     remedy = f"{corr.pairs} pairs of {corr.features} features allow no more modes"
     wanted = DIMENSION if d is None else positive_int(d, "d", corr.rank_bound, remedy)
-    if lr is not None:
-        number(lr, "lr", above=0)
+    lr, alpha = None if lr is None else rate(lr), scale(alpha)
     spare = SPARE[one_of(optimizer, "optimizer", SPARE)]
     gamma, _ = corr.top(min(corr.rank_bound, wanted + spare))
     d = check_dimension(wanted if d is not None else max(1, min(wanted, positive_modes(gamma))), gamma)

@@ -103,7 +103,8 @@ def train(config: Config, progress: Progress) -> _Trained:
             trainer.close()
         run = Run(Path(folder))
         # eigenvalues are measured before the update, and t is counted after it
-        return _Trained(x, kernel, outputs, run.times - config.lr, run.series("eigenvalues"), trainer.network)
+        times = np.maximum(run.times - config.lr, 0.0)  # the first one is zero up to rounding
+        return _Trained(x, kernel, outputs, times, run.series("eigenvalues"), trainer.network)
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from stairwise.archives import load_arrays, save_arrays
 from stairwise.checks import InputError, one_of
 from stairwise.data.images import fingerprint
-from stairwise.files import atomic, load_arrays, save_arrays, save_json
+from stairwise.files import atomic, save_json
 from stairwise.progress import Progress, silent
 from stairwise.provenance import code_digest, provenance
 from stairwise.report.page import Page, Picture

@@ -1,17 +1,20 @@
 """The live page of one or more runs: a server for this machine that gives no access to files."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from errno import EADDRINUSE
-from functools import partial
+from functools import cache, cached_property, partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Lock
 from urllib.parse import urlsplit
 
 from stairwise.checks import InputError, one_of
 from stairwise.report.page import Page, plotly_library
+from stairwise.report.pool import READ_SECONDS, WRITE_SECONDS, PoolServer
 from stairwise.report.reading import FOLLOWED
 from stairwise.report.runs_page import distinct_names, runs_page
 from stairwise.runs.folder import METRICS, PICTURE, RECIPE
@@ -48,7 +51,29 @@ def _stamp(folders: Sequence[Path]) -> str:
     return ".".join(stamps)
 
 
-class LivePage(ThreadingHTTPServer):
+@dataclass(frozen=True, eq=False)
+class _Built:
+    """A page and its stamp; each form is made once, however many clients ask for it."""
+
+    stamp: str
+    page: Page
+
+    @cached_property
+    def html(self) -> bytes:
+        return self.page.render('<script src="/plotly.js"></script>', live=True).encode()
+
+    @cached_property
+    def data(self) -> bytes:
+        return json.dumps(self.page.parts(), allow_nan=False).encode()
+
+    @property
+    def status(self) -> str:
+        """Number of records, with folder names, in ASCII, because it goes into a header."""
+        text = self.page.facts.get("records", "no records yet")
+        return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+class LivePage(PoolServer):
     """Serves a page, and rebuilds it when its stamp changes.
 
     Arguments:
@@ -56,8 +81,6 @@ class LivePage(ThreadingHTTPServer):
         page: returns the current page; may raise InputError while there is nothing to show.
         port: 0 chooses a free one.
     """
-
-    daemon_threads = True
 
     def __init__(self, stamp: Callable[[], str], page: Callable[[], Page], port: int = 0) -> None:
         try:
@@ -72,35 +95,33 @@ class LivePage(ThreadingHTTPServer):
             rule = "must be free: is another watcher running?"
             raise InputError("--port", rule, port, "--port 0 chooses a free one") from None
         self.stamp, self.page = stamp, page
-        self.lock, self.made = Lock(), ("", Page("", ""))
-
-    def handle_error(self, *_: object) -> None:
-        """Ignore dropped connections."""
+        self.lock, self.built = Lock(), _Built("", Page("", ""))
 
     @property
     def address(self) -> str:
         """URL of the page."""
         return f"http://{HOST}:{self.server_port}/"
 
-    def current(self) -> tuple[str, Page]:
-        """Current stamp and page."""
+    def current(self) -> _Built:
+        """The page of the current stamp."""
         with self.lock:
             stamp = self.stamp()
-            if stamp != self.made[0]:
+            if stamp != self.built.stamp:
                 try:
-                    self.made = stamp, self.page()
+                    page = self.page()
                 except InputError as error:
-                    self.made = stamp, Page("Waiting for records", str(error))
+                    page = Page("Waiting for records", str(error))
                 except Exception as error:  # damaged files must not stop the server
-                    self.made = stamp, Page("The run cannot be shown", f"{type(error).__name__}: {error}")
-            return self.made
+                    page = Page("The run cannot be shown", f"{type(error).__name__}: {error}")
+                self.built = _Built(stamp, page)
+            return self.built
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: LivePage
     server_version = "stairwise"
     sys_version = ""
-    timeout = 30
+    timeout = READ_SECONDS  # between two packets; the pool limits the whole request
 
     def do_GET(self) -> None:
         self._answer(body=True)
@@ -117,25 +138,23 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(HTTPStatus.FORBIDDEN, b"this page is for this machine only\n", "text/plain", body)
         path = urlsplit(self.path).path
         if path == "/plotly.js":
-            return self._send(
-                HTTPStatus.OK, plotly_library().encode(), "text/javascript", body, {"Cache-Control": "max-age=3600"}
-            )
+            return self._send(HTTPStatus.OK, _plotly(), "text/javascript", body, {"Cache-Control": "max-age=3600"})
         if path not in ("/", "/data.json"):
             return self._send(HTTPStatus.NOT_FOUND, b"not found; the page is at /\n", "text/plain", body)
-        stamp, page = self.server.current()
+        self.server.allow(self.connection, math.inf)  # building a page takes its time
+        built = self.server.current()
         if path == "/":
-            text = page.render('<script src="/plotly.js"></script>', live=True).encode()
-            return self._send(HTTPStatus.OK, text, "text/html", body)
-        status = page.facts.get("records", "no records yet")  # with folder names, and a header holds ASCII only
-        more = {"ETag": f'"{stamp}"', "X-Status": "".join(c if " " <= c <= "~" else "?" for c in status)}
+            return self._send(HTTPStatus.OK, built.html, "text/html", body)
+        more = {"ETag": f'"{built.stamp}"', "X-Status": built.status}
         if self.headers.get("If-None-Match") == more["ETag"]:
             return self._send(HTTPStatus.NOT_MODIFIED, b"", "application/json", body, more)
-        data = json.dumps(page.parts(), allow_nan=False).encode()
-        return self._send(HTTPStatus.OK, data, "application/json", body, more)
+        return self._send(HTTPStatus.OK, built.data, "application/json", body, more)
 
     def _send(
         self, status: HTTPStatus, content: bytes, kind: str, body: bool, more: dict[str, str] | None = None
     ) -> None:
+        self.server.allow(self.connection, WRITE_SECONDS)
+        self.connection.settimeout(WRITE_SECONDS)
         self.send_response(status)
         headers = {"Cache-Control": "no-store"} | (more or {})
         headers |= {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
@@ -145,3 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if body and content:
             self.wfile.write(content)
+
+
+@cache
+def _plotly() -> bytes:
+    return plotly_library().encode()

@@ -24,6 +24,7 @@ from stairwise.training.schedule import Schedule
 Floats = NDArray[np.float64]
 NOISY = ("barlow_twins", "vicreg")  # losses whose sampling noise we know
 FOLLOWED = ("eigenvalues", "covariance")
+LONGEST = 10**8  # steps of a schedule that can be drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,14 +204,16 @@ def _made(run: Run) -> tuple[dict[str, str], dict[str, object], Floats, str]:
         facts = {"recipe": ", ".join(f"{k} = {v}" for k, v in settings.items()), "α": f"{run.facts['alpha']:.4g}"}
         facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
         return facts, settings, _planned(run), run.followed
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise InputError(str(run.folder / RECIPE), "must be written by `stairwise train`", repr(error)) from error
 
 
 def _planned(run: Run) -> Floats:
     """t = Σ lr after every step of the schedule, (steps,)."""
-    recipe, steps = run.recipe, int(run.facts["steps"])
-    per_epoch = int(run.facts["training_images"]) // int(run.facts["batch"])
+    recipe, steps = run.recipe, run.count("steps", LONGEST)
+    per_epoch = run.count("training_images") // run.count("batch")
     warmup = round(recipe.get("warmup_epochs", 0.0) * per_epoch)
     schedule = Schedule(recipe.get("schedule", "cosine"), steps, warmup, recipe.get("final_lr", 0.001))
     return schedule.times(recipe["lr"])

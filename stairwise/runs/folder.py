@@ -40,7 +40,7 @@ class RunFolder:
 
     def write(self, record: Record) -> None:
         if self._log is None:
-            _rename_old(self.folder / METRICS)
+            rename_log(self.folder)
             self._log = MetricsLog(self.folder / METRICS)
         self._log.write(record)
         if record.leading is not None:
@@ -75,7 +75,9 @@ def discard(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _rename_old(path: Path) -> None:
+def rename_log(folder: Path) -> None:
+    """Rename the metrics.jsonl of an earlier run, if there is one."""
+    path = folder / METRICS
     if path.is_file() and path.stat().st_size:
         numbers = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in count(1))
         kept = next(name for name in numbers if not name.exists())

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from stairwise.files import plain
+from stairwise.files import destination, plain, regular
 from stairwise.runs.record import Record
 
 
@@ -13,10 +13,16 @@ class MetricsLog:
 
     def __init__(self, path: Path, size: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.stream = path.open("ab")
-        self.stream.truncate(min(size, self.stream.tell()))
-        self.stream.seek(0, 2)
-        self.size = self.stream.tell()  # bytes written
+        self.stream = destination(path).open("a+b")
+        self.stream.truncate(min(size, self.stream.seek(0, os.SEEK_END)))
+        if self.stream.seek(0, os.SEEK_END) and not self._ends_a_line():
+            self.stream.write(b"\n")  # what is left of a line must not spoil the next one
+        self.stream.flush()
+        self.size = self.stream.seek(0, os.SEEK_END)  # bytes written
+
+    def _ends_a_line(self) -> bool:
+        self.stream.seek(-1, os.SEEK_END)
+        return self.stream.read(1) == b"\n"
 
     def write(self, record: Record) -> None:
         line = json.dumps(plain(record.as_json()), allow_nan=False) + "\n"
@@ -35,7 +41,7 @@ def read_log(path: Path) -> tuple[list[Record], int]:
     """Records, and the number of damaged lines (left by a run that is writing or was killed)."""
     records, bad = [], 0
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = regular(path).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return [], 0
     for line in text.splitlines():

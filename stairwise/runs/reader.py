@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, instance, positive_int
+from stairwise.files import regular
 from stairwise.runs.folder import METRICS, RECIPE
 from stairwise.runs.log import read_log
 from stairwise.runs.record import SIZES, Record, spectrum_of_loss
@@ -32,28 +33,36 @@ class Run:
     folder: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder))
+        object.__setattr__(self, "folder", Path(instance(self.folder, "folder", (str, Path))))
 
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Contents of recipe.json: recipe, α, commit, versions, device."""
-        path = self.folder / RECIPE
+        path, repair = self.folder / RECIPE, f"stairwise repair {self.folder}"
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = json.loads(regular(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError("run", "must be a folder made by `stairwise train`", self.folder) from None
-        except ValueError as error:
-            raise InputError(str(path), "must be valid JSON", error) from error
+        except InputError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise InputError(str(path), "must be valid JSON", error, repair) from error
         if not isinstance(facts, dict):
-            raise InputError(str(path), "must be written by `stairwise train`", type(facts).__name__)
+            given = "null" if facts is None else f"a {type(facts).__name__}"
+            raise InputError(str(path), "must hold an object, as `stairwise train` writes it", given, repair)
         return facts
+
+    def count(self, name: str, most: int | None = None) -> int:
+        """A number of `facts`, such as "steps" or "training_images"."""
+        return positive_int(self.facts.get(name), f"{self.folder / RECIPE}: {name}", most, "train the run again")
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """The recipe as plain values; `training.recipe.recipe_of` converts it to a Recipe."""
         recipe = self.facts.get("recipe")
         if not isinstance(recipe, dict):
-            raise InputError(str(self.folder / RECIPE), "must contain a recipe", recipe, "train the run again")
+            remedy = f"stairwise repair {self.folder}"
+            raise InputError(str(self.folder / RECIPE), "must contain a recipe", recipe, remedy)
         return recipe
 
     @cached_property

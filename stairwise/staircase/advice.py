@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, vector
+from stairwise.checks import InputError, instance, number, real, vector
 from stairwise.staircase import words
 from stairwise.staircase.clock import Clock
 from stairwise.staircase.collapse import Collapses, one_point, shrinks
@@ -112,6 +112,9 @@ def advise(
         Dimension 2 comes next, expected at t = 1.7 (80 %: 1.65 to 1.79).
         All dimensions are expected by t = 1.87.
     """
+    for name, given, kind in (("clock", clock, Clock), ("signs", signs, Signs), ("ahead", ahead, Forecast)):
+        if given is not None:
+            instance(given, name, kind)
     judge = Judge(t, lam, level, signs, dimensions, total)
     return judge.says(clock=clock, ahead=ahead if ahead is not None else judge.forecast())
 
@@ -140,7 +143,7 @@ class Judge:
         if not (np.diff(times) > 0).all():
             raise InputError("t", "must increase", None, "sort the records and drop repeated ones")
         if level is not None:
-            level = number(level, "level", above=0.0)
+            level = number(level, "level", least=1e-100, most=1e100)
         rest = Rest.of(every, total, dimensions)
         signs = signs if signs is not None else Signs.unknown(every, rest)
         if len(signs.loss) != len(every):
@@ -274,10 +277,7 @@ class Judge:
 
 def _numbers(lam: ArrayLike) -> Floats:
     """A float64 array that need not be finite."""
-    try:
-        return np.asarray(lam, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError("lam", "must be real numbers", type(lam).__name__, "give a matrix, records × modes") from None
+    return np.asarray(real(lam, "lam"), dtype=np.float64)
 
 
 def _grows(variance: Floats) -> bool:

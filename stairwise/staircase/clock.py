@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import vector
+from stairwise.checks import LARGEST, InputError, times, vector
 
 Floats = NDArray[np.float64]
 RECENT = 0.25  # share of the records, at the end, from which the current pace is computed
@@ -31,16 +31,29 @@ class Clock:
     seconds: Floats | None = None
     planned: Floats | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("t", "step", "seconds", "planned"):
+            if getattr(self, name) is not None or name in ("t", "step"):
+                object.__setattr__(self, name, vector(getattr(self, name), name, LARGEST))
+        lengths = [len(one) for one in (self.t, self.step, self.seconds) if one is not None]
+        if min(lengths) < 2 or len(set(lengths)) > 1:
+            raise InputError("t, step and seconds", "must have equally many values, at least two", lengths)
+        if self.planned is not None and not len(self.planned):
+            raise InputError("planned", "must not be empty", "none", "leave it out")
+        if not ((np.diff(self.t) > 0).all() and (np.diff(self.step) >= 0).all()):
+            raise InputError("t and step", "must increase", None, "sort the records and drop repeated ones")
+
     def steps(self, t: ArrayLike) -> Floats:
         """Steps at training times t; infinite after the end of the schedule."""
-        moments = np.asarray(t, dtype=np.float64)
+        moments = times(t, "t")
         known = np.interp(moments, self.t, self.step)
         if self.planned is not None:
-            plan = vector(self.planned, "planned")
+            plan = self.planned
             plan = plan + self.t[-1] - plan[int(np.clip(self.step[-1], 1, len(plan))) - 1]
             later = np.interp(moments, plan, np.arange(1.0, len(plan) + 1), right=np.inf)
         else:
-            later = self.step[-1] + (moments - self.t[-1]) / self._pace(self.t, self.step)
+            with np.errstate(over="ignore", divide="ignore"):  # beyond 1e308 is never
+                later = self.step[-1] + (moments - self.t[-1]) / self._pace(self.t, self.step)
         return np.asarray(np.where(moments > self.t[-1], later, known))
 
     def seconds_left(self, t: ArrayLike) -> Floats:

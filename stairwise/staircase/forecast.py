@@ -194,8 +194,9 @@ def forecast_steps(
         (array([1, 2]), array([1.7, 1.9]))
     """
     moments, spectra = records(t, lam)
-    if not 0 < number(coverage, "coverage") < 1:
+    if not 0 < (coverage := number(coverage, "coverage")) < 1:
         raise InputError("coverage", "must lie strictly between 0 and 1", coverage)
+    level = None if level is None else number(level, "level", least=1e-100, most=1e100)
     return _forecast(moments, spectra, Rest.of(spectra, total, dimensions), level, coverage)
 
 

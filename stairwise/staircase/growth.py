@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, positive_int, real
 
 Floats = NDArray[np.float64]
 
@@ -44,14 +44,14 @@ class Rest:
         Rest(sum=array([0.5]), number=8)
         """
         records, k = lam.shape
-        if dimensions is None or dimensions == k:
+        if dimensions is None or (isinstance(dimensions, int) and dimensions == k):
             return cls(np.zeros(records))
-        if dimensions < k:
+        if positive_int(dimensions, "dimensions") < k:
             raise InputError("dimensions", f"must be at least {k}, the number of eigenvalues", dimensions)
         if total is None:
             remedy = "give Run.totals(…), or the sum of all eigenvalues at every record"
             raise InputError("total", f"must be given if lam has {k} of {dimensions} eigenvalues", None, remedy)
-        sums = np.asarray(total, dtype=np.float64)
+        sums = np.asarray(real(total, "total"), dtype=np.float64)
         if sums.shape != (records,):
             raise InputError("total", f"must have {records} numbers, one per row of lam", f"shape {sums.shape}")
         with np.errstate(invalid="ignore", over="ignore"):  # records that are not finite

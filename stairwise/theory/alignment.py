@@ -4,20 +4,20 @@ import numpy as np
 import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, matrix, number, positive_int, times, vector
+from stairwise.checks import InputError, matrix, positive_int, scale, times, vector
 from stairwise.checks import seed as check_seed
-from stairwise.theory.correlation import Correlation
+from stairwise.theory.correlation import Correlation, checked
 from stairwise.theory.modes import Modes
 
 Floats = NDArray[np.float64]
+
+MOST = 10**7  # rows, or columns, of initial weights
 
 
 def gaussian_init(d: int, features: int, alpha: float, seed: int) -> Floats:
     """W₀ with independent N(0, α²) entries, shape (d, m): the paper's small initialization."""
     rng = np.random.default_rng(check_seed(seed))
-    return number(alpha, "alpha", above=0) * rng.standard_normal(
-        (positive_int(d, "d"), positive_int(features, "features"))
-    )
+    return scale(alpha) * rng.standard_normal((positive_int(d, "d", MOST), positive_int(features, "features", MOST)))
 
 
 def qr_nonnegative(m: ArrayLike) -> tuple[Floats, Floats]:
@@ -49,7 +49,7 @@ def align(m: ArrayLike) -> Floats:
 
 def aligned_init(W0: ArrayLike, corr: Correlation) -> Floats:
     """W*(0) = 𝒜(W₀ V) Vᵀ with V the eigenvectors of Γ, (d, m): the aligned initialization that approximates W₀."""
-    coordinates, _ = corr.project(W0)
+    coordinates, _ = checked(corr).project(W0)
     return align(coordinates) @ corr.eigenvectors.T
 
 
@@ -58,7 +58,7 @@ def effective_singular_values(W0: ArrayLike, corr: Correlation) -> Floats:
 
     R_jj is the length of W₀ v_j after removing the directions of earlier modes. It is zero beyond the rank of Γ.
     """
-    coordinates, _ = corr.project(W0)
+    coordinates, _ = checked(corr).project(W0)
     _, r = qr_nonnegative(coordinates)
     s = np.zeros(len(r))
     s[: min(r.shape)] = np.diag(r)
@@ -76,7 +76,7 @@ def step_time_quantiles(gamma: ArrayLike, alpha: float, q: ArrayLike = (0.05, 0.
            [0.8  , 1.825],
            [0.962, 2.419]])
     """
-    gamma, alpha, q = vector(gamma, "gamma"), number(alpha, "alpha", above=0), vector(q, "q")
+    gamma, alpha, q = vector(gamma, "gamma"), scale(alpha), vector(q, "q")
     if ((q <= 0) | (q >= 1)).any():
         raise InputError("q", "must lie strictly between 0 and 1", q)
     freedom = len(gamma) - np.arange(len(gamma))

@@ -20,6 +20,7 @@ Each solution fills the modes of largest ρ up to a threshold ρ*, which is also
 SimCLR fixes the length of z, so its variances are given in units of 1/d, as if z had the length √d.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from stairwise.checks import InputError, number, one_of, positive_int
+from stairwise.checks import InputError, flag, number, one_of, positive_int, real
 
 Floats = NDArray[np.float64]
 
@@ -97,17 +98,28 @@ def carried(
         >>> [carried(rho, batch, **simple).above_half for batch in (64, 256)]
         [15, 50]
     """
-    modes = np.sort(np.asarray(rho, dtype=np.float64).ravel())[::-1]
+    modes = np.sort(np.asarray(real(rho, "rho"), dtype=np.float64).ravel())[::-1]
     if not modes.size or not (np.abs(modes) <= 1 + 1e-9).all():
         raise InputError("rho", "must be correlations, from −1 to 1", rho, "give one number per mode")
-    if positive_int(batch, "batch") < 2:
+    if positive_int(batch, "batch", 2**53) < 2:
         raise InputError("batch", "must be at least 2", batch)
     outputs = len(modes) if d is None else positive_int(d, "d")
-    number(excess, "excess", above=0)
+    excess = number(excess, "excess", least=1e-12, most=1e12)
     solve = SOLVERS[one_of(loss, "loss", SOLVERS)]
     modes = np.minimum(modes[:outputs], 1.0)
     usable = np.maximum(modes, 1e-9)  # a mode that its views do not share never pays
-    variance, threshold, value, noise = solve(usable, batch, outputs, excess, **options)
+    for name in options:
+        one_of(name, f"option of {loss}", list(inspect.signature(solve).parameters)[4:])
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            variance, threshold, value, noise = solve(usable, batch, outputs, excess, **options)
+    except (ArithmeticError, ValueError, IndexError) as error:
+        if isinstance(error, InputError):
+            raise
+        given = ", ".join(f"{k} = {v}" for k, v in ({"batch": batch, "excess": excess} | options).items())
+        raise InputError(
+            "rho, batch and options", "must allow a solution", given, f"none was found: {error}"
+        ) from error
     return Carried(modes, np.where(modes > 0, variance, 0.0), float(threshold), float(value), float(noise))
 
 
@@ -141,7 +153,8 @@ def useful_d(rho: ArrayLike, batch: int, loss: str = "barlow_twins", **options: 
         29
     """
     options.pop("d", None)
-    sizes = np.arange(1, np.size(rho) + 1)
+    carried(rho, batch, loss, **options)  # checks all of them
+    sizes = np.arange(1, real(rho, "rho").size + 1)
     counts = [carried(rho, batch, loss, int(d), **options).above_half for d in sizes]
     return int(sizes[np.argmax(counts)])
 
@@ -164,13 +177,13 @@ def _barlow_twins(
     For the first k modes this is two linear equations for S and P; the right k is the one where exactly these modes
     have s > 0.
     """
-    number(lambda_, "lambda_", above=0)
-    if batch_norm:
+    lambda_ = number(lambda_, "lambda_", least=1e-12, most=1e12)
+    if flag(batch_norm, "batch_norm"):
         return _standardized(rho, batch, d, excess, lambda_)
     N, rest = batch / excess, (1 - lambda_) / d
     alpha_s, alpha_p, beta, gamma = (
         (rest + lambda_ / 2, rest + lambda_ / 2, lambda_ / 2, lambda_ / 2)
-        if symmetric
+        if flag(symmetric, "symmetric")
         else (rest + lambda_, rest, 0.0, lambda_)
     )
     kappa, sigma = rest + alpha_p / N, alpha_s / N
@@ -218,6 +231,10 @@ def _vicreg(
     covariance: float = 1.0,
 ) -> Solution:
     """Stationarity: 4 cov c s = μ − 2 inv (1 − ρ) where s > 0, with μ(S) minus the slope of the terms in S."""
+    invariance, variance, covariance = (
+        number(x, name, least=1e-12, most=1e12)
+        for name, x in (("invariance", invariance), ("variance", variance), ("covariance", covariance))
+    )
     dof = (batch - 1) / excess
     c, shared = 1 + 1 / dof, (1 - 1 / d) / dof
 
@@ -240,7 +257,7 @@ def _vicreg(
 def _simclr(rho: Floats, batch: int, d: int, _: float, temperature: float = 0.2) -> Solution:
     """Stationarity: s = τ̃ (ρ − ρ*)₊, Σ s = 1, with τ̃ = τ (1 − w)/2A_q: A the expected log of the denominator, A_q its
     slope in q and w = τ A_P, the average weight of the positive. Without noise τ̃ = τ."""
-    tau, negatives = number(temperature, "temperature", above=0), 2 * batch - 2
+    tau, negatives = number(temperature, "temperature", least=1e-3, most=1e3), 2 * batch - 2
 
     def settled(effective: float) -> tuple[Floats, float, float, float]:
         s, threshold = _filled(effective * rho, np.ones_like(rho), 1.0)

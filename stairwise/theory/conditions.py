@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stairwise.theory.alignment import qr_nonnegative
-from stairwise.theory.correlation import Correlation
+from stairwise.theory.correlation import Correlation, checked
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def check_conditions(W0: ArrayLike, corr: Correlation) -> Conditions:
     >>> close.closest, close.aligned_error > 0.1, len(close.problems("aligned")), close.problems("logistic")
     (0.99, True, 1, [])
     """
-    u, gamma = corr.project(W0)
+    u, gamma = checked(corr).project(W0)
     d, k = len(u), min(u.shape)
     _, r = qr_nonnegative(u)
     diagonal = np.zeros(d)

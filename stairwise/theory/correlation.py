@@ -8,7 +8,18 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, in_blocks, matrix, pair, positive_int, symmetric, vector
+from stairwise.checks import (
+    LARGEST,
+    InputError,
+    in_blocks,
+    instance,
+    matrix,
+    pair,
+    positive_int,
+    real,
+    symmetric,
+    vector,
+)
 from stairwise.theory.krylov import top_eigenpairs
 
 Floats = NDArray[np.float64]
@@ -49,9 +60,10 @@ class Correlation:
     @classmethod
     def from_matrix(cls, gamma: ArrayLike, pairs: int = 1) -> Self:
         """From a given Γ: symmetric (m, m), or (m,) for a diagonal one; `pairs` is its weight when merged."""
-        dense = symmetric(np.diag(vector(gamma, "gamma")) if np.ndim(gamma) == 1 else gamma, "gamma")
+        values = real(gamma, "gamma")
+        dense = symmetric(np.diag(vector(values, "gamma")) if values.ndim == 1 else values, "gamma")
         new = cls()
-        new._features, new._pairs = len(dense), positive_int(pairs, "pairs")
+        new._features, new._pairs = len(dense), positive_int(pairs, "pairs", 2**53)
         new._sum = 2 * new._pairs * dense
         return new
 
@@ -137,7 +149,7 @@ class Correlation:
     def product(self, x: ArrayLike) -> Floats:
         """Γ x for x of shape (m, b), without forming Γ."""
         self._require_pairs()
-        x = np.asarray(matrix(x, "x"), dtype=np.float64)
+        x = np.asarray(matrix(x, "x", most=LARGEST), dtype=np.float64)
         if len(x) != self._features:
             raise InputError("x", f"must have {self._features} rows, one per feature", x.shape)
         total = np.zeros_like(x) if self._sum is None else self._sum @ x
@@ -148,7 +160,7 @@ class Correlation:
     def project(self, weights: ArrayLike, name: str = "W0") -> tuple[Floats, Floats]:
         """Coordinates W V of weights (d, m) in the eigenbasis, (d, r), and the eigenvalues (r,)."""
         self._require_pairs()
-        w = np.asarray(matrix(weights, name, self._features), dtype=np.float64)
+        w = np.asarray(matrix(weights, name, self._features, LARGEST), dtype=np.float64)
         return w @ self.eigenvectors, self.eigenvalues
 
     @cached_property
@@ -187,6 +199,13 @@ class Correlation:
     def _require_pairs(self) -> None:
         if not self._pairs:
             raise InputError("Correlation", "must hold at least one pair", 0, "call update(x_a, x_b) first")
+
+
+def checked(corr: object, name: str = "corr") -> Correlation:
+    """Return `corr`; anything but a Correlation, such as None or a matrix, is an error that says how to make one."""
+    remedy = "use Correlation.from_pairs(x_a, x_b) or Correlation.from_matrix(Γ)"
+    found: Correlation = instance(corr, name, Correlation, remedy)
+    return found
 
 
 def _in_chunks(pairs: list[tuple[NDArray, NDArray]]) -> Iterator[tuple[Floats, Floats]]:

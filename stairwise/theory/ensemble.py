@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, one_of, positive_int, vector
+from stairwise.checks import LARGEST, InputError, one_of, positive_int, rate, scale, time_vector, vector
 from stairwise.checks import seed as check_seed
 from stairwise.theory.alignment import step_time_quantiles
 from stairwise.theory.laws import evolve
@@ -33,11 +33,18 @@ class Staircase:
 
     def step_quantiles(self, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
         """Quantiles of the time of the j-th step over the draws, (len(q), d)."""
-        return np.quantile(self.steps, vector(q, "q"), axis=0, method="closest_observation")
+        return np.quantile(self.steps, _quantiles(q), axis=0, method="closest_observation")
 
     def loss_quantiles(self, q: ArrayLike = (0.05, 0.5, 0.95)) -> Floats:
         """Quantiles of the loss over the draws, (len(q), T)."""
-        return np.quantile(((1 - self.spectra) ** 2).sum(axis=-1), vector(q, "q"), axis=0)
+        return np.quantile(((1 - self.spectra) ** 2).sum(axis=-1), _quantiles(q), axis=0)
+
+
+def _quantiles(q: ArrayLike) -> Floats:
+    out = vector(q, "q")
+    if ((out < 0) | (out > 1)).any():
+        raise InputError("q", "must lie between 0 and 1", out)
+    return out
 
 
 def predict_staircase(
@@ -67,11 +74,13 @@ def predict_staircase(
         >>> steps.step_quantiles(0.5).round(1)
         array([[0.8, 1.8]])
     """
-    gamma = -np.sort(-vector(gamma, "gamma"))
+    gamma = -np.sort(-vector(gamma, "gamma", LARGEST))
+    gamma[np.abs(gamma) < 1e-290] = 0.0  # such numbers have too few digits
     d = positive_int(d, "d", int((gamma > 0).sum()), "only modes with positive γ are learned; lower d or give more γ")
-    number(alpha, "alpha", above=0)
+    alpha = scale(alpha)
+    lr = None if lr is None else rate(lr)
     spectral = one_of(optimizer, "optimizer", OPTIMIZERS) == "muon"
-    draws = max(20, min(100, 1600 // d)) if draws is None else positive_int(draws, "draws")
+    draws = max(20, min(100, 1600 // d)) if draws is None else positive_int(draws, "draws", 10**6)
     rng = np.random.default_rng(check_seed(seed))
     starts = alpha * rng.standard_normal((draws, d, len(gamma)))
     largest = max(float(np.linalg.eigvalsh((u * gamma) @ u.T)[-1]) for u in starts)
@@ -81,7 +90,7 @@ def predict_staircase(
         return _spectral_staircase(starts, gamma, times, lr)
     if times is None:
         times = _default_times(gamma[:d], alpha, lr)
-    t = np.atleast_1d(np.asarray(times, dtype=np.float64))
+    t = time_vector(times)
     spectra = np.stack([evolve(u, gamma, t, lr=lr)[0] for u in starts])
     return Staircase(t, spectra, np.stack([Trajectory(t, s, "draw").step_times() for s in spectra]))
 
@@ -90,7 +99,7 @@ def _spectral_staircase(starts: Floats, gamma: Floats, times: ArrayLike | None, 
     steps = np.stack([spectral_steps(u, gamma, lr) for u in starts])
     if times is None:  # λ grows like t² up to 1, so it is done at √2 times its step
         times = np.linspace(0, 1.15 * np.sqrt(2) * np.quantile(steps[:, -1], 0.95), 300)
-    t = np.atleast_1d(np.asarray(times, dtype=np.float64))
+    t = time_vector(times)
     spectra = np.stack([spectral_evolve(u, gamma, t, lr)[0] for u in starts])
     return Staircase(t, spectra, np.where(steps <= t.max(initial=0.0), steps, np.inf))
 

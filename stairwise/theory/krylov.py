@@ -6,6 +6,8 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
+from stairwise.checks import NotConverged
+
 Floats = NDArray[np.float64]
 
 
@@ -27,7 +29,7 @@ def top_eigenpairs(
         eigenvalues (k,) descending, and eigenvectors (size, k) in columns.
 
     Raises:
-        RuntimeError: the pairs did not converge within `passes`.
+        NotConverged: the pairs did not converge within `passes`.
 
     Example:
         >>> a = np.diag(np.arange(100.0))
@@ -51,7 +53,7 @@ def top_eigenpairs(
             basis, image = basis @ keep, image @ keep
         new = _orthonormal_to(basis, residual)
         basis, image = np.hstack([basis, new]), np.hstack([image, matmul(new)])
-    raise RuntimeError(f"eigenpairs did not converge in {passes} passes: residual {worst:.1e} is above {tol:.1e}")
+    raise NotConverged(f"eigenpairs did not converge in {passes} passes: residual {worst:.1e} is above {tol:.1e}")
 
 
 def _symmetrized(a: Floats) -> Floats:

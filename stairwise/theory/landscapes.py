@@ -16,7 +16,7 @@ import numpy as np
 import scipy.special
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, times
+from stairwise.checks import LARGEST, InputError, number, real, times
 
 __all__ = [
     "ALL",
@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+
+LARGEST_WEIGHT = 1e30  # of s̄
 
 
 class AbstractLandscape(ABC):
@@ -56,13 +58,14 @@ class AbstractLandscape(ABC):
 
     def solve(self, t: ArrayLike, s_bar0: ArrayLike, gamma: ArrayLike) -> Floats:
         """s̄(t) from s̄(0); t may be infinite."""
-        t, s, gamma = np.broadcast_arrays(times(t, "t"), _real(s_bar0), _positive(gamma))
-        return self._solve(t, s, gamma)
+        t, s, gamma = _together(t=times(t, "t"), s_bar0=_real(s_bar0, "s_bar0"), gamma=_positive(gamma))
+        with np.errstate(over="ignore", under="ignore"):  # large times are as good as infinite
+            return self._solve(t, s, gamma)
 
     def step_times(self, s_bar0: ArrayLike, gamma: ArrayLike) -> Floats:
         """When s̄² reaches half of its final value from below; 0 if it starts above, infinite if it never does."""
-        s, gamma = np.broadcast_arrays(_real(s_bar0), _positive(gamma))
-        with np.errstate(divide="ignore"):
+        s, gamma = _together(s_bar0=_real(s_bar0, "s_bar0"), gamma=_positive(gamma))
+        with np.errstate(divide="ignore", over="ignore"):
             return np.maximum(self._time_to_half(s, gamma), 0.0)
 
 
@@ -80,14 +83,14 @@ class DoubleWell(AbstractLandscape):
     b: float = 1.0
 
     def __post_init__(self) -> None:
-        number(self.a, "a", above=0)
-        number(self.b, "b", above=0)
+        object.__setattr__(self, "a", number(self.a, "a", above=0, least=1e-30, most=1e30))
+        object.__setattr__(self, "b", number(self.b, "b", above=0, least=1e-30, most=1e30))
 
     def loss(self, s_bar: ArrayLike) -> Floats:
-        return (self.b * np.square(s_bar) - self.a) ** 2 / self.b
+        return (self.b * np.square(_real(s_bar)) - self.a) ** 2 / self.b
 
     def slope(self, s_bar: ArrayLike) -> Floats:
-        return 4 * np.asarray(s_bar) * (self.b * np.square(s_bar) - self.a)
+        return 4 * _real(s_bar) * (self.b * np.square(_real(s_bar)) - self.a)
 
     def _solve(self, t: Floats, s: Floats, gamma: Floats) -> Floats:
         x = self.a * gamma * t
@@ -108,7 +111,7 @@ class BarlowTwins(AbstractLandscape):
     """
 
     def loss(self, s_bar: ArrayLike) -> Floats:
-        return (1 - np.square(s_bar)) ** 2
+        return (1 - np.square(_real(s_bar))) ** 2
 
     def slope(self, s_bar: ArrayLike) -> Floats:
         return DoubleWell().slope(s_bar)
@@ -131,10 +134,10 @@ class Sharpened(AbstractLandscape):
     """
 
     def loss(self, s_bar: ArrayLike) -> Floats:
-        return (1 - np.abs(s_bar)) ** 2
+        return (1 - np.abs(_real(s_bar))) ** 2
 
     def slope(self, s_bar: ArrayLike) -> Floats:
-        return 2 * (np.asarray(s_bar) - np.sign(s_bar))
+        return 2 * (_real(s_bar) - np.sign(_real(s_bar)))
 
     def _solve(self, t: Floats, s: Floats, gamma: Floats) -> Floats:
         return np.sign(s) + (s - np.sign(s)) * np.exp(-2 * gamma * t)
@@ -155,7 +158,8 @@ class Smoothed(AbstractLandscape):
     epsilon: float = 0.1
 
     def __post_init__(self) -> None:
-        if number(self.epsilon, "epsilon", least=0) > 1:
+        object.__setattr__(self, "epsilon", number(self.epsilon, "epsilon", least=0))
+        if self.epsilon > 1:
             raise InputError("epsilon", "must be at most 1", self.epsilon, "1 is the plain Barlow Twins loss")
 
     def loss(self, s_bar: ArrayLike) -> Floats:
@@ -173,7 +177,7 @@ class Smoothed(AbstractLandscape):
         return DoubleWell()._time_to_half(s, gamma)
 
     def _softening(self, s_bar: ArrayLike) -> Floats:
-        return np.where(np.abs(s_bar) > 1, self.epsilon**2, 1.0)
+        return np.where(np.abs(_real(s_bar)) > 1, self.epsilon**2, 1.0)
 
 
 @dataclass(frozen=True)
@@ -187,15 +191,16 @@ class Hinged(AbstractLandscape):
     width: float = 0.25
 
     def __post_init__(self) -> None:
-        if number(self.width, "width", least=0) >= 1:
+        object.__setattr__(self, "width", number(self.width, "width", least=0))
+        if self.width >= 1:
             raise InputError("width", "must be below 1", self.width, "the floor must not reach the origin")
 
     def loss(self, s_bar: ArrayLike) -> Floats:
-        return np.maximum(np.abs(1 - np.square(s_bar)) - self.width, 0) ** 2
+        return np.maximum(np.abs(1 - np.square(_real(s_bar))) - self.width, 0) ** 2
 
     def slope(self, s_bar: ArrayLike) -> Floats:
-        off = np.square(s_bar) - 1
-        return 4 * np.asarray(s_bar) * np.sign(off) * np.maximum(np.abs(off) - self.width, 0)
+        off = np.square(_real(s_bar)) - 1
+        return 4 * _real(s_bar) * np.sign(off) * np.maximum(np.abs(off) - self.width, 0)
 
     def _solve(self, t: Floats, s: Floats, gamma: Floats) -> Floats:
         low, high = DoubleWell(1 - self.width), DoubleWell(1 + self.width)
@@ -219,10 +224,10 @@ class FourthPower(AbstractLandscape):
     """
 
     def loss(self, s_bar: ArrayLike) -> Floats:
-        return (1 - np.square(s_bar)) ** 4
+        return (1 - np.square(_real(s_bar))) ** 4
 
     def slope(self, s_bar: ArrayLike) -> Floats:
-        return -8 * np.asarray(s_bar) * (1 - np.square(s_bar)) ** 3
+        return -8 * _real(s_bar) * (1 - np.square(_real(s_bar))) ** 3
 
     def _solve(self, t: Floats, s: Floats, gamma: Floats) -> Floats:
         size = np.asarray(np.abs(s))
@@ -279,13 +284,13 @@ class Supervised(AbstractLandscape):
     target: float = 1.0
 
     def __post_init__(self) -> None:
-        number(self.target, "target")
+        object.__setattr__(self, "target", number(self.target, "target", least=-1e30, most=1e30))
 
     def loss(self, s_bar: ArrayLike) -> Floats:
-        return (self.target - np.asarray(s_bar)) ** 2
+        return (self.target - _real(s_bar)) ** 2
 
     def slope(self, s_bar: ArrayLike) -> Floats:
-        return 2 * (np.asarray(s_bar) - self.target)
+        return 2 * (_real(s_bar) - self.target)
 
     def _solve(self, t: Floats, s: Floats, gamma: Floats) -> Floats:
         return self.target + (s - self.target) * np.exp(-2 * gamma * t)
@@ -308,18 +313,29 @@ ALL: tuple[type[AbstractLandscape], ...] = (
 )
 
 
-def _real(s_bar: ArrayLike) -> Floats:
-    out = np.asarray(s_bar, dtype=np.float64)
-    if not np.isfinite(out).all():
-        raise InputError("s_bar0", "must be finite", out)
+def _real(s_bar: ArrayLike, name: str = "s_bar") -> Floats:
+    """s̄ of any shape, up to 1e30, so that its eighth power is finite."""
+    out = np.asarray(real(s_bar, name), dtype=np.float64)
+    if not (np.abs(out) <= LARGEST_WEIGHT).all():
+        raise InputError(name, "must be finite and at most 1e30 in magnitude", out)
     return out
 
 
 def _positive(gamma: ArrayLike) -> Floats:
-    out = np.asarray(gamma, dtype=np.float64)
-    if not (np.isfinite(out) & (out > 0)).all():
-        raise InputError("gamma", "must be positive and finite", out, "landscapes use s̄ = √γ s; for γ ≤ 0 use Modes")
+    out = np.asarray(real(gamma, "gamma"), dtype=np.float64)
+    if not ((out > 0) & (out <= LARGEST)).all():
+        rule = f"must be positive and at most {LARGEST:g}"
+        raise InputError("gamma", rule, out, "landscapes use s̄ = √γ s; for γ ≤ 0 use Modes")
     return out
+
+
+def _together(**arrays: Floats) -> tuple[Floats, ...]:
+    """Arrays of one shape, to which all are broadcast."""
+    try:
+        return tuple(np.broadcast_arrays(*arrays.values()))
+    except ValueError:
+        shapes = ", ".join(str(one.shape) for one in arrays.values())
+        raise InputError(" and ".join(arrays), "must have shapes that fit together", shapes) from None
 
 
 def _log_odds_against(lam: Floats) -> Floats:

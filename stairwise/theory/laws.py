@@ -25,10 +25,22 @@ import warnings
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, TheoryWarning, number, one_of, time_vector, times, vector
+from stairwise.checks import (
+    LARGEST,
+    InputError,
+    TheoryWarning,
+    as_numpy,
+    flag,
+    number,
+    one_of,
+    rate,
+    time_vector,
+    times,
+    vector,
+)
 from stairwise.theory.alignment import qr_nonnegative
 from stairwise.theory.conditions import check_conditions
-from stairwise.theory.correlation import Correlation
+from stairwise.theory.correlation import Correlation, checked
 from stairwise.theory.modes import Modes
 from stairwise.theory.spectral_law import spectral_evolve
 from stairwise.theory.trajectory import Trajectory
@@ -37,6 +49,8 @@ Floats = NDArray[np.float64]
 
 LAWS = ("logistic", "aligned")
 LOG_CAP = math.log(1e6)  # once its eigenvalue of M exceeds 1e12, a direction is learned: λ = 1 to 1e-12
+FOREVER = 1e300  # log of the growth of the fastest mode at t = ∞, and at times that are as good as infinite
+LATEST_STEP = 1e290  # later ones are as good as infinite
 CHUNK = 1 << 21  # number of floats per block of times
 
 
@@ -74,6 +88,8 @@ def closed_form(
                [1.  , 1.  ]])
     """
     one_of(law, "law", (*LAWS, "spectral"))
+    lr = None if lr is None else rate(lr)
+    momentum, weights = number(momentum, "momentum", least=0), flag(weights, "weights")
     if law == "spectral" and momentum:
         raise InputError("momentum", "must be 0 for the spectral law", momentum, "use gradient_descent")
     t = time_vector(times)
@@ -89,14 +105,13 @@ def closed_form(
         )
     for problem in problems:
         warnings.warn(problem, TheoryWarning, stacklevel=2)
-    coordinates, gamma = corr.project(W0)
+    coordinates, gamma = checked(corr).project(W0)
     if law == "spectral":
-        lr = None if lr is None else number(lr, "lr", above=0)
         spectrum, moved = spectral_evolve(coordinates, gamma, t, lr, weights)
     else:
         spectrum, moved = evolve(coordinates, gamma, t, law, lr, momentum, weights)
     if moved is not None:  # the part outside the span of the data never changes
-        still = np.asarray(W0, dtype=np.float64) - coordinates @ corr.eigenvectors.T
+        still = np.asarray(as_numpy(W0), dtype=np.float64) - coordinates @ corr.eigenvectors.T
         moved = moved @ corr.eigenvectors.T + still
     how = f"closed form ({law}" + (f", lr={lr:g}" if lr else "") + (f", momentum={momentum:g})" if momentum else ")")
     return Trajectory(t, spectrum, how, moved)
@@ -112,6 +127,7 @@ def evolve(
     weights: bool = False,
 ) -> tuple[Floats, Floats | None]:
     """The laws in the eigenbasis: from W₀ V (d, r) and γ (r,) descending to spectra (T, d) and W(t) V (T, d, r)."""
+    lr = None if lr is None else rate(lr)
     growth = log_growth(gamma, t, lr, momentum)
     bound = learning_rate_bound(gamma, momentum)
     if lr is not None and not lr < bound:
@@ -131,32 +147,37 @@ def log_growth(gamma: ArrayLike, t: ArrayLike, lr: float | None = None, momentum
     (array([[1.386]]), array([[2.]]))
     """
     gamma, t = np.asarray(gamma, dtype=np.float64), times(t, "t")[..., None]
-    forever = 1e300 * gamma / max(np.abs(gamma).max(initial=0.0), 1e-300)  # used at t = ∞: finite, ordered like γ
-    finite_t = np.where(np.isinf(t), 0.0, t)
+    steepest = max(float(np.abs(gamma).max(initial=0.0)), 1e-300)
+    forever = FOREVER * (gamma / steepest)  # finite, ordered like γ
     if lr is None:
         if momentum:
             raise InputError("momentum", "needs lr", momentum, "gradient flow has no momentum")
-        grown = 4 * gamma * finite_t
+        with np.errstate(over="ignore"):
+            late = 4 * steepest * t >= FOREVER
+        grown = 4 * gamma * np.where(late, 0.0, t)
     else:
-        lr, momentum = number(lr, "lr", above=0), number(momentum, "momentum", least=0)
+        lr, momentum = rate(lr), number(momentum, "momentum", least=0)
         if momentum >= 1:
             raise InputError("momentum", "must be below 1", momentum)
+        with np.errstate(over="ignore"):
+            steps = t / lr
+            late = steps * max(4 * lr * steepest, 1.0) >= LATEST_STEP
         with np.errstate(divide="ignore"):
-            grown = _log_descent_growth(4 * lr * gamma, finite_t / lr, momentum)
-    return np.where(np.isinf(t), forever, grown)
+            grown = _log_descent_growth(4 * lr * gamma, np.where(late, 0.0, steps), momentum)
+    return np.where(late, forever, grown)
 
 
 def _log_descent_growth(a: Floats, steps: Floats, momentum: float) -> Floats:
     if momentum == 0:
         rate = np.log(np.abs(1 + a))
-        return np.where(steps > 0, steps * np.where(np.isinf(rate), -1e300, rate), 0.0)
+        return np.where(steps > 0, steps * np.maximum(rate, -1e9), 0.0)  # −∞: a step to exactly zero
     discriminant = (1 + momentum + a) ** 2 - 4 * momentum
     root = np.sqrt(np.maximum(discriminant, 0))
     large, small = (1 + momentum + a + root) / 2, (1 + momentum + a - root) / 2
     envelope = steps * 0.5 * math.log(momentum)
     share = np.where(root > 0, (1 + a - small) / np.where(root > 0, root, 1), 1.0)  # weight of the larger root
     with np.errstate(invalid="ignore"):
-        decayed = np.exp(steps * np.log(np.abs(small / large)))
+        decayed = np.abs(small / large) ** steps
         two_roots = steps * np.log(np.abs(large)) + np.log(np.abs(share + (1 - share) * decayed))
     return np.where(discriminant > 0, two_roots, envelope)
 
@@ -167,12 +188,15 @@ def early_weights(W0: ArrayLike, corr: Correlation, t: float) -> Floats:
     >>> early_weights([[1e-3, 1e-3]], Correlation.from_matrix([1.0, 0.0]), t=0.5).round(5)
     array([[0.00739, 0.001  ]])
     """
-    coordinates, gamma = corr.project(W0)
-    most = 4 * float(gamma.max(initial=0.0)) * float(times(t, "t", infinite=False))
-    if most > 700:
-        raise InputError("t", "must be early: 4 γ_1 t must be at most 700", f"{most:.3g}", "use closed_form")
-    growth = np.expm1(4 * gamma * t)
-    return np.asarray(W0, dtype=np.float64) + (coordinates * growth) @ corr.eigenvectors.T
+    coordinates, gamma = checked(corr).project(W0)
+    moment = number(t, "t", least=0)
+    with np.errstate(over="ignore"):
+        most = 4 * float(gamma.max(initial=0.0)) * moment
+    if most > 100:
+        raise InputError("t", "must be early: 4 γ_1 t must be at most 100", f"{most:.3g}", "use closed_form")
+    with np.errstate(over="ignore"):
+        growth = np.expm1(4 * gamma * moment)
+    return np.asarray(as_numpy(W0), dtype=np.float64) + (coordinates * growth) @ corr.eigenvectors.T
 
 
 def learning_rate_bound(gamma: ArrayLike, momentum: float = 0.0) -> float:
@@ -184,7 +208,7 @@ def learning_rate_bound(gamma: ArrayLike, momentum: float = 0.0) -> float:
     >>> learning_rate_bound([5.0, 1.0])
     0.05
     """
-    gamma = vector(gamma, "gamma")
+    gamma = vector(gamma, "gamma", LARGEST)
     if gamma.size == 0:
         raise InputError("gamma", "must not be empty")
     steepest = max(4 * float(gamma.max()), -2 * float(gamma.min()))

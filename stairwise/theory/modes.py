@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, times, vector
+from stairwise.checks import LARGEST, InputError, times, vector
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +34,7 @@ class AbstractModes(ABC):
     s0: ArrayLike
 
     def __post_init__(self) -> None:
-        gamma, s0 = vector(self.gamma, "gamma"), vector(self.s0, "s0")
+        gamma, s0 = vector(self.gamma, "gamma", LARGEST), vector(self.s0, "s0", LARGEST)
         if s0.shape not in {(1,), gamma.shape}:
             raise InputError("s0", f"must be one number or {len(gamma)} numbers, one per gamma", f"shape {s0.shape}")
         if (s0 < 0).any():
@@ -52,7 +52,8 @@ class AbstractModes(ABC):
 
     def eigenvalues(self, t: ArrayLike) -> Floats:
         """λ_j(t) = γ_j s_j(t)², the eigenvalues of C, shape (*t.shape, d)."""
-        return np.asarray(self.gamma) * self.singular_values(t) ** 2
+        s = self.singular_values(t)
+        return np.asarray(self.gamma) * s * s  # in this order, because s² may overflow where γ is tiny
 
     def loss(self, t: ArrayLike) -> Floats:
         """L(t) = Σ_j (1 − λ_j(t))² (Eq. 14), shape of t."""
@@ -96,14 +97,16 @@ class Modes(AbstractModes):
         """s_j(t), shape (*t.shape, d)."""
         t = times(t, "t")[..., None]
         gamma, s0 = np.asarray(self.gamma), np.asarray(self.s0)
-        x = np.abs(np.where(gamma == 0, 0.0, gamma)) * np.where(gamma == 0, 0.0, t)  # γ = 0: 0 · ∞ = 0
-        decay = np.exp(-4 * x)
-        # Eq. 10; for γ > 0 both numerator and denominator are multiplied by e^{-4γt} to avoid overflow
-        grown = s0 * np.sqrt(np.abs(gamma) * -np.expm1(-8 * x))
+        with np.errstate(over="ignore", under="ignore"):
+            x = np.abs(gamma) * np.where(gamma == 0, 0.0, t)  # γ = 0: 0 · ∞ = 0
+            decay = np.exp(-4 * x)
+            # Eq. 10; for γ > 0 both numerator and denominator are multiplied by e^{-4γt} to avoid overflow
+            grown = s0 * np.sqrt(np.abs(gamma) * -np.expm1(-8 * x))
         numerator = np.where(gamma > 0, s0, s0 * decay)
         denominator = np.hypot(np.where(gamma > 0, decay, 1.0), grown)
         return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
     def step_times(self) -> Floats:
         """τ_j = −log(γ_j s_j(0)²) / 8γ_j (Eq. 16), where λ_j = 1/(2 − λ_j(0)); infinite where γ_j ≤ 0 or s_j(0) = 0."""
-        return self._where_growing(lambda gamma, s0: -(np.log(gamma) + 2 * np.log(s0)) / (8 * gamma))
+        with np.errstate(over="ignore"):  # beyond 1e308 is never
+            return self._where_growing(lambda gamma, s0: -(np.log(gamma) + 2 * np.log(s0)) / 8 / gamma)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, matrix, symmetric, times
+from stairwise.checks import LARGEST, InputError, matrix, real, symmetric, times
 from stairwise.theory.alignment import qr_nonnegative
 
 Floats = NDArray[np.float64]
+
+LARGEST_MATRIX = 1e25  # of A and B, so that (W B Wᵀ)² stays below 1e308
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,19 +37,25 @@ class Quartic:
     B: ArrayLike
 
     def __post_init__(self) -> None:
-        a = symmetric(self.A, "A")
+        a = symmetric(self.A, "A", most=LARGEST_MATRIX)
         object.__setattr__(self, "A", a)
-        object.__setattr__(self, "B", symmetric(self.B, "B", len(a)))
+        object.__setattr__(self, "B", symmetric(self.B, "B", len(a), LARGEST_MATRIX))
+
+    def _weights(self, W: ArrayLike) -> Floats:
+        out, m = np.asarray(real(W, "W"), dtype=np.float64), len(np.asarray(self.A))
+        if out.ndim < 2 or out.shape[-1] != m or not (np.abs(out) <= LARGEST).all():
+            raise InputError("W", f"must be finite weights, (…, d, {m}), up to {LARGEST:g}", f"shape {out.shape}")
+        return out
 
     def loss(self, W: ArrayLike) -> Floats:
         """L(W) for weights (..., d, m)."""
-        w, a, b = np.asarray(W), np.asarray(self.A), np.asarray(self.B)
+        w, a, b = self._weights(W), np.asarray(self.A), np.asarray(self.B)
         inner = w @ b @ w.swapaxes(-1, -2)
         return np.einsum("...ij,jk,...ik->...", w, a, w) + (inner**2).sum(axis=(-1, -2))
 
     def gradient(self, W: ArrayLike) -> Floats:
         """∇L = 2 W A + 4 W B Wᵀ W B."""
-        w, a, b = np.asarray(W), np.asarray(self.A), np.asarray(self.B)
+        w, a, b = self._weights(W), np.asarray(self.A), np.asarray(self.B)
         return 2 * w @ a + 4 * w @ b @ w.swapaxes(-1, -2) @ w @ b
 
     def common_modes(self) -> tuple[Floats, Floats, Floats]:
@@ -69,7 +77,7 @@ class Quartic:
         Bernoulli: s(t)² = s₀² e^{−4at} / (1 + 8b² s₀² (1 − e^{−4at}) / 4a), which tends to −a/2b² if a < 0.
         """
         a, b, vectors = self.common_modes()
-        q, r = qr_nonnegative(np.asarray(matrix(W0, "W0", len(a)), dtype=np.float64) @ vectors)
+        q, r = qr_nonnegative(np.asarray(matrix(W0, "W0", len(a), LARGEST), dtype=np.float64) @ vectors)
         t = times(t, "t")
         k = min(r.shape)
         s = _bernoulli(np.diag(r), -4 * a[:k], 8 * b[:k] ** 2, t[..., None])
@@ -83,7 +91,8 @@ def _bernoulli(s0: Floats, rate: Floats, brake: Floats, t: Floats) -> Floats:
     if np.any(np.isinf(t)) and np.any((rate > 0) & (brake == 0) & (s0 > 0)):
         raise InputError("t", "must be finite", np.inf, "a mode with a < 0 and b = 0 grows without bound")
     speed = np.abs(rate)
-    x = np.where(speed == 0, 0.0, speed) * np.where(speed == 0, 0.0, t)
+    with np.errstate(over="ignore"):
+        x = np.where(speed == 0, 0.0, speed) * np.where(speed == 0, 0.0, t)
     # (1 − e^{−x})/|rate|; the limit at rate 0 is t
     elapsed = np.where(speed > 0, -np.expm1(-x) / np.where(speed > 0, speed, 1), t)
     still = brake * s0**2 == 0
@@ -91,8 +100,10 @@ def _bernoulli(s0: Floats, rate: Floats, brake: Floats, t: Floats) -> Floats:
         held = np.where(still, 0.0, np.sqrt(brake) * s0 * np.sqrt(elapsed))
     grows = rate > 0
     # rate > 0: divide by e^{rate t}, unless the brake is zero
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         free = np.exp(np.log(s0) + np.where(grows & still, x / 2, 0.0))
+    if np.isinf(free[np.isfinite(x + 0 * free)]).any():
+        raise InputError("t", "must be earlier", t.max(), "a mode with a < 0 and b = 0 grows beyond 1e308")
     top = np.where(grows, np.where(still, free, s0), np.exp(-x / 2) * s0)
     bottom = np.hypot(np.where(grows & ~still, np.exp(-x / 2), 1.0), held)
     return np.divide(top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom > 0)

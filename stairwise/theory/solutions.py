@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, number, positive_int
-from stairwise.theory.correlation import Correlation
+from stairwise.theory.correlation import Correlation, checked
 
 Floats = NDArray[np.float64]
 
@@ -33,8 +33,8 @@ def penalized_weights(corr: Correlation, d: int, epsilon: float) -> Floats:
     array([0.468, 0.707])
     """
     gamma, vectors = _positive_modes(corr, d)
-    s2 = np.maximum(gamma - number(epsilon, "epsilon", least=0) / 2, 0) / gamma**2
-    return (vectors * np.sqrt(s2)).T
+    above = np.maximum(gamma - number(epsilon, "epsilon", least=0) / 2, 0)
+    return (vectors * (np.sqrt(above) / gamma)).T
 
 
 def positive_modes(gamma: ArrayLike) -> int:
@@ -50,6 +50,9 @@ def positive_modes(gamma: ArrayLike) -> int:
 def check_dimension(d: int, gamma: ArrayLike) -> int:
     """Return d if at least d eigenvalues γ are positive beyond rounding error; otherwise raise InputError."""
     usable = positive_modes(gamma)
+    if usable == 0:
+        remedy = "the views share nothing, or are so small that their products vanish: check the pairs, or scale them"
+        raise InputError("Γ", "must have a positive eigenvalue", None, remedy)
     rule = f"must be at most {usable}, the number of positive eigenvalues of Γ"
     if positive_int(d, "d") > usable:
         raise InputError("d", rule, d, "lower d")
@@ -57,6 +60,6 @@ def check_dimension(d: int, gamma: ArrayLike) -> int:
 
 
 def _positive_modes(corr: Correlation, d: int) -> tuple[Floats, Floats]:
-    gamma, vectors = corr.top(positive_int(d, "d", corr.rank_bound, "give more pairs or features, or lower d"))
+    gamma, vectors = checked(corr).top(positive_int(d, "d", corr.rank_bound, "give more pairs or features, or lower d"))
     check_dimension(d, gamma)
     return gamma, vectors

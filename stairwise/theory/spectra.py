@@ -6,7 +6,7 @@ All functions take eigenvalues λ_j of a covariance along the last axis. Negativ
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, real
 
 Floats = NDArray[np.float64]
 WAITING = 1e-4  # fraction of the largest eigenvalue; smaller ones are treated as equal
@@ -180,9 +180,7 @@ def chance_alignment(points: int, d: int, draws: int = 100, seed: int = 0) -> tu
 
 
 def _basis(x: ArrayLike, name: str) -> Floats:
-    if hasattr(x, "detach"):  # a torch tensor, possibly with gradients, on a GPU, in low precision
-        x = x.detach().cpu().double().numpy()
-    columns = np.asarray(x, dtype=np.float64)
+    columns = np.asarray(real(x, name), dtype=np.float64)
     if columns.ndim != 2 or not 0 < columns.shape[1] <= len(columns) or not np.isfinite(columns).all():
         rule = "must be finite, (points, d), with at most as many dimensions as points"
         raise InputError(name, rule, f"shape {columns.shape}")

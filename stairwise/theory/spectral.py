@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import InputError, number, times
+from stairwise.checks import InputError, rate, times
 from stairwise.theory.modes import AbstractModes
 
 Floats = NDArray[np.float64]
 
+MOST_STEPS = 1e15  # beyond, a float does not tell odd from even
 REST = 1e-12  # a descent that meets its goal to this accuracy stays there
 
 
@@ -53,7 +54,7 @@ class SpectralModes(AbstractModes):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lr is not None:
-            object.__setattr__(self, "lr", number(self.lr, "lr", above=0))
+            object.__setattr__(self, "lr", rate(self.lr))
 
     def singular_values(self, t: ArrayLike) -> Floats:
         """s_j(t), shape (*t.shape, d)."""
@@ -98,6 +99,8 @@ class SpectralModes(AbstractModes):
         s0, goal, lr = np.asarray(self.s0), self._goals(), float(self.lr or 0.0)
         if np.isinf(t).any():
             raise InputError("t", "must be finite for descent, which never comes to rest", np.inf, "use limits()")
+        if (t > MOST_STEPS * lr).any():
+            raise InputError("t", f"must be at most {MOST_STEPS:g} steps of lr", t.max(), "use limits()")
         count = np.floor(t / lr + 1e-9)
         steps, _ = self._arrival()
         first, second = self._orbit()

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, matrix, number, time_vector
 
 Floats = NDArray[np.float64]
+
+LARGEST_EIGENVALUE = 1e150  # the squares of the loss, and sums of them, then stay below 1e308
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,17 +33,25 @@ class Trajectory:
     method: str
     weights: Floats | None = None
 
+    def __post_init__(self) -> None:
+        t, lam = time_vector(self.times), matrix(self.eigenvalues, "eigenvalues", most=LARGEST_EIGENVALUE, empty=True)
+        if len(t) != len(lam):
+            raise InputError("eigenvalues", f"must have {len(t)} rows, one per time", len(lam))
+        object.__setattr__(self, "times", t)
+        object.__setattr__(self, "eigenvalues", np.asarray(lam, np.float64))
+
     @property
     def loss(self) -> Floats:
         """L(t) = ‖C − I‖² = Σ_j (1 − λ_j)², shape (T,)."""
-        return ((1 - self.eigenvalues) ** 2).sum(axis=-1)
+        with np.errstate(over="ignore"):
+            return ((1 - self.eigenvalues) ** 2).sum(axis=-1)
 
     def step_times(self, level: float = 0.5) -> Floats:
         """When each λ_j first reaches `level`, shape (d,); infinite if it never does within the finite times.
 
         The log-odds of λ are interpolated linearly between records, which is exact for the logistic law.
         """
-        if not 0 < level < 1:
+        if not 0 < (level := number(level, "level")) < 1:
             raise InputError("level", "must lie strictly between 0 and 1", level)
         order = np.argsort(self.times, kind="stable")
         order = order[np.isfinite(self.times[order])]

@@ -15,12 +15,17 @@ LENGTH = {"epochs", "steps"}  # settings of the length, which may grow
 
 def check_same(stored: Checkpoint, recipe: Recipe) -> None:
     """Refuse to continue a run by another recipe; `continued_calendar` judges its length."""
-    there, here = Recipe().plain() | stored.facts["recipe"], recipe.plain()  # defaults for settings that are newer
-    differing = [k for k in here if k not in FREE | LENGTH and there.get(k) != here[k]]
-    if differing:
-        changes = ", ".join(f"{k} = {there.get(k)!r} there, {here[k]!r} here" for k in differing[:4])
+    changes = differing(stored, recipe.plain())
+    if changes:
         rule, remedy = "contains a run of another recipe", "give another --out, or --restart"
         raise InputError("run folder", rule, f"{stored.path}: {changes}", remedy)
+
+
+def differing(stored: Checkpoint, here: dict[str, Any]) -> str:
+    """Settings that differ between a checkpoint and `here` and shape the training, in words; empty if none does."""
+    there = Recipe().plain() | stored.facts["recipe"]  # defaults for settings that are newer
+    keys = [k for k in here if k not in FREE | LENGTH and there.get(k) != here[k]]
+    return ", ".join(f"{k} = {there.get(k)!r} there, {here[k]!r} here" for k in keys[:4])
 
 
 def continued_calendar(

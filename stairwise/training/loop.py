@@ -6,7 +6,7 @@
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stairwise.checks import InputError, RunWarning
+from stairwise.checks import RunWarning, instance, number
 from stairwise.data.feed import batch_rows
 from stairwise.data.views import Pair
 from stairwise.distributed import agreed, choose_device, process_group, rank, world
@@ -28,10 +28,10 @@ from stairwise.nets.encoder import Network
 from stairwise.nets.initial import find_alpha, scale_parameters
 from stairwise.progress import Progress, silent
 from stairwise.provenance import provenance
-from stairwise.runs.folder import CHECKPOINTS, METRICS, RECIPE, WEIGHTS, RunFolder, discard
+from stairwise.runs.folder import CHECKPOINTS, METRICS, RECIPE, WEIGHTS, RunFolder, discard, rename_log
 from stairwise.runs.reader import Run
 from stairwise.runs.record import Record, spectrum_of_loss
-from stairwise.training import checkpoint
+from stairwise.training import checkpoint, description
 from stairwise.training.continuing import check_same, continued_calendar, note_of_length
 from stairwise.training.graph import Recorded, prefetch
 from stairwise.training.measure import held_out_spectra, probe_accuracies, top_eigenvalue
@@ -42,7 +42,8 @@ from stairwise.training.process import StopRequest, locked
 from stairwise.training.recipe import Recipe, load_recipe
 from stairwise.training.recorder import Recorder
 from stairwise.training.schedule import Schedule
-from stairwise.training.setup import prepare, with_joint_norms
+from stairwise.training.setup import fastest_convolutions, prepare, with_joint_norms
+from stairwise.training.watchdog import Watchdog
 
 ASK_EVERY = 10  # steps between two agreements of several processes on saving or stopping
 GO_ON, SAVE, STOP = 0, 1, 2
@@ -65,6 +66,7 @@ def train(
     restart: bool = False,
     tensorboard: bool = False,
     progress: Progress = silent,
+    patience: float = 120.0,
 ) -> Run:
     """Train a recipe, or continue its training, and return the run.
 
@@ -77,9 +79,13 @@ def train(
         restart: discard the run in the folder.
         tensorboard: also write TensorBoard files (needs `tensorboard`).
         progress: called with the step, the number of steps and a short text.
+        patience: seconds without progress in the first steps after which a warning names likely causes; 0: never.
     """
-    name = Path(recipe).stem if isinstance(recipe, str) else recipe.loss
-    folder = Path(folder) if folder else Path("runs") / name
+    remedy = "give its name, or make one: sw.load_recipe(NAME)"
+    name = Path(recipe).stem if isinstance(recipe, str) else instance(recipe, "recipe", Recipe, remedy).loss
+    default = folder is None or (isinstance(folder, str) and not folder)
+    folder = Path("runs") / name if default else Path(instance(folder, "folder", (str, Path)))
+    checkpoint_minutes = number(checkpoint_minutes, "checkpoint_minutes", least=0)
     recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
     where = choose_device(device)
     with ExitStack() as stack:
@@ -90,7 +96,7 @@ def train(
                 discard(folder)
         if world() > 1:
             dist.barrier()
-        stack.enter_context(_fastest_convolutions(where))
+        stack.enter_context(fastest_convolutions(where))
         stack.enter_context(torch.random.fork_rng(devices=[where] if where.type == "cuda" else []))
         trainer = Trainer(recipe, folder, where, tensorboard)
         stack.callback(trainer.close)
@@ -98,19 +104,9 @@ def train(
             dist.barrier()  # all have read the checkpoint before the first process may replace it
         trainer.resume()
         stop = stack.enter_context(StopRequest())  # until here, Ctrl-C loses nothing
+        stack.enter_context(Watchdog(lambda: trainer.step_number, patience, where.type == "cpu"))
         trainer.run(stop, 60 * checkpoint_minutes, progress)
     return Run(folder)
-
-
-@contextmanager
-def _fastest_convolutions(device: torch.device) -> Iterator[None]:
-    """Enable cudnn.benchmark; leave TF32 and determinism as the caller has set them."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = device.type == "cuda"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 class Trainer:
@@ -118,7 +114,7 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, folder: Path, device: torch.device, tensorboard: bool = False) -> None:
         self.recipe, self.folder, self.device = recipe, folder, device
-        self.stored = checkpoint.newest(folder / CHECKPOINTS)
+        self.stored = checkpoint.newest(folder / CHECKPOINTS, checkpoint.RESUMABLE)
         if self.stored is not None:
             check_same(self.stored, recipe)
         torch.manual_seed(recipe.seed)
@@ -141,6 +137,7 @@ class Trainer:
         self.calendar, self.continued = continued_calendar(recipe, self.material, self.stored)
         self.schedule = Schedule(recipe.schedule, self.calendar.total, self.calendar.warmup, recipe.final_lr)
         self.step_number, self.t, self.seconds = 0, 0.0, 0.0
+        self.about: dict[str, Any] = {}  # contents of recipe.json
         standardizes = recipe.loss == "barlow_twins" and recipe.loss_options.get("batch_norm", True)
         begun = self.stored.facts["step"] if self.stored else 0
         board = tensorboard_in(folder, begun) if tensorboard and rank() == 0 else None
@@ -274,7 +271,7 @@ class Trainer:
     def _check_finite(self, numbers: dict[str, float]) -> None:
         if not numbers["bad_step"]:
             return
-        kept = sorted((self.folder / CHECKPOINTS).glob("step-*.safetensors"))
+        kept = checkpoint.every(self.folder / CHECKPOINTS)
         finite = bool(torch.isfinite(self.optimizer.values).all())
         first = int(numbers["bad_step"])
         since = self.step_number - first + 1
@@ -293,7 +290,7 @@ class Trainer:
             f"training diverged: the loss or the gradient was first not finite at step {numbers['bad_step']:.0f} "
             f"(last gradient length {numbers['gradient']:.3g}, weights are {'' if finite else 'not '}finite, "
             f"lr {float(self.optimizer.lr[0]):.3g}); "
-            + (f"last good checkpoint: {kept[-1]}; " if kept else "no checkpoint was written; ")
+            + (f"last good checkpoint: {kept[0]}; " if kept else "no checkpoint was written; ")
             + "lower lr, lengthen warmup_epochs or set clip"
         )
 
@@ -325,15 +322,17 @@ class Trainer:
         self._check_finite(self.recorder.numbers())
         self.recorder.settle()
         path, log = self.folder / CHECKPOINTS, self.recorder.writer.folder
+        measured = self.recorder.state()
         if log is not None:
             log.sync()
             tensors = {f"objective.{k}": v for k, v in self.objective.state_dict().items()}
-            tensors |= self.optimizer.state() | self.recorder.state()
+            tensors |= self.optimizer.state() | measured
             tensors["rng.cpu"] = torch.get_rng_state()
             if self.device.type == "cuda":
                 tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
             facts = {
                 "recipe": self.recipe.plain(),
+                "about": {name: value for name, value in self.about.items() if name != "recipe"},
                 "t": self.t,
                 "alpha": self.alpha,
                 "seconds": self.seconds,
@@ -371,10 +370,12 @@ class Trainer:
                 self.recorder.commentary.recall(self.folder / METRICS)
             if log.size < stored.facts["log_size"]:
                 warnings.warn(f"{self.folder / METRICS} has lost earlier records; continuing", RunWarning, stacklevel=3)
+        if rank() == 0:
+            self.about, problem = description.renewed(self.folder, stored, self._facts())
         if self.continued != stored.facts.get("continued", []):
             self._lengthen(stored)
-        if self.continued and rank() == 0:
-            self._note_length()
+        if rank() == 0:
+            description.write(self.folder, self.about, problem)
 
     def _lengthen(self, stored: checkpoint.Checkpoint) -> None:
         """Store the new length at once, so that the run continues with it whatever happens next."""
@@ -384,16 +385,16 @@ class Trainer:
         self.recorder.reset()  # half a window of the old calendar is none of the new one
         self.save()
 
-    def _note_length(self) -> None:
-        with suppress(InputError):  # a damaged recipe.json stays as it is
-            facts = Run(self.folder).facts
-            if facts.get("continued") != self.continued:
-                changed = {"recipe": self.recipe.plain(), "steps": self.calendar.total, "continued": self.continued}
-                save_json(self.folder / RECIPE, facts | changed)
-
-    def _begin(self) -> None:
+    def _facts(self) -> dict[str, Any]:
+        """What recipe.json says besides its origin."""
         facts = {"recipe": self.recipe.plain(), "alpha": self.alpha, "steps": self.calendar.total}
         facts |= {"batch": self.material.batch, "training_images": self.material.training}
+        return facts | ({"continued": self.continued} if self.continued else {})
+
+    def _begin(self) -> None:
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
-        save_json(self.folder / RECIPE, facts | provenance(device, ("torch", "numpy", "safetensors")))
+        self.about = self._facts() | provenance(device, ("torch", "numpy", "safetensors"))
+        save_json(self.folder / RECIPE, self.about, durable=True)
+        if checkpoint.every(self.folder / CHECKPOINTS):  # all of them are damaged
+            rename_log(self.folder)
         self.recorder.writer.folder = RunFolder(self.folder, 0)

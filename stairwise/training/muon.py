@@ -327,4 +327,7 @@ def _listed(params: Any, name: str) -> list[Any]:
         return [params]
     if isinstance(params, set) or not isinstance(params, Iterable):
         raise InputError(name, "must be an ordered collection", type(params).__name__, "give a list")
-    return list(params)
+    try:
+        return list(params)
+    except TypeError as error:
+        raise InputError(name, "must be an ordered collection", error, "give a list") from None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from stairwise.checks import InputError, positive_int
+from stairwise.checks import InputError, instance, positive_int
 from stairwise.data.images import load
 from stairwise.data.pairs import view_pairs
 from stairwise.nets.encoder import Network, build_encoder, build_network
@@ -27,6 +27,7 @@ def network_of(recipe: Recipe, view_shape: tuple[int, ...]) -> Network:
 
 def load_network(run: Run) -> Network:
     """The network of the newest checkpoint, in evaluation mode on the CPU."""
+    instance(run, "run", Run, "use sw.Run(FOLDER)")
     return _restored(run, _newest(run))
 
 
@@ -48,7 +49,7 @@ def kept_networks(run: Run) -> Iterator[tuple[int, float, Network]]:
 
 def fixed_views(run: Run, n: int, seed: int, device: torch.device) -> Tensor:
     """Two views of n training images, fixed by the seed, first views first, (2n, channels, size, size)."""
-    recipe, training = recipe_of(run), int(run.facts["training_images"])
+    recipe, training = recipe_of(run), run.count("training_images")
     if positive_int(n, "n") > training:
         raise InputError("n", f"must be at most {training}, the number of training images", n, f"n = {training}")
     rows = torch.randperm(training, generator=torch.Generator().manual_seed(seed))[:n]

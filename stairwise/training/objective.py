@@ -186,24 +186,32 @@ def build_objective(
     repeats: int = 1,
 ) -> AbstractObjective:
     """Make the objective of a loss by its name in recipes; `repeats`: how often a batch holds each of its images."""
-    one_of(loss, "loss", MODULES)
-    factory = Bootstrap if loss == "byol" else MODULES[loss]
+    check_options(loss, options, stretch)
+    if loss != "byol":
+        return _Joint(network, MODULES[loss](**options), stretch, together, repeats)
+    if repeats > 1:
+        raise InputError("views_per_image", "must be 2 for BYOL", 2 * repeats)
     try:
-        if loss == "byol":
-            if stretch:
-                raise InputError("precondition", "does not apply to BYOL", stretch, "leave it out")
-            if repeats > 1:
-                raise InputError("views_per_image", "must be 2 for BYOL", 2 * repeats)
-            return Bootstrap(network, d, together=together, **options)
-        module = MODULES[loss](**options)
-        module(*TRIAL)  # wrong types only fail in a call
+        return Bootstrap(network, d, together=together, **options)
     except (TypeError, RuntimeError) as error:
-        raise InputError("loss_options", f"must be arguments of {factory.__name__}", options, str(error)) from error
+        raise InputError("loss_options", "must be arguments of Bootstrap", options, str(error)) from error
+
+
+def check_options(loss: str, options: dict[str, Any], stretch: dict[str, Any]) -> None:
+    """Refuse arguments that a loss, or `precondition`, does not take; those of BYOL are checked with its network."""
+    module = MODULES[one_of(loss, "loss", MODULES)]
+    if loss == "byol":
+        if stretch:
+            raise InputError("precondition", "does not apply to BYOL", stretch, "leave it out")
+        return
+    try:
+        module(**options)
+    except TypeError as error:
+        raise InputError("loss_options", f"must be arguments of {module.__name__}", options, str(error)) from error
     try:
         precondition(*TRIAL, **stretch)
     except TypeError as error:
         raise InputError("precondition", "must be arguments of sw.precondition", stretch, str(error)) from error
-    return _Joint(network, module, stretch, together, repeats)
 
 
 def capturable(loss: str) -> bool:

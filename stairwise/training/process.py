@@ -9,13 +9,14 @@ from pathlib import Path
 from types import FrameType
 
 from stairwise.checks import InputError
+from stairwise.files import check_folder, destination
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Allow one process (group) per run folder; the lock ends with the process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as stream:
+    check_folder(folder, "run folder").mkdir(parents=True, exist_ok=True)
+    with destination(folder / ".lock").open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -6,18 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from stairwise.checks import InputError, flag, number, one_of, positive_int
+from stairwise.checks import InputError, flag, instance, number, one_of, positive_int, shown
 from stairwise.checks import seed as check_seed
 from stairwise.data.augment import PIPELINES
 from stairwise.evaluate.classifiers import PROBES
-from stairwise.losses import MODULES
 from stairwise.nets.initial import SCOPES
 from stairwise.runs.reader import Run
 from stairwise.training.newton_schulz import LARGEST, SCALINGS, check_rate, largest_rate
+from stairwise.training.objective import check_options
 from stairwise.training.optimizer import OPTIMIZERS
 from stairwise.training.schedule import SCHEDULES
 
 HERE = Path(__file__).parent / "recipes"
+LARGEST_FLOAT = 1e38  # of float32, in which networks are trained
+LONGEST = 10**8  # steps or epochs
 PRECISIONS = ("bf16", "float32")
 START = {"simclr": 1e-6}  # largest initial eigenvalue of small initialization in the paper, if it is not 1e-3
 
@@ -112,8 +114,10 @@ class Recipe:
     keep: int = 0
 
     def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            _check_type(entry.name, getattr(self, entry.name), entry.type)
         one_of(self.views, "views", PIPELINES)
-        one_of(self.loss, "loss", MODULES)
+        check_options(self.loss, self.loss_options, self.precondition)
         one_of(self.optimizer, "optimizer", OPTIMIZERS)
         one_of(self.scaling, "scaling", SCALINGS)
         for setting in dataclasses.fields(self):
@@ -136,21 +140,21 @@ class Recipe:
             rule = "must leave at least two images per step, which are not fixed"
             raise InputError("views_per_image", rule, self.views_per_image, "raise batch")
         check_seed(self.seed)
-        if self.alpha != "auto":
-            number(self.alpha, "alpha", above=0)
-        number(self.lr, "lr", above=0)
+        if not (isinstance(self.alpha, str) and self.alpha == "auto"):
+            number(self.alpha, "alpha", above=0, most=LARGEST_FLOAT)
+        number(self.lr, "lr", above=0, most=LARGEST_FLOAT)
         if self.optimizer == "muon":
             check_rate(self.lr, "lr", largest_rate(self.scaling))
             check_rate(self.lr_bias, "lr_bias", LARGEST)
         number(self.momentum, "momentum", least=0, below=1)
         for name in ("pretrain", "size", "target", "lr_bias", "weight_decay", "clip", "final_lr"):
-            number(getattr(self, name), name, least=0)
+            number(getattr(self, name), name, least=0, most=LARGEST_FLOAT)
         for name in ("warmup_epochs", "steps", "window", "probe_images", "keep"):
-            number(getattr(self, name), name, least=0)
+            number(getattr(self, name), name, least=0, most=LONGEST)
         if self.held_out and positive_int(self.held_out, "held_out") < 2:
             raise InputError("held_out", "must be at least 2, or 0", self.held_out)
         if not self.steps:
-            number(self.epochs, "epochs", above=0)
+            number(self.epochs, "epochs", above=0, most=LONGEST)
 
     @property
     def repeats(self) -> int:
@@ -192,15 +196,20 @@ class Recipe:
 
 def load_recipe(name: str, settings: dict[str, Any] | None = None) -> Recipe:
     """Load a recipe by name or from your own .toml file, and change settings."""
+    if not isinstance(name, str | Path):
+        raise InputError("recipe", "must be a name or a .toml file", shown(name), "see: stairwise train --list")
+    name, settings = str(name), instance({} if settings is None else settings, "settings", dict, "give KEY: VALUE")
     path = Path(name) if name.endswith(".toml") else HERE / f"{one_of(name, 'recipe', recipe_names())}.toml"
     try:
         with path.open("rb") as stream:
             stored = tomllib.load(stream)
     except FileNotFoundError:
         raise InputError("recipe", "must exist", path, "see: stairwise train --list") from None
-    except tomllib.TOMLDecodeError as error:
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "must be UTF-8 text", error, "save it as UTF-8 in your editor") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(str(path), "must be TOML", error) from error
-    return Recipe().with_settings(stored).with_settings(settings or {})
+    return Recipe().with_settings(stored).with_settings(settings)
 
 
 def recipe_of(run: Run) -> Recipe:
@@ -211,6 +220,24 @@ def recipe_of(run: Run) -> Recipe:
 def recipe_names() -> list[str]:
     """Names of the recipes that come with the package."""
     return sorted(p.stem for p in HERE.glob("*.toml"))
+
+
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    """Text, tables and lists; numbers are checked with their ranges."""
+    origin = get_origin(kind)
+    if kind is str and not isinstance(value, str):
+        raise InputError(name, "must be text", shown(value))
+    if kind is bool:
+        flag(value, name)
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InputError(name, "must be a whole number", shown(value))
+    if origin is dict and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
+        raise InputError(name, "must be a table with names as keys", shown(value), "give a dict")
+    if origin is list and not (isinstance(value, list) and all(isinstance(v, get_args(kind)[0]) for v in value)):
+        raise InputError(name, f"must be a list of {get_args(kind)[0].__name__}", shown(value))
+    if origin is list and get_args(kind)[0] is int:
+        for item in value:
+            positive_int(item, name)
 
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
@@ -231,7 +258,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         if kind is int and not isinstance(value, str) and value != int(value):
             raise ValueError
         return kind(value)
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         remedy = f"set {name}.KEY=VALUE" if origin is dict else ""
         raise InputError(name, f"must be of type {getattr(kind, '__name__', kind)}", repr(value), remedy) from None
 

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stairwise.distributed import rank
+from stairwise.distributed import rank, world
 from stairwise.monitor.aside import Copies
 from stairwise.monitor.commentary import Commentary, Floats
 from stairwise.monitor.decompose import decompose_on_one_core
+from stairwise.monitor.digest import joint_state, without_sums
 from stairwise.monitor.loggers import destinations, send
 from stairwise.monitor.spectrum import AT_ONCE, WAITING_BYTES, SpectrumMonitor
 from stairwise.runs.record import Record
@@ -165,11 +166,19 @@ class Recorder:
         return record
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for `load` to continue from."""
-        monitor = {f"monitor.{name}": value for name, value in self.monitor.state().items()}
+        """Tensors for `load` to continue from; of several processes all call this, and the first one gets them."""
+        if world() > 1:
+            self.flush()
+            self.monitor.aside.wait()
+            self.monitor.frames.share(self.monitor.sums, self.monitor.before)
+        state = self.monitor.state()
+        monitor = {f"monitor.{k}": v for k, v in (joint_state(state) if world() > 1 else state).items()}
         return {"numbers": self.values} | monitor | self.shelf.state()
 
     def load(self, numbers: Tensor, monitor: dict[str, Tensor], shelf: dict[str, Tensor]) -> None:
+        """Continue from `state`; of several processes the first one takes what all had summed."""
+        if rank() > 0:
+            monitor, shelf = without_sums(monitor), {}
         self.values.copy_(numbers)
         self.monitor.load(monitor, self.device)
         self.shelf.load(shelf)

@@ -3,6 +3,8 @@
 import math
 import warnings
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,3 +140,14 @@ def with_joint_norms(objective: AbstractObjective, device: torch.device) -> Abst
 def _check_classes(rows: torch.Tensor, held: torch.Tensor, images: Images) -> None:
     if len(rows) < 2 or len(held) < 1 or len(np.unique(np.asarray(images.labels)[rows.numpy()])) < 2:
         raise InputError("probes", "need images of at least two classes to fit and one to score", images.name)
+
+
+@contextmanager
+def fastest_convolutions(device: torch.device) -> Iterator[None]:
+    """Enable cudnn.benchmark; leave TF32 and determinism as the caller has set them."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = device.type == "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from stairwise.archives import load_arrays
 from stairwise.checks import InputError
 from stairwise.distributed import choose_device
-from stairwise.files import load_arrays, save_json
+from stairwise.files import save_json
 from stairwise.ntk.study import Drift, Outputs, Tangent, study, study_drift
 from stairwise.progress import Progress, silent
 from stairwise.provenance import code_digest

@@ -179,6 +179,15 @@ def bad_files(folder):
     np.save(folder / "nan.npy", x)
     (folder / "cut.npy").write_bytes((folder / "x_a.npy").read_bytes()[:200])
     (folder / "file").write_text("in the way")
+    np.save(folder / "complex.npy", x + 1j)
+    np.save(folder / "huge.npy", 1e200 * np.load(folder / "x_a.npy"))
+    (folder / "latin.toml").write_bytes('label = "Größe"'.encode("latin-1"))
+    (folder / "nets.py").write_text("def boom(): raise ZeroDivisionError('no net')\ndef leave(): raise SystemExit(0)\n")
+    (folder / "leaves.py").write_text("raise SystemExit(0)\n")
+    for name, text in {"null": "null", "list": "[]", "deep": "[" * 100_000}.items():
+        (folder / name).mkdir()
+        (folder / name / "recipe.json").write_text(text)
+        (folder / name / "metrics.jsonl").write_text('{"step": 1, "t": 1, "covariance": [1, 0.5]}\n')
 
 
 BAD = {
@@ -215,6 +224,22 @@ BAD = {
     "reproduce fig8 --out file": "--out must lie in a folder (got file, but",
     "demo --out file": "--out must lie in a folder (got file, but",
     "embed photos --out file/deeper": "--out must lie in a folder (got file/deeper, but",
+    "predict complex.npy complex.npy": "x_a must hold real numbers (got complex numbers",
+    "predict huge.npy huge.npy": "must be at most 1e+24 in magnitude",
+    "predict x_a.npy x_b.npy --lr 1e300 --optimizer muon": "lr must lie between 1e-100 and 1e100",
+    "embed complex.npy complex.npy": "X must hold real numbers (got Complex data not supported)",
+    "train latin.toml": "latin.toml must be UTF-8 text",
+    "train photos-bt --set loss_options.lambda_=nan": "lambda_ must be finite",
+    "train photos-bt --set epochs=1e300 --set steps=0": "epochs must be at most 1e+08",
+    "train photos-bt --set lr=1e300": "lr must be at most 1e+38",
+    "spectrum --model : --checkpoints *.npy --data photos": "encoder must be package.module:factory (got ':')",
+    "spectrum --model nets:boom --checkpoints *.npy --data photos": "must not fail (got ZeroDivisionError: no net)",
+    "spectrum --model nets:leave --checkpoints *.npy --data photos": "must not fail (got SystemExit: 0)",
+    "spectrum --model leaves:x --checkpoints *.npy --data photos": "module leaves must not fail when it is imported",
+    "report null": "recipe.json must hold an object, as `stairwise train` writes it (got null)",
+    "report list": "recipe.json must hold an object, as `stairwise train` writes it (got a list)",
+    "report deep": "recipe.json must be valid JSON",
+    "ntk null": "recipe.json must hold an object",
     "data get mnist": "dataset is unknown (got 'mnist'): known: cifar10, stl10",
     "data get stl10 --from npm": "--from for stl10 is unknown",
 }
@@ -238,6 +263,58 @@ def test_bad_input_is_one_line(bad_folder, line):
     assert len(said) == 1
     assert said[0].startswith("error: ")
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["watch", "report", "ntk"])
+def test_an_empty_run_is_not_the_current_folder(bad_folder, command):
+    done = stairwise(command, "", cwd=bad_folder / "null")
+    assert done.returncode == 2
+    assert "must be the folder of a run (got '')" in done.stderr
+
+
+BROKEN = """
+import sys
+import stairwise.commands.predict
+import stairwise.data.pairs
+def broken(*_, **__): raise {error}
+stairwise.data.pairs.read_pairs = broken
+sys.argv = ["stairwise", "predict", *{options}]
+from stairwise.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        ("KeyError('x')", 3, "unexpected: KeyError: 'x'; please report this; --debug shows where"),
+        ("ValueError('a\\nb')", 3, "unexpected: ValueError: a b; please report this; --debug shows where"),
+        ("RecursionError", 3, "unexpected: RecursionError; please report this; --debug shows where"),
+        ("AssertionError('[/red]')", 3, "unexpected: AssertionError: [/red]; please report this; --debug shows where"),
+        ("MemoryError('1 TB')", 2, "error: not enough memory: 1 TB: use fewer pairs or features, a smaller batch or"),
+        ("PermissionError(13, 'Permission denied', 'here')", 2, "error: here: permission denied: check the path and"),
+        ("OSError(28, 'No space left on device', 'here')", 2, "error: here: no space left on device: free space or"),
+    ],
+)
+def test_any_exception_is_one_line(tmp_path, error, code, words):
+    program = BROKEN.format(error=error, options=[])
+    env = {**os.environ, "NO_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.returncode == code
+    assert done.stderr.startswith(words)
+    assert len(done.stderr.splitlines()) == 1
+    if code == 3:
+        program = BROKEN.format(error=error, options=["--debug"])
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=env)
+        assert "Traceback" in done.stderr
+
+
+def test_output_that_nobody_reads_and_terminals_without_unicode(tmp_path):
+    program = f"{sys.executable} -m stairwise data list --json | true"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr == ""
+    ascii_only = stairwise("data", "list", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert (ascii_only.returncode, ascii_only.stderr) == (0, "")
 
 
 def test_debug_shows_the_traceback(tmp_path):

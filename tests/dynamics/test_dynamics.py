@@ -209,7 +209,7 @@ def test_step_times_of_a_trajectory():
         (lambda w: gradient_flow(w, STIFF, [-1.0]), "times must be nonnegative"),
         (lambda w: gradient_flow(w, STIFF, [[1.0]]), "times must be a number or a vector"),
         (lambda w: gradient_flow(w, STIFF, "soon"), "times must be real numbers"),
-        (lambda w: gradient_flow(w, STIFF, [1j]), "times must be real numbers"),
+        (lambda w: gradient_flow(w, STIFF, [1j]), "times must hold real numbers"),
         (lambda w: gradient_flow(w, STIFF, [np.inf]), "times must be finite.*use a closed form for the limit"),
         (lambda w: gradient_flow(w[:, :5], STIFF, [1.0]), "W0 must have 24 columns"),
         (lambda w: gradient_descent(w, STIFF, 0.0, 5), "lr must be greater than 0"),
@@ -223,3 +223,15 @@ def test_step_times_of_a_trajectory():
 def test_bad_input(call, words):
     with pytest.raises(InputError, match=words):
         call(gaussian_init(2, 24, 1e-3, 0))
+
+
+@pytest.mark.parametrize("most", integrate.EVALUATIONS, ids=["implicit", "explicit"])
+def test_hopeless_times_are_refused_early(most):
+    slope = integrate._counted(lambda y: -y, 1e200, most)
+    for _ in range(integrate.EARLY):
+        slope(1e9, np.ones(2))
+    with pytest.raises(InputError, match=r"times must be reached within .*the flow came to t = 1e.09"):
+        slope(1e9, np.ones(2))
+    slope = integrate._counted(lambda y: -y, 1e12, most)
+    for _ in range(2 * integrate.EARLY):  # a hundredth of the way
+        slope(1e10, np.ones(2))

@@ -250,7 +250,7 @@ def test_save_takes_numpy_numbers_and_load_refuses_strangers(tmp_path):
     assert KernelSSL.load(tmp_path / "est.npz").kernel_ == kernels.polynomial(2, 0.5)
     for facts in ('{"format": 99}', "not json", "{}"):
         np.savez(tmp_path / "other.npz", facts=np.array(facts))
-        with pytest.raises(InputError, match=r"must (be a file written by KernelSSL|have format 1)"):
+        with pytest.raises(InputError, match=r"must (be a file written by KernelSSL|.*format must be 1)"):
             KernelSSL.load(tmp_path / "other.npz")
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import stairwise as sw
+from stairwise.archives import save_arrays
 from stairwise.checks import InputError
 from stairwise.data.images import load
-from stairwise.files import plain, save_arrays, save_json
+from stairwise.files import plain, save_json
 from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.paper import fig1ab, fig2ab
 from stairwise.paper.fig5 import together

@@ -14,9 +14,9 @@ import stairwise as sw
 from benchmarks import bench_spectral
 from benchmarks.bench_forecast import score
 from benchmarks.corpus.score import Share
+from stairwise.archives import load_arrays
 from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
-from stairwise.files import load_arrays
 from stairwise.paper import batch, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
 from stairwise.paper.harness import CATALOG, LARGEST, from_stored, stored_names
 from stairwise.paper.trained import METHODS, steps_of, steps_table

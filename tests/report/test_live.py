@@ -6,18 +6,21 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
 
 from stairwise.checks import InputError
-from stairwise.report.live import live_page
+from stairwise.report.live import LivePage, live_page
 from stairwise.report.page import Page
+from stairwise.report.pool import WAITING, WORKERS
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.record import Record
 
@@ -156,6 +159,53 @@ def test_refusals(tmp_path):
         live_page([tmp_path], port=70000)
     with pytest.raises(InputError, match="folder"):
         live_page([tmp_path / "nowhere"])
+
+
+def knock(server, request=b"GET /data.json HTTP/1.0\r\nHost: 127.0.0.1:%d\r\n\r\n"):
+    """An open connection that has sent its request."""
+    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
+    connection.sendall(request % server.server_port if b"%d" in request else request)
+    return connection
+
+
+def answer_of(connection):
+    with connection, connection.makefile("rb") as stream:
+        return stream.read()
+
+
+def test_200_connections_at_once(tmp_path):
+    """All are open before the first is answered; every one gets the page, or a 503 that says when to come back."""
+    go = threading.Event()
+    server = LivePage(lambda: "now", lambda: go.wait(20) and Page("t", "lead"))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    before = threading.active_count()
+    thread.start()
+    connections = [knock(server) for _ in range(200)]
+    while not server._refused:  # the last of them are not accepted yet
+        time.sleep(0.01)
+    assert threading.active_count() <= before + 1
+    go.set()
+    answers = [answer_of(connection) for connection in connections]
+    server.shutdown()
+    codes = Counter(answer.split(b" ", 2)[1] for answer in answers)
+    assert codes[b"200"] + codes[b"503"] == 200
+    assert codes[b"200"] >= WORKERS + WAITING - 1
+    assert codes[b"503"] > 0
+    assert all(b"\r\nRetry-After: 1\r\n" in answer for answer in answers if b" 503 " in answer)
+    assert not server._due
+    server.server_close()
+
+
+def test_slow_clients_do_not_keep_others_out(tmp_path, monkeypatch):
+    """Connections that never finish their request are cut off, although each sends a byte now and then."""
+    monkeypatch.setattr("stairwise.report.pool.READ_SECONDS", 0.2)
+    write_records(tmp_path, 0, 20)
+    with serving(tmp_path) as server:
+        slow = [knock(server, b"GET / HT") for _ in range(2 * WORKERS)]
+        assert ask(server)[0].status == 200
+        for connection in slow:
+            with suppress(OSError):  # a reset is fine
+                assert answer_of(connection) == b""
 
 
 def test_command_line(tmp_path):

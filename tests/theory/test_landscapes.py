@@ -88,6 +88,11 @@ def test_descent_tends_to_flow(landscape):
     assert errors[1] < 0.6 * errors[0] < 1e-2
 
 
+def test_descent_that_diverges_is_finite(landscape):
+    end = landscape_descent(landscape, 0.5, 1.0, 1e3, 400)[-1]
+    assert np.isfinite(end)
+
+
 @pytest.mark.parametrize("s0", [1e-150, 1e-6, 0.3])
 def test_step_time_is_when_half_is_reached(landscape, s0):
     step = landscape.step_times(s0, GAMMA)

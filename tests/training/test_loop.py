@@ -394,9 +394,13 @@ def test_all_checkpoints_damaged_begins_again(tmp_path):
     whole = metrics(sw.train(TINY, tmp_path).folder)
     for path in (tmp_path / "checkpoints").iterdir():
         path.write_bytes(b"")
-    with pytest.warns(RunWarning, match="falling back"):
+    with (
+        pytest.warns(RunWarning, match="no whole checkpoint is left"),
+        pytest.warns(RunWarning, match=r"metrics-1\.jsonl"),
+    ):
         sw.train(TINY, tmp_path)
     assert metrics(tmp_path) == whole
+    assert (tmp_path / "metrics-1.jsonl").is_file()
 
 
 def test_another_recipe_is_refused_and_restart_discards(tmp_path):
@@ -649,7 +653,7 @@ def test_boards_are_told_what_the_page_says(loss, tmp_path, monkeypatch):
         ({"data": "nowhere"}, "dataset is unknown"),
         ({"held_out": 10}, "not used for training"),
         ({"views": "crop", "size": 20}, "at most 8"),
-        ({"loss_options": {"lambda_": "abc"}}, "arguments of BarlowTwins"),
+        ({"loss_options": {"lambda_": "abc"}}, "lambda_ must be a number"),
         ({"precondition": {"dampening": 0.1}}, "arguments of sw.precondition"),
         ({"encoder_options": {"stem": "small", "width": 8}}, r"views of shape \(1, 8, 8\).*channels"),
     ],
@@ -707,6 +711,7 @@ def test_settings_from_text():
             "hidden": "8,16",
             "head_norm": "false",
             "alpha": "auto",
+            "loss": "simclr",
             "loss_options.temperature": "0.5",
             "d": "7",
         }
@@ -851,6 +856,26 @@ def test_two_processes_train_like_one(tmp_path):
     assert {r.batch for r in two.records} == {r.batch for r in one.records} == {recipe.batch}
     for name in ("scatter_diagonal", "scatter_symmetric", "scatter_plain"):
         assert two.series(name) == pytest.approx(one.series(name), rel=1e-3), name
+
+
+def test_two_processes_continue_with_what_both_have_measured(tmp_path):
+    recipe = replace(TINY, encoder="mlp", encoder_options={"inputs": 64, "widths": [32]}, head_norm=False, views="none")
+    recipe = replace(recipe, steps=48, records=2, window=40 * recipe.batch)
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.plain()))
+    code = (
+        "import json, os, signal, sys, stairwise as sw\n"
+        "stop = lambda step, *_: step == int(sys.argv[3]) and os.kill(os.getpid(), signal.SIGTERM)\n"
+        "recipe = sw.Recipe().with_settings(json.load(open(sys.argv[1])))\n"
+        "try: sw.train(recipe, sys.argv[2], device='cpu', progress=stop)\n"
+        "except sw.training.loop.Stopped: sys.exit(7)"
+    )
+    assert run_two("-c", code, tmp_path / "recipe.json", tmp_path / "whole", "99") == [0, 0]
+    assert run_two("-c", code, tmp_path / "recipe.json", tmp_path / "parts", "20") == [7, 7]
+    assert checkpoint.newest(tmp_path / "parts" / "checkpoints").part("monitor")["uu"].any()
+    assert run_two("-c", code, tmp_path / "recipe.json", tmp_path / "parts", "99") == [0, 0]
+    whole, parts = Run(tmp_path / "whole"), Run(tmp_path / "parts")
+    for name in ("eigenvalues", "covariance", "hidden", "scatter_diagonal"):
+        assert parts.series(name) == pytest.approx(whole.series(name), rel=1e-9, abs=1e-12), name
 
 
 def test_no_stray_warnings(tmp_path):

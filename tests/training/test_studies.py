@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import stairwise as sw
+from stairwise.archives import load_arrays
 from stairwise.checks import InputError
-from stairwise.files import load_arrays
 from stairwise.ntk.empirical import empirical_ntk
 from stairwise.ntk.predict import predict_embeddings
 from stairwise.ntk.study import Outputs, compare, embed, kernel_drift
