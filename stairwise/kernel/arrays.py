@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
-from stairwise.checks import InputError, as_numpy, is_tensor, matrix
+from stairwise.checks import InputError, as_numpy, is_tensor, matrix, real
 
 Matrix = Any  # a numpy array or a torch tensor
 
@@ -34,14 +34,27 @@ def checked(x: Any, dtype: str, name: str) -> Matrix:
     """Return `x` as a finite matrix of floats; otherwise raise InputError."""
     if not is_tensor(x):
         return np.asarray(matrix(x, name), dtype=dtype)
-    if x.layout != namespace(x).strided or x.is_meta or x.is_complex():
-        raise InputError(name, "must be a dense tensor of real numbers", f"{x.dtype}, {x.layout}, {x.device}")
-    out = cast(x, dtype)
-    if out.ndim != 2 or 0 in out.shape:
-        raise InputError(name, "must be 2-D and not empty", f"shape {tuple(out.shape)}")
-    if not bool(namespace(out).isfinite(out).all()):
+    out = cast(unread(x, name), dtype)
+    if not finite(out):
         raise InputError(name, "must be finite", None, "drop or impute such rows")
     return out
+
+
+def unread(x: Any, name: str) -> Matrix:
+    """`x` as an array or a dense tensor of rows, neither copied nor read, because it may be a large file."""
+    if is_tensor(x) and (x.layout != namespace(x).strided or x.is_meta or x.is_complex()):
+        raise InputError(name, "must be a dense tensor of real numbers", f"{x.dtype}, {x.layout}, {x.device}")
+    out = x if is_tensor(x) else real(x, name)
+    if out.ndim != 2 or 0 in out.shape:
+        raise InputError(name, "must be 2-D and must not be empty", f"shape {tuple(out.shape)}")
+    return out
+
+
+def finite(x: Matrix) -> bool:
+    """Whether all numbers are finite: their sum is, or, if it overflows, each of them."""
+    xp = namespace(x)
+    with np.errstate(all="ignore"):
+        return bool(xp.isfinite(x.sum())) or bool(xp.isfinite(x).all())
 
 
 class InputTypeError(InputError, TypeError):
@@ -76,6 +89,9 @@ def check_parameters(est: BaseEstimator) -> None:
         est._validate_params()
     except Exception as error:  # also that of a value that has no text
         raise InputError(type(est).__name__, "must have valid parameters", None, str(error)) from error
+    for name, value in est.get_params(deep=False).items():
+        if isinstance(value, bool):  # scikit-learn takes True for 1
+            raise InputError(name, "must not be a truth value", value)
 
 
 def like(values: np.ndarray, x: Matrix) -> Matrix:

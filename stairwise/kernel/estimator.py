@@ -1,5 +1,6 @@
 """`KernelSSL`: a scikit-learn estimator of the embedding that an infinitely wide network would learn."""
 
+import sys
 import warnings
 from numbers import Integral
 from pathlib import Path
@@ -17,28 +18,19 @@ from stairwise.kernel import stored
 from stairwise.kernel.arrays import Matrix, check_parameters, checked, like, namespace, validated
 from stairwise.kernel.fitting import (
     SPARE,
+    batch,
+    first_stream,
     fit_exact,
     fit_precomputed,
     fit_stream,
-    placed,
+    is_precomputed,
     planned,
-    require_kernels,
-    require_pairs,
-    started,
 )
 from stairwise.kernel.kernels import KERNELS
 from stairwise.kernel.landmarks import CHOICES
-from stairwise.kernel.models import (
-    AbstractModel,
-    Exact,
-    Given,
-    Stream,
-    dual_embedding,
-    shared_maps,
-    total_over_processes,
-)
+from stairwise.kernel.models import AbstractModel, Exact, Given, Stream, dual_embedding, total_over_processes
 from stairwise.kernel.operators import MEMORY, Blocks
-from stairwise.kernel.routes import METHODS, Route
+from stairwise.kernel.routes import METHODS, MOST_FEATURES, MOST_MEMORY, Route
 from stairwise.kernel.solvers import SOLVERS, Solution
 from stairwise.kernel.start import initial_weights
 from stairwise.progress import Progress, part, silent
@@ -119,12 +111,12 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         "method": [StrOptions(set(METHODS))],
         "solver": [StrOptions({"auto", *SOLVERS})],
         "dtype": [StrOptions({"float64", "float32"})],
-        "memory": [Interval(Integral, 1, None, closed="left")],
-        "n_features": [Interval(Integral, 1, None, closed="left")],
+        "memory": [Interval(Integral, 1, MOST_MEMORY, closed="both")],
+        "n_features": [Interval(Integral, 1, MOST_FEATURES, closed="both")],
         "landmarks": [StrOptions(set(CHOICES))],
         "device": [str, None],
         "progress": [callable, None],
-        "random_state": [Interval(Integral, 0, None, closed="left")],
+        "random_state": [Interval(Integral, 0, sys.maxsize, closed="both")],
     }
 
     def __init__(
@@ -167,7 +159,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             Second view. None: the second view is X itself.
         """
         self._begin(X)
-        self.route_ = self.plan(X, X_b)
+        self.route_ = planned(self, X, X_b)
         tell = self.progress or silent
         tell(0.0, 1.0, str(self.route_))
         if self.method == "auto" and self.route_.method == "nystroem":
@@ -190,19 +182,16 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         `n_features`. If torch.distributed has several processes, each adds its own pairs, the first batch of the first
         process decides, and `combine` adds up the sums. After an exact fit it begins anew.
         """
-        first = not isinstance(getattr(self, "_model", None), Stream)
-        if first:
+        model = getattr(self, "_model", None)
+        if not isinstance(model, Stream):
             self._begin(X)
-        if self.precomputed_ or (self.method == "exact" and self.kernel != "linear"):
-            raise InputError("method", "must not be exact for partial_fit", self.method, 'use "nystroem" or "features"')
-        a, b = self._batch(X, X_b, first)
-        if first:
-            method = "nystroem" if self.method in ("auto", "exact") else self.method
-            self._model = shared_maps(started(self, method, a, b))
-            self.route_ = Route(method, "pairs are added batch by batch", 0)
-        assert isinstance(self._model, Stream)
-        self._model.add(a, b)
-        self._solution = self._more = None
+            a, b = batch(self, X, X_b, first=True)
+            model = first_stream(self, a, b)
+            self.route_ = Route(model.method, "pairs are added batch by batch", 0)
+        else:
+            a, b = batch(self, X, X_b, first=False)
+        model.add(a, b)
+        self._model, self._solution, self._more = model, None, None
         return self
 
     def combine(self, *others: "KernelSSL") -> Self:
@@ -216,13 +205,14 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if not others:
             total_over_processes(self._model)
         for other in others:
-            check_is_fitted(other)
+            check_is_fitted(instance(other, "others", KernelSSL))
             self._model.include(other._model)
         self._solution = self._more = None
         return self
 
     def plan(self, X: ArrayLike, X_b: ArrayLike | None = None) -> Route:
         """Which method `fit` will use on this data, why, and how much memory it takes; nothing is computed."""
+        check_parameters(self)
         return planned(self, X, X_b)
 
     @property
@@ -361,20 +351,9 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _begin(self, X: object) -> None:
         """Check the parameters and forget an earlier fit."""
         check_parameters(self)
-        self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
+        self.precomputed_ = is_precomputed(self)
         self._to_numpy, self._n_features_out = not is_tensor(X), self.n_components
         self._more = None
-
-    def _batch(self, X: ArrayLike, X_b: ArrayLike | None, first: bool) -> tuple[Matrix, Matrix]:
-        """Pairs for partial_fit, checked and on the device."""
-        a = validated(self, X, reset=first)
-        require_kernels(self, X_b)
-        if X_b is None:
-            same = placed(self, a, "X")
-            return same, same
-        b = checked(X_b, self.dtype, "X_b")
-        require_pairs(self, a, b)
-        return placed(self, a, "X"), placed(self, b, "X_b")
 
     def _responses(self, X: ArrayLike, view: str, coefficients: Matrix) -> Matrix:
         """g_j·φ(x) of points that belong to `view`, as arrays of the kind that was fitted."""

@@ -6,11 +6,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import validate_data
 
-from stairwise.checks import InputError, is_tensor
-from stairwise.kernel.arrays import Matrix, alike, checked, namespace, stack, validated
+from stairwise.checks import InputError, is_tensor, positive_int
+from stairwise.kernel.arrays import Matrix, alike, checked, namespace, stack, unread, validated
 from stairwise.kernel.kernels import Kernel, linear, resolve
 from stairwise.kernel.landmarks import candidates
-from stairwise.kernel.models import Exact, Given, Stream, start_stream, stream_over
+from stairwise.kernel.maps import width
+from stairwise.kernel.models import Exact, Given, Stream, shared_maps, start_stream, stream_over
 from stairwise.kernel.operators import Blocks, DensePairs
 from stairwise.kernel.processes import place, require_same
 from stairwise.kernel.routes import Route, Size, choose_route
@@ -25,13 +26,29 @@ SAMPLE = 1000  # points from which a kernel's scale is estimated
 
 
 def planned(est: "KernelSSL", X: Any, X_b: object) -> Route:
-    """The route of `fit`, from the shape of X alone."""
-    n, m = (*(X.shape if hasattr(X, "shape") else np.asarray(X).shape), 1, 1)[:2]
+    """The route of `fit`, from the shapes of X and X_b alone."""
+    n, m = _shape(X)
+    if X_b is not None and not is_precomputed(est):
+        require_as_many(n, len(unread(X_b, "X_b")))
+    require_kernels(est, X_b)
     points = max(1, n if X_b is None else 2 * n)
-    size = Size(points, m, est.n_components, est.n_features, est.dtype, est.memory, place()[1])
-    given = isinstance(est.kernel, str) and est.kernel == "precomputed"
-    is_linear = isinstance(est.kernel, linear) or (isinstance(est.kernel, str) and est.kernel == "linear")
-    return choose_route(est.method, size, est.solver, is_linear, given)
+    size = Size(points, m, min(est.n_components, points), est.n_features, est.dtype, est.memory, place()[1])
+    return choose_route(est.method, size, est.solver, is_linear(est), is_precomputed(est))
+
+
+def _shape(X: Any) -> tuple[int, int]:
+    """Of anything that has one; the fit reads and checks it."""
+    known = getattr(X, "shape", None)
+    rows, columns = known if isinstance(known, tuple) and len(known) == 2 else unread(X, "X").shape
+    return int(rows), int(columns)
+
+
+def is_precomputed(est: "KernelSSL") -> bool:
+    return isinstance(est.kernel, str) and est.kernel == "precomputed"
+
+
+def is_linear(est: "KernelSSL") -> bool:
+    return isinstance(est.kernel, linear) or (isinstance(est.kernel, str) and est.kernel == "linear")
 
 
 def placed(est: "KernelSSL", X: Matrix, name: str) -> Matrix:
@@ -50,13 +67,15 @@ def require_pairs(est: "KernelSSL", a: Any, b: Any) -> None:
     """Raise an error unless rows of a and b can be pairs."""
     if is_tensor(a) != is_tensor(b) or (is_tensor(a) and a.device != b.device):
         raise InputError("X and X_b", "must both be numpy arrays, or torch tensors on one device")
-    if b.ndim != 2 or 0 in b.shape:
-        raise InputError("X_b", "must be 2-D and must not be empty", f"shape {tuple(b.shape)}")
-    if len(a) != len(b):
-        raise InputError("X and X_b", "must have the same number of rows", f"{len(a)} and {len(b)}")
+    require_as_many(len(a), len(b))
     if not two_modalities(est) and a.shape[1] != b.shape[1]:
         rule = "must have the same number of features for one kernel"
         raise InputError("X and X_b", rule, f"{a.shape[1]} and {b.shape[1]}", "give a pair of kernels")
+
+
+def require_as_many(rows_a: int, rows_b: int) -> None:
+    if rows_a != rows_b:
+        raise InputError("X and X_b", "must have the same number of rows", f"{rows_a} and {rows_b}")
 
 
 def two_modalities(est: "KernelSSL") -> bool:
@@ -109,17 +128,35 @@ def fit_exact(est: "KernelSSL", X: ArrayLike, X_b: ArrayLike | None) -> Exact:
 
 def fit_stream(est: "KernelSSL", X: ArrayLike, X_b: ArrayLike | None, progress: Progress) -> Stream:
     """Maps from a sample of all points, then sums over all pairs, chunk by chunk."""
+    a = unread(X, "X")
     if not is_tensor(X):
-        validate_data(est, X, skip_check_array=True)
-    a: Matrix = X if is_tensor(X) else np.asanyarray(X)
+        validate_data(est, X, skip_check_array=True)  # names of columns
     est.n_features_in_ = a.shape[1]
-    require_kernels(est, X_b)
-    b: Matrix = a if X_b is None else X_b if is_tensor(X_b) else np.asanyarray(X_b)
+    b = a if X_b is None else unread(X_b, "X_b")
     require_pairs(est, a, b)
     model = started(est, est.route_.method, a, b)
     _require_same_data(*(x for one in model.maps for x in one.arrays()), placed(est, a[:SAMPLE], "X"))
     stream_over(model, a, b, lambda rows, name: placed(est, rows, name), progress)
     return model
+
+
+def batch(est: "KernelSSL", X: ArrayLike, X_b: ArrayLike | None, first: bool) -> tuple[Matrix, Matrix]:
+    """Pairs for `partial_fit`, checked and on the device."""
+    if is_precomputed(est) or (est.method == "exact" and not is_linear(est)):
+        raise InputError("method", "must not be exact for partial_fit", est.method, 'use "nystroem" or "features"')
+    a = validated(est, X, reset=first)
+    require_kernels(est, X_b)
+    if X_b is None:
+        same = placed(est, a, "X")
+        return same, same
+    b = checked(X_b, est.dtype, "X_b")
+    require_pairs(est, a, b)
+    return placed(est, a, "X"), placed(est, b, "X_b")
+
+
+def first_stream(est: "KernelSSL", a: Matrix, b: Matrix) -> Stream:
+    """Maps of the first batch, the same in all processes."""
+    return shared_maps(started(est, "nystroem" if est.method in ("auto", "exact") else est.method, a, b))
 
 
 def started(est: "KernelSSL", method: str, a: Matrix, b: Matrix) -> Stream:
@@ -139,9 +176,12 @@ def started(est: "KernelSSL", method: str, a: Matrix, b: Matrix) -> Stream:
         pools.append(placed(est, _rows(parts, chosen), "X") if method == "nystroem" else sample)
     est.kernel_ = tuple(kernels) if two_modalities(est) else kernels[0]
     how = "uniform" if method == "features" else est.landmarks
-    return start_stream(
+    model = start_stream(
         method, tuple(kernels), pools, count=count, dtype=est.dtype, how=how, seed=int(est.random_state)
     )
+    most = min(width(one, pool.shape[1]) for one, pool in zip(model.maps, pools, strict=True))
+    positive_int(est.n_components, "n_components", most, f"there are {most} landmarks or features")
+    return model
 
 
 def _rows(parts: list[Matrix], rows: np.ndarray) -> Matrix:

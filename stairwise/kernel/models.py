@@ -8,7 +8,7 @@ import numpy as np
 
 from stairwise.checks import InputError, is_tensor
 from stairwise.kernel import sums as feature_sums
-from stairwise.kernel.arrays import Matrix, alike, cast, like, namespace, stack
+from stairwise.kernel.arrays import Matrix, alike, cast, finite, like, namespace, stack
 from stairwise.kernel.kernels import Kernel
 from stairwise.kernel.kernels import linear as LinearKernel
 from stairwise.kernel.maps import AbstractMap, Identity, build_map, restore_map, same_map
@@ -46,7 +46,12 @@ class AbstractModel(ABC):
         parts = []
         for start in range(0, len(X), strip):
             some = alike(X[start : start + strip], own, self.dtype)
-            parts.append(cast(self.rows(some, view), "float64") @ own)
+            with np.errstate(all="ignore"):
+                parts.append(cast(self.rows(some, view), "float64") @ own)
+            if not finite(parts[-1]):
+                raise InputError(
+                    "X", "must be small enough for finite embeddings", None, "scale it like the fitted points"
+                )
         return parts[0] if len(parts) == 1 else stack(parts)
 
 
@@ -126,8 +131,10 @@ class Stream(AbstractModel):
     def add(self, a: Matrix, b: Matrix) -> None:
         """Add the pairs a[i], b[i]."""
         self._follow(a)
-        rows_a = self.rows(a, 0)
-        new = PairSums.of(rows_a, rows_a if b is a else self.rows(b, 1))
+        with np.errstate(all="ignore"):  # `PairSums.of` refuses what is not finite
+            rows_a = self.rows(a, 0)
+            rows_b = rows_a if b is a else self.rows(b, 1)
+        new = PairSums.of(rows_a, rows_b)
         self.sums = new if self.sums is None else self.sums + new
 
     def include(self, other: AbstractModel) -> None:

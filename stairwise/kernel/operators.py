@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from stairwise.checks import InputError, as_numpy
-from stairwise.kernel.arrays import Matrix, cast, like, namespace
+from stairwise.kernel.arrays import Matrix, cast, finite, like, namespace
 from stairwise.kernel.kernels import Kernel
 
 MEMORY = 4 << 30  # bytes that K̃ may take before its tiles are recomputed
@@ -141,16 +141,9 @@ def evaluated(kernel: Kernel, X: Matrix, Y: Matrix, dtype: str) -> Matrix:
     if str(block.dtype).endswith("float32") and dtype == "float64":
         raise InputError("kernel", "returned float32 instead of float64", None, 'use dtype="float32"')
     block = cast(block, dtype)
-    if not _finite(block):
+    if not finite(block):
         raise InputError("kernel", "must return finite numbers", None, "scale the data or choose another kernel")
     return block
-
-
-def _finite(block: Matrix) -> bool:
-    """Whether all numbers are finite: their sum is, or, if it overflows, each of them."""
-    xp = namespace(block)
-    with np.errstate(all="ignore"):
-        return bool(xp.isfinite(block.sum())) or bool(xp.isfinite(block).all())
 
 
 def times_float64(a: Matrix, b: Matrix) -> Matrix:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stairwise.checks import InputError, as_numpy, positive_int
-from stairwise.kernel.arrays import Matrix, cast, like, stack
+from stairwise.kernel.arrays import Matrix, cast, finite, like, stack
 from stairwise.kernel.maps import AbstractMap
 from stairwise.kernel.solvers import UNCERTAIN, Solution
 from stairwise.theory.correlation import Correlation
@@ -20,7 +20,11 @@ class PairSums:
 
     @classmethod
     def of(cls, rows_a: Matrix, rows_b: Matrix) -> "PairSums":
-        return cls(cast(rows_a, "float64").T @ cast(rows_b, "float64"), len(rows_a))
+        with np.errstate(all="ignore"):
+            cross = cast(rows_a, "float64").T @ cast(rows_b, "float64")
+        if not finite(cross):
+            raise InputError("X and X_b", "must be small enough for finite sums over pairs", None, "scale them")
+        return cls(cross, len(rows_a))
 
     def __add__(self, other: "PairSums") -> "PairSums":
         return PairSums(self.cross + other.cross, self.pairs + other.pairs)
