@@ -18,6 +18,7 @@ Stored = Annotated[bool, typer.Option("--from-stored", help="Draw stored measure
 StoredIn = Annotated[
     Path | None, typer.Option("--stored", help="Folder of stored results; default: those of this package.")
 ]
+Join = Annotated[bool, typer.Option("--join", help="With --store: add these runs to the stored result of others.")]
 StoreIn = Annotated[Path | None, typer.Option("--store", help="Also store arrays and figure in this folder.")]
 
 
@@ -31,6 +32,7 @@ def reproduce(
     stored: Stored = False,
     stored_in: StoredIn = None,
     store_in: StoreIn = None,
+    join: Join = False,
     list_: Annotated[bool, typer.Option("--list", help="Show the figures and their labels.")] = False,
     json_: Json = False,
 ) -> None:
@@ -38,18 +40,20 @@ def reproduce(
 
     Examples: `stairwise reproduce fig1ab --data cifar10 --set pixels=unit`, `stairwise reproduce all --from-stored`
     """
-    from stairwise.paper.harness import store, stored_results
+    from stairwise.paper.harness import joined, store, stored_results
 
     if list_ or not name:
         _list(json_)
         return
     chosen = dict(setting(text) for text in settings or []) | ({"data": data} if data is not None else {})
     names = _checked_names(name, chosen, stored, stored_in, store_in, smoke, force)
+    _check_join(join, store_in)
     where = (stored_in or stored_results()) if stored else None
     began = perf_counter()
     results: list[Result] = []
     missing: list[str] = []
     for result in _results(names, folder, chosen, where, force, smoke, missing):
+        result = joined(result, store_in) if join and store_in is not None else result
         results.append(result)
         _show(result, json_, again=result.cached and not stored)
         if store_in is not None:
@@ -145,6 +149,13 @@ def _checked_names(
     if smoke and store_in:
         raise InputError("--store", "cannot be combined with --smoke", store_in, "its numbers mean nothing")
     return list(CATALOG) if name == "all" else [one_of(name, "figure", [*CATALOG, "all"])]
+
+
+def _check_join(join: bool, store_in: Path | None) -> None:
+    from stairwise.checks import InputError
+
+    if join and store_in is None:
+        raise InputError("--join", "needs --store", None, "name the folder of the stored results")
 
 
 def run_with_bar(name: str, folder: Path, settings: dict[str, Any], force: bool) -> "Result":

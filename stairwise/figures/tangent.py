@@ -1,8 +1,9 @@
 """The tangent kernel of a run: its spectrum, and how well its predictions align with the trained span."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -35,9 +36,16 @@ def draw_tangent(spectrum: NDArray, by_dimension: NDArray, by_pairs: NDArray, po
     return figure
 
 
-def draw_alignments(rows: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figure:
-    """One column per row (name, alignment by dimension (2, d), by pairs (3, sizes), chance): theory and kernel PCA."""
-    figure, axes = panels(len(rows), rows=2, height=2.1)
+def draw_alignments(
+    rows: Sequence[tuple[str, NDArray, NDArray, float]],
+    lengths: Mapping[str, tuple[NDArray, NDArray, dict[str, float]]] | None = None,
+) -> Figure:
+    """One column per row (name, alignment by dimension (2, d), by pairs (3, sizes), chance): theory and kernel PCA.
+
+    `lengths`: by name, factors s (S,), alignments (draws, S, 2 or more) of theory and kernel PCA with hidden weights
+    times s, and alignments that do not depend on s; drawn below.
+    """
+    figure, axes = panels(len(rows), rows=3 if lengths else 2, height=2.1)
     line = {**MEASURED, "linewidth": 1.6}
     for c, (name, by_dimension, by_pairs, chance) in enumerate(rows):
         above, below = axes[c], axes[len(rows) + c]
@@ -51,8 +59,27 @@ def draw_alignments(rows: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figu
         below.set(xlabel="pairs n", ylabel="alignment", ylim=(0, 1))
         below.set_xticks(by_pairs[0], [f"{n:.0f}" for n in by_pairs[0]])
         below.minorticks_off()
+        if lengths:
+            last = axes[2 * len(rows) + c]
+            last.set(xlabel="hidden weights times s", ylabel="alignment", ylim=(0, 1))
+            if name in lengths:
+                draw_lengths(last, *lengths[name])
     axes[0].legend(frameon=False, loc="upper left")
     return figure
+
+
+def draw_lengths(ax: Axes, scales: NDArray, shares: NDArray, fixed: dict[str, float]) -> None:
+    """Alignment over the factor s of weights that batch norm hides, with the spread over draws of pairs."""
+    for i, color in enumerate((THEORY, PCA)):
+        mean, spread = shares[..., i].mean(axis=0), shares[..., i].std(axis=0)
+        ax.errorbar(scales, mean, spread, color=color, marker="o", markersize=4, linewidth=1.6)
+    ends = ((":", 0, "left"), ("-.", -1, "right"))
+    for (name, value), (style, at, side) in zip(fixed.items(), ends, strict=False):
+        ax.axhline(value, color=THEORY, linestyle=style, linewidth=1)
+        ax.annotate(name, (scales[at], value), fontsize=7, va="bottom", ha=side)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(scales, [f"{s:g}" for s in scales])
+    ax.minorticks_off()
 
 
 def draw_matrix(names: Sequence[str], values: NDArray, chance: float) -> Figure:

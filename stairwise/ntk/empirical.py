@@ -5,7 +5,7 @@ self-supervised training is predicted to end with.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -22,6 +22,7 @@ from stairwise.ntk.factors import AbstractFactor, Contraction
 from stairwise.ntk.state import float32_products, restored
 from stairwise.progress import Progress, silent
 
+Part = Mapping[str, float | Tensor]  # lengths by name of parameter: one number, or one per row of the parameter
 PRECISIONS = ("float32", "tf32", "float16", "float64")
 SLICE = 2.5e8  # bytes of explicit gradients at a time on a CPU
 PEAK = 1.5  # peak memory of the two passes, relative to the factors: most activations are factors
@@ -61,26 +62,17 @@ def empirical_ntk(
     _check_arguments(model, x, y, output, precision)
     if memory is not None:
         memory = number(memory, "memory", above=0)
-    # the caller's modes must not matter
-    modes = torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False)
-    with (
-        modes[0],
-        modes[1],
-        modes[2],
-        float32_products(tf32=precision == "tf32"),
-        restored(model),
-        _blaming(model, x, y),
-    ):
+    with _ready(model, x, precision), _blaming(model, x, y):
         rows, columns = _prepared(x, precision), None if y is None else _prepared(y, precision)
         if precision == "float64":
             model = _in_double(model)
         if output != "trace":
             scalar = _mean if isinstance(output, str) else output
-            return _kernel(model, rows, columns, scalar, precision, memory, progress)
+            return _kernel(model, rows, columns, scalar, precision, memory, progress)[0]
         d = check_output(model(rows[:1]), 1).shape[1]
         total: Tensor | None = None
         for k in range(d):
-            part = _kernel(model, rows, columns, _coordinate(k), precision, memory)
+            part = _kernel(model, rows, columns, _coordinate(k), precision, memory)[0]
             total = part if total is None else total.add_(part)
             progress(k + 1, d, "outputs")
         assert total is not None
@@ -102,6 +94,50 @@ def _blaming(model: nn.Module, x: Tensor, y: Tensor | None) -> Iterator[None]:
                 reason = f"{type(own).__name__}: {own}".splitlines()[0]
                 raise InputError(name, "must be samples that the model takes", reason, "check their shape") from error
         raise
+
+
+def ntk_parts(
+    model: nn.Module,
+    x: Tensor,
+    parts: Mapping[str, Part],
+    *,
+    precision: str = "float32",
+    memory: float | None = None,
+    progress: Progress = silent,
+) -> dict[str, Tensor]:
+    r"""Several kernels (N, N) in one pass: each is that of some parameters, with their gradients times given lengths.
+
+    Arguments:
+        parts: for each kernel the lengths c by parameter: K = Σ c² K_parameter; a tensor has one length per row (output
+            channel) of the parameter. Parameters that are not named are left out.
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> x = torch.randn(5, 3)
+        >>> K = ntk_parts(net, x, {"weight": {"weight": 1.0}, "bias, tenfold": {"bias": 10.0}})
+        >>> torch.allclose(K["weight"], x @ x.T, atol=1e-6), round(float(K["bias, tenfold"][0, 1]), 3)
+        (True, 100.0)
+    """
+    _check_arguments(model, x, None, "mean", precision)
+    known = {name for name, p in model.named_parameters() if p.requires_grad}
+    for part in parts.values():
+        for name in part:
+            one_of(name, "parts", known)
+        if not part:
+            raise InputError("parts", "must each name parameters", list(parts), "leave out those that name none")
+    with _ready(model, x, precision):
+        within = _in_double(model) if precision == "float64" else model
+        chosen = list(parts.values())
+        K = _kernel(within, _prepared(x, precision), None, _mean, precision, memory, progress, chosen)
+    return dict(zip(parts, K, strict=True))
+
+
+@contextmanager
+def _ready(model: nn.Module, x: Tensor, precision: str) -> Iterator[None]:
+    """The caller's modes must not matter, and the model is restored."""
+    modes = torch.inference_mode(False), torch.enable_grad(), torch.autocast(x.device.type, enabled=False)
+    with modes[0], modes[1], modes[2], float32_products(tf32=precision == "tf32"), restored(model):
+        yield
 
 
 def ntk_error(model: nn.Module, x: Tensor, kernel: Tensor, samples: int = 16, output: str | Scalar = "mean") -> float:
@@ -140,7 +176,9 @@ def _kernel(
     precision: str,
     memory: float | None,
     progress: Progress = silent,
+    parts: Sequence[Part | None] = (None,),
 ) -> Tensor:
+    """Kernels (parts, N, M); None: that of all parameters."""
     paths = fast.choose(x.device, precision)
     capture = Capture(model, scalar, x, paths.convolutions, paths.second_stream)
     budget = memory or _least(_free(x.device), x.device)
@@ -149,7 +187,7 @@ def _kernel(
     while K is None:
         failure: InputError | None = None
         try:
-            K = _by_tiles(capture, x, y, how, budget, progress)
+            K = _by_tiles(capture, x, y, how, budget, progress, parts)
         except RulesChanged:
             pass
         except InputError as error:
@@ -167,14 +205,21 @@ def _kernel(
 
 
 def _by_tiles(
-    capture: Capture, x: Tensor, y: Tensor | None, how: Contraction, budget: float, progress: Progress
+    capture: Capture,
+    x: Tensor,
+    y: Tensor | None,
+    how: Contraction,
+    budget: float,
+    progress: Progress,
+    parts: Sequence[Part | None],
 ) -> Tensor:
-    """This process's tiles of the kernel; all others are zero."""
+    """This process's tiles of the kernels; all others are zero."""
     chunk = _chunk(capture, budget, max(len(x), 0 if y is None else len(y)))
     rows = x.split(chunk)
     columns = rows if y is None else y.split(chunk)
     double = any(p.dtype == torch.float64 for p in capture.parameters.values())
-    K = torch.zeros(len(x), len(x if y is None else y), dtype=torch.float64 if double else torch.float32).to(x.device)
+    shape = len(parts), len(x), len(x if y is None else y)
+    K = torch.zeros(shape, dtype=torch.float64 if double else torch.float32).to(x.device)
     tiles = _tiles(len(rows), None if y is None else len(columns))
     kept: dict[int, dict[str, AbstractFactor]] = {}  # factors of chunks of x
     for done, (i, j) in enumerate(tiles):
@@ -183,11 +228,11 @@ def _by_tiles(
         mine = kept[i] if i in kept else capture.factors(rows[i])
         kept = {i: mine}
         theirs = None if y is None and i == j else capture.factors(columns[j])
-        block = _total(mine, theirs, how)
+        block = _totals(mine, theirs, how, parts)
         here, there = slice(i * chunk, i * chunk + len(rows[i])), slice(j * chunk, j * chunk + len(columns[j]))
-        K[here, there] = block if theirs is not None else (block + block.T) / 2  # rounding is not symmetric
+        K[:, here, there] = block if theirs is not None else (block + block.mT) / 2  # rounding is not symmetric
         if y is None and theirs is not None:
-            K[there, here] = block.T
+            K[:, there, here] = block.mT
             kept[j] = theirs  # the last column of a row is the next row
         theirs = None  # else these factors would stay while the next are made
         progress(done + 1, len(tiles), "tiles")
@@ -201,13 +246,30 @@ def _tiles(rows: int, columns: int | None) -> list[tuple[int, int]]:
     return [(i, j) for i in range(rows) for j in (i, *range(rows - 1, i, -1))]
 
 
-def _total(mine: dict[str, AbstractFactor], theirs: dict[str, AbstractFactor] | None, how: Contraction) -> Tensor:
-    """Sum of the inner products over all parameters."""
-    grams = (factor.gram(None if theirs is None else theirs[name], how) for name, factor in mine.items())
-    total = next(grams)
-    for gram in grams:
-        total += gram
-    return total
+def _totals(
+    mine: dict[str, AbstractFactor],
+    theirs: dict[str, AbstractFactor] | None,
+    how: Contraction,
+    parts: Sequence[Part | None],
+) -> Tensor:
+    """Sums of the inner products over the parameters of each part, (parts, N, M)."""
+    totals: list[Tensor | None] = [None] * len(parts)
+    for name, factor in mine.items():
+        other = None if theirs is None else theirs[name]
+        plain: Tensor | None = None
+        for i, part in enumerate(parts):
+            length = 1.0 if part is None else part.get(name, 0.0)
+            if isinstance(length, Tensor):
+                gram = factor.times(length).gram(None if other is None else other.times(length), how)
+            elif length == 0:
+                continue
+            else:
+                plain = factor.gram(other, how) if plain is None else plain
+                gram = plain if length == 1 else plain * length**2
+            before = totals[i]
+            totals[i] = gram.clone() if before is None else before.add_(gram)
+    known = next(total for total in totals if total is not None)
+    return torch.stack([torch.zeros_like(known) if total is None else total for total in totals])
 
 
 def _chunk(capture: Capture, budget: float, n: int) -> int:

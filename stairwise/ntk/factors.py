@@ -88,6 +88,10 @@ class AbstractFactor(ABC):
     def gradients(self) -> Tensor:
         """Gradients (N, size), in the order of the parameter's elements."""
 
+    @abstractmethod
+    def times(self, lengths: Tensor) -> Self:
+        """The gradients times one number per row of the parameter, (rows,)."""
+
     @classmethod
     @abstractmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -110,6 +114,10 @@ class Direct(AbstractFactor):
 
     def gradients(self) -> Tensor:
         return self.values
+
+    def times(self, lengths: Tensor) -> Self:
+        rows = self.values.unflatten(1, (len(lengths), -1))
+        return replace(self, values=(rows * lengths.to(rows)[:, None]).flatten(1))
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -141,6 +149,9 @@ class Lookup(AbstractFactor):
         rows = torch.arange(n, device=self.b.device)[:, None].expand_as(self.index)
         out.index_put_((rows, self.index % (self.size + 1)), self.b, accumulate=True)  # −1 goes to a spare last row
         return out[:, :-1].flatten(1)
+
+    def times(self, lengths: Tensor) -> Self:
+        return replace(self, b=self.b * lengths.to(self.b)[self.index.clamp_min(0)].unsqueeze(-1))
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -197,6 +208,9 @@ class Outer(AbstractFactor):
         per_row = (b @ patches(self.module, x).transpose(2, 3)).flatten(1, 2)  # (N, rows of the weight, p)
         channels = self.module.weight.shape[1]
         return per_row.unflatten(2, (-1, channels)).transpose(2, 3).flatten(1)
+
+    def times(self, lengths: Tensor) -> Self:
+        return replace(self, parts=tuple((x, b * lengths.to(b).view(1, *b.shape[1:3], 1)) for x, b in self.parts))
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:

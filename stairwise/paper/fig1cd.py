@@ -2,6 +2,7 @@
 
     stairwise reproduce fig1cd                    one run, STL-10: eleven minutes on one H200
     stairwise reproduce fig1cd --set fast=true    and a second run at twice the learning rate
+    stairwise reproduce fig1cd --set only=x4,x8   runs at four and eight times the rate; --store FOLDER --join adds them
     stairwise reproduce fig1cd --data cifar10     a minute on one H200, ResNet-18
     stairwise reproduce fig1cd --smoke            seconds on a CPU, photographs; its numbers mean nothing
 
@@ -29,17 +30,19 @@ ALT = "Loss, and eigenvalues of C on linear and logarithmic axes, over training 
 
 @dataclass(frozen=True)
 class Config(trained.RunsConfig):
-    """E4 of the paper; fast: also at twice its learning rate, so that more modes grow."""
+    """E4 of the paper; fast: also at twice its learning rate, so that more modes grow; only: these kinds of runs."""
 
-    kinds = (trained.SMALL, trained.FAST)
+    kinds = tuple(trained.KINDS.values())[1:]
     methods: str = "bt"
     fast: bool = False
+    only: str = ""
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     if config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt", config.methods, "fig2cf shows the others")
-    kinds = {"": trained.SMALL, "fast ": trained.FAST} if config.fast else {"": trained.SMALL}
+    chosen = trained.chosen_kinds(config.only, ["bt"], ["small", *(["fast"] if config.fast else [])])
+    kinds = {"" if kind == "small" else f"{kind} ": trained.KINDS[kind] for kind in chosen}
     runs = {
         name: trained.obtain(config, kind, progress, (i / len(kinds), (i + 1) / len(kinds)))["bt"]
         for i, (name, kind) in enumerate(kinds.items())
@@ -55,7 +58,12 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 def _runs_in(arrays: Arrays) -> dict[str, str]:
     """Prefixes of the runs in the arrays, and of their claims."""
-    return {name: words for name, words in (("", ""), ("fast ", "twice the rate: ")) if f"{name}C.t" in arrays}
+    every = {"": ""} | {f"{kind} ": f"{rate}: " for kind, rate in trained.RATES.items()}
+    return {name: words for name, words in every.items() if f"{name}C.t" in arrays}
+
+
+def _rate(name: str) -> str:
+    return f", {trained.RATES[name.strip()]}" if name else ""
 
 
 def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
@@ -73,6 +81,11 @@ def sharper(arrays: Arrays, first: str, second: str) -> tuple[float, int]:
         if apart[:, j].argmin() == i and min(ours.rise_times[i], theirs.rise_times[j]) >= between:
             ratios.append(ours.rise_times[i] / theirs.rise_times[j])
     return float(np.median(ratios)) if ratios else float("nan"), len(ratios)
+
+
+def joined(arrays: Arrays) -> Arrays:
+    """Fewer modes of each run, so that all runs together can be stored."""
+    return trained.lighter(arrays, 30)
 
 
 def check(arrays: Arrays) -> list[Claim]:
@@ -97,13 +110,13 @@ def draw(arrays: Arrays) -> Figure:
     courses = []
     for name in _runs_in(arrays):
         t, loss, lam = (arrays[f"{name}C.{x}"] for x in ("t", "loss", "lam"))
-        courses.append(Course("Barlow Twins" + (", twice the rate" if name else ""), t, loss, lam, "C"))
+        courses.append(Course("Barlow Twins" + _rate(name), t, loss, lam, "C"))
     return draw_courses(courses, shown=max(course.spectra.shape[1] for course in courses))
 
 
 def page(arrays: Arrays) -> Page:
     spectra = {
-        f"{name}{key}": what + (", twice the rate" if name else "")
+        f"{name}{key}": what + _rate(name)
         for name in _runs_in(arrays)
         for key, what in (("C", "C"), ("covariance", "the centred covariance"))
     }

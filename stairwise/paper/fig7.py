@@ -2,6 +2,7 @@
 
     stairwise reproduce fig7                      both runs of each method (Barlow Twins: 15 and 11 minutes, one H200)
     stairwise reproduce fig7 --set methods=bt --set fast=true    adds small initialization at twice the rate
+    stairwise reproduce fig7 --set methods=simclr --set only=small    one kind alone; --store FOLDER --join adds it
     stairwise reproduce fig7 --smoke              seconds on a CPU, photographs; its numbers mean nothing
 
 Accuracy of a probe (logistic regression, else ridge, else nearest neighbours) on the representations. We use the 13,000
@@ -19,8 +20,9 @@ from matplotlib.figure import Figure
 
 from stairwise.checks import InputError
 from stairwise.figures.training import draw_probes
+from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
-from stairwise.paper.trained import FAST, METHODS, SMALL, STANDARD, RunsConfig, about, obtain, runs_table
+from stairwise.paper.trained import METHODS, RATES, RunsConfig, about, obtain, runs_table
 from stairwise.progress import Progress
 from stairwise.report.page import Line, Page, Panel
 from stairwise.runs.reader import Run
@@ -28,26 +30,29 @@ from stairwise.theory.spectra import grown
 
 PROBES = ("logistic", "ridge", "knn")  # the first one that was measured is shown
 CURVES = ("progress", "grown", "accuracy")
-KINDS = {"standard": "standard", "small": "small", "fast": "small, twice the rate"}
+KINDS = {"standard": "standard", "small": "small"} | {kind: f"small, {rate}" for kind, rate in RATES.items()}
 ALIKE = ("data", "pretrain", "encoder", "hidden", "d", "batch", "epochs", "steps")
 ALT = "Probe accuracy over training, by initialization."
 
 
 @dataclass(frozen=True)
 class Config(RunsConfig):
-    """E10 of the paper; fast: also small initialization at twice the learning rate, for Barlow Twins only."""
+    """E10 of the paper; fast: also small initialization at twice the learning rate, for Barlow Twins only; only: these
+    kinds of runs."""
 
-    kinds = (STANDARD, SMALL, FAST)
+    kinds = tuple(trained.KINDS.values())
     fast: bool = False
+    only: str = ""
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     if config.fast and config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt if fast is true", config.methods, "set only one of them")
-    kinds = {"standard": STANDARD, "small": SMALL, **({"fast": FAST} if config.fast else {})}
+    usual = ["standard", "small", *(["fast"] if config.fast else [])]
+    kinds = trained.chosen_kinds(config.only, config.chosen(), usual)
     by_kind = {
-        name: obtain(config, kind, progress, (i / len(kinds), (i + 1) / len(kinds)))
-        for i, (name, kind) in enumerate(kinds.items())
+        kind: obtain(config, trained.KINDS[kind], progress, (i / len(kinds), (i + 1) / len(kinds)))
+        for i, kind in enumerate(kinds)
     }
     arrays = about({f"{method} {kind}": run for kind, runs in by_kind.items() for method, run in runs.items()})
     for method in config.chosen():
@@ -92,7 +97,7 @@ def _grown(run: Run, probe: str, series: str) -> list[int]:
 
 
 def _methods(arrays: Arrays) -> list[str]:
-    return [m for m in METHODS if f"{m}.small.accuracy" in arrays]
+    return [m for m in METHODS if any(f"{m}.{kind}.accuracy" in arrays for kind in KINDS)]
 
 
 def _kinds(arrays: Arrays, method: str) -> list[str]:
@@ -102,8 +107,12 @@ def _kinds(arrays: Arrays, method: str) -> list[str]:
 def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for m in _methods(arrays):
-        standard, *others = (float(arrays[f"{m}.{kind}.accuracy"][-1]) for kind in _kinds(arrays, m))
-        for kind, accuracy in zip(_kinds(arrays, m)[1:], others, strict=True):
+        at_end = {kind: float(arrays[f"{m}.{kind}.accuracy"][-1]) for kind in _kinds(arrays, m)}
+        if "standard" not in at_end:
+            claims += [Claim.note(f"{METHODS[m]}: {KINDS[kind]}, at the end", value) for kind, value in at_end.items()]
+            continue
+        standard = at_end.pop("standard")
+        for kind, accuracy in at_end.items():
             name = f"{METHODS[m]}: standard less {KINDS[kind]}, at the end"
             claims.append(Claim.at_most(name, standard - accuracy, 0.05))
     return claims

@@ -40,6 +40,7 @@ CATALOG = {
     "fig7": "probes during training, standard and small initialization (Fig. 7)",
     "fig8": "symmetry breaking: why self-supervised learning has steps (Fig. 8)",
     "fig9": "landscapes modified for speed (Fig. 9)",
+    "byol": "does BYOL step? Online network, predictor and target (a footnote of the paper)",
     "table1": "embeddings predicted from the tangent kernel (Table 1)",
     "table2": "alignment of the methods with each other (Table 2)",
     "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",
@@ -183,6 +184,27 @@ def from_stored(name: str, out: Path, stored: Path) -> Result:
 def stored_names(stored: Path) -> list[str]:
     """Experiments with stored results in a folder, in order."""
     return [name for name in CATALOG if (stored / f"{name}.npz").is_file() and (stored / f"{name}.json").is_file()]
+
+
+def joined(result: Result, stored: Path) -> Result:
+    """The result together with the stored one of other runs; runs that are in both are taken from this one."""
+    if result.name not in stored_names(stored):
+        return result
+    module, before = _module(result.name), load_arrays(stored / f"{result.name}.npz")
+    if "about" not in before or "about" not in result.arrays:
+        raise InputError("--join", "needs results of trained runs", result.name, "leave it out")
+    about = [json.loads(str(arrays["about"])) for arrays in (before, result.arrays)]
+    sources = sorted({str(one.get("data")) for runs in about for one in runs.values()})
+    if len(sources) > 1:
+        raise InputError("--join", "must join runs on the same images", ", ".join(sources), "store without it")
+    arrays = before | result.arrays | {"about": np.array(json.dumps(about[0] | about[1]))}
+    arrays |= module.joined(arrays) if hasattr(module, "joined") else {}
+    save_arrays(result.folder / "arrays.npz", arrays)
+    _save_figure(module, arrays, result.folder)
+    claims = module.check(arrays)
+    record = result.record | {"claims": [dataclasses.asdict(claim) for claim in claims]}
+    (result.folder / "check.json").unlink(missing_ok=True)  # the folder no longer holds what its settings say
+    return dataclasses.replace(result, arrays=arrays, claims=claims, record=record)
 
 
 def store(result: Result, stored: Path) -> list[Path]:

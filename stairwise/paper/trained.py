@@ -27,9 +27,11 @@ from stairwise.training.recipe import Recipe, load_recipe, recipe_of
 
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
-SMALL, STANDARD, D50, FAST = "-small", "", "-d50", "-small-fast"
+SMALL, STANDARD, D50, FAST, LARGE = "-small", "", "-d50", "-small-fast", "-d50-large"
+RATES = {"fast": "twice the rate", "x4": "four times the rate", "x8": "eight times the rate"}  # Barlow Twins only
+KINDS = {"standard": STANDARD, "small": SMALL, "fast": FAST, "x4": "-small-x4", "x8": "-small-x8"}
 HELD = {"eigenvalues": "C", "covariance": "the covariance"}
-FREE = {"label", "keep", "held_out", "graph", "channels_last"}
+FREE = {"label", "keep", "held_out", "follow", "graph", "channels_last"}
 RECORDS, MODES = 150, 96  # greatest number of records and modes that are stored of a spectrum over time,
 FIRST = 12  # and number of modes of which all records are stored
 SMOKE: dict[str, Any] = {
@@ -48,6 +50,8 @@ SMOKE: dict[str, Any] = {
     "probes": ["knn"],
     "probe_times": 4,
     "held_out": 64,
+    "follow": 16,
+    "keep": 2,
     "precision": "float32",
 }
 
@@ -66,6 +70,7 @@ class RunsConfig:
         runs: folder of the runs.
         kinds: kinds of runs that the experiment needs.
         smoke: tiny networks on photographs, for a test that takes seconds; its numbers mean nothing.
+        run_seed: of the runs; those of other seeds than 0 are in RUNS/NAME-seedN.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
@@ -75,12 +80,14 @@ class RunsConfig:
     runs: str = "runs"
     device: str = "auto"
     smoke: bool = False
+    run_seed: int = 0
 
     def chosen(self) -> list[str]:
         return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
 
     def folder(self, method: str, kind: str) -> Path:
-        return Path(self.runs) / f"{'smoke' if self.smoke else self.data}-{method}{kind}"
+        seed = f"-seed{self.run_seed}" if self.run_seed else ""
+        return Path(self.runs) / f"{'smoke' if self.smoke else self.data}-{method}{kind}{seed}"
 
     def source(self) -> str:
         """A text that changes when the runs change."""
@@ -96,7 +103,7 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
         low, high = (span[0] + (span[1] - span[0]) * k / len(methods) for k in (i, i + 1))
         name = f"{'stl10' if config.smoke else one_of(config.data, 'data', ('stl10', 'cifar10'))}-{method}{kind}"
         folder = config.folder(method, kind)
-        recipe = load_recipe(name, SMOKE if config.smoke else {})
+        recipe = load_recipe(name, (SMOKE if config.smoke else {}) | {"seed": config.run_seed})
         differing = _differing(Run(folder), recipe) if (folder / RECIPE).is_file() else []
         if differing and not config.smoke:  # smoke runs of an older version are trained again
             remedy = "use another folder with --set runs=FOLDER, or train it again"
@@ -107,6 +114,14 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
             train(recipe, folder, device=config.device, restart=bool(differing), progress=share)
         runs[method] = Run(folder)
     return runs
+
+
+def chosen_kinds(only: str, methods: list[str], usual: Sequence[str]) -> list[str]:
+    """Kinds of runs that a figure uses: those of its setting `only`, separated by commas, or the usual ones."""
+    kinds = [one_of(name.strip(), "only", KINDS) for name in only.split(",")] if only else list(usual)
+    if set(kinds) & set(RATES) and methods != ["bt"]:
+        raise InputError("methods", "must be bt for runs at higher rates", ",".join(methods), "set methods=bt")
+    return kinds
 
 
 def _finished(folder: Path) -> bool:
@@ -194,6 +209,19 @@ def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
         f"{prefix}.d": run.dimensions(series),
         f"{prefix}.every": np.column_stack([t, spectra[:, :FIRST]]).astype(np.float32),
     }
+
+
+def lighter(arrays: Arrays, most: int) -> Arrays:
+    """The spectra over time that have more than `most` modes, with that many: three quarters leading, others spread."""
+    lighter_ones: Arrays = {}
+    for key, modes in arrays.items():
+        prefix, dot, name = key.rpartition(".")
+        if dot and name == "modes" and len(modes) > most:
+            leading = np.arange(3 * most // 4)
+            rest = np.linspace(len(leading), len(modes) - 1, most - len(leading)).round().astype(int)
+            kept = np.concatenate([leading, rest])
+            lighter_ones |= {key: modes[kept], f"{prefix}.lam": arrays[f"{prefix}.lam"][:, kept]}
+    return lighter_ones
 
 
 def unseen(prefix: str, run: Run) -> dict[str, Any]:

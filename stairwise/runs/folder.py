@@ -20,6 +20,7 @@ RECIPE = "recipe.json"  # the recipe and the provenance of the run
 CHECKPOINTS = "checkpoints"  # the two newest checkpoints
 WEIGHTS = "weights"  # weights kept during training, if the recipe sets `keep`
 KERNELS = "ntk"  # studies of the tangent kernel
+FOLLOWED = "followed"  # embeddings and representations of fixed views, one file per record, if it sets `follow`
 
 
 class RunFolder:
@@ -69,7 +70,7 @@ def read_picture(folder: Path) -> NDArray[np.float64] | None:
 
 def discard(folder: Path) -> None:
     """Remove all files of a run from its folder, and nothing else."""
-    for name in (CHECKPOINTS, WEIGHTS, KERNELS):
+    for name in (CHECKPOINTS, WEIGHTS, KERNELS, FOLLOWED):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (METRICS, PICTURE, RECIPE):
         (folder / name).unlink(missing_ok=True)

@@ -239,7 +239,7 @@ def _lines(x: Floats, y: Floats, size: Floats) -> tuple[Floats, Floats, Floats]:
     last, size, x = y[:, -1:, None], size[:, None], x[:, None]
     back = np.where(size > 0, y[:, None] - last, 0.0)
     u = np.where(straight, -back, np.expm1(-safe * back) / safe)
-    weights = size / (1 + k * u) ** 2  # for equal noise in y
+    weights = size * np.exp(np.minimum(2 * k * back, 600.0))  # size / (1 + κu)², for equal noise in y
     total = weights.sum(axis=2)
     mean_x, mean_u = (np.einsum("qkb,qkb->qk", weights, np.broadcast_to(v, u.shape)) / total for v in (x, u))
     from_mean = np.where(size > 0, x - mean_x[..., None], 0.0)

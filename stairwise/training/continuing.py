@@ -9,7 +9,7 @@ from stairwise.training.recipe import Recipe
 from stairwise.training.schedule import Schedule
 from stairwise.training.setup import Calendar, Material
 
-FREE = {"label", "keep", "held_out"}  # settings that do not change the training
+FREE = {"label", "keep", "held_out", "follow"}  # settings that do not change the training
 LENGTH = {"epochs", "steps"}  # settings of the length, which may grow
 
 

@@ -25,7 +25,6 @@ from stairwise.distributed import agreed, choose_device, process_group, rank, wo
 from stairwise.files import save_json
 from stairwise.monitor.loggers import tensorboard_in
 from stairwise.nets.encoder import Network
-from stairwise.nets.initial import find_alpha, scale_parameters
 from stairwise.progress import Progress, silent
 from stairwise.provenance import provenance
 from stairwise.runs.folder import CHECKPOINTS, METRICS, RECIPE, WEIGHTS, RunFolder, discard, rename_log
@@ -33,8 +32,9 @@ from stairwise.runs.reader import Run
 from stairwise.runs.record import Record, spectrum_of_loss
 from stairwise.training import checkpoint, description
 from stairwise.training.continuing import check_same, continued_calendar, note_of_length
+from stairwise.training.following import follow
 from stairwise.training.graph import Recorded, prefetch
-from stairwise.training.measure import held_out_spectra, probe_accuracies, top_eigenvalue
+from stairwise.training.measure import held_out_spectra, probe_accuracies, scale_initially
 from stairwise.training.networks import network_of
 from stairwise.training.objective import AbstractObjective, Embedded, build_objective, capturable
 from stairwise.training.optimizer import FlatOptimizer
@@ -122,7 +122,7 @@ class Trainer:
         network = network_of(recipe, self.material.view_shape).to(device)
         if recipe.channels_last and device.type == "cuda":
             cast(Any, network).to(memory_format=torch.channels_last)  # in place; missing from torch's type stubs
-        self.alpha = self.stored.facts["alpha"] if self.stored else self._scale(network)
+        self.alpha = self.stored.facts["alpha"] if self.stored else scale_initially(network, recipe, self.material)
         loss = recipe.loss, recipe.loss_options, recipe.precondition
         self.objective: AbstractObjective = build_objective(
             network, recipe.d, *loss, recipe.together, recipe.repeats
@@ -266,6 +266,8 @@ class Trainer:
             **spectra,
         )
         self.recorder.write(record, self.step_number in self.calendar.records)
+        if self.step_number in self.calendar.records:
+            follow(self.objective, self.recipe, self.material, self.folder, self.step_number, self.t)
         return f"loss {numbers['loss']:.4g}, {rate:,.0f} views/s"
 
     def _check_finite(self, numbers: dict[str, float]) -> None:
@@ -295,21 +297,6 @@ class Trainer:
         )
 
     # initialization, saving, resuming
-
-    def _scale(self, network: Network) -> float:
-        recipe = self.recipe
-        if recipe.alpha != "auto":
-            alpha = float(recipe.alpha)
-        else:
-            measured = lambda: top_eigenvalue(network, recipe, self.material)  # noqa: E731
-            alpha = find_alpha(network, measured, recipe.start, recipe.scope)
-            if world() > 1:
-                shared = torch.tensor(alpha, dtype=torch.float64, device=self.device)
-                dist.broadcast(shared, 0)
-                alpha = float(shared)
-        if alpha != 1:
-            scale_parameters(network, alpha, recipe.scope)
-        return alpha
 
     def _keep_weights(self) -> None:
         self._check_finite(self.recorder.numbers())

@@ -4,12 +4,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
+from stairwise.distributed import world
 from stairwise.evaluate.classifiers import PROBES
 from stairwise.evaluate.representations import eval_mode, probe_rows, represent
 from stairwise.monitor.decompose import decompose_on_one_core
 from stairwise.monitor.spectrum import SpectrumMonitor
 from stairwise.nets.encoder import Network
+from stairwise.nets.initial import find_alpha, scale_parameters
 from stairwise.runs.record import spectrum_of_loss
 from stairwise.training.recipe import Recipe
 from stairwise.training.setup import Material
@@ -68,3 +71,18 @@ def top_eigenvalue(network: Network, recipe: Recipe, material: Material) -> floa
     # the paper sets the scale of C, even if the loss standardizes z afterwards
     name = spectrum_of_loss(recipe.loss, recipe.loss_options | {"batch_norm": False})
     return float(getattr(decompose_on_one_core(monitor.snapshot()), name)[0])
+
+
+def scale_initially(network: Network, recipe: Recipe, material: Material) -> float:
+    """Multiply the initial parameters by the recipe's α, which may have to be found, and return it."""
+    if recipe.alpha != "auto":
+        alpha = float(recipe.alpha)
+    else:
+        alpha = find_alpha(network, lambda: top_eigenvalue(network, recipe, material), recipe.start, recipe.scope)
+        if world() > 1:
+            shared = torch.tensor(alpha, dtype=torch.float64, device=material.pairs.feed.device)
+            dist.broadcast(shared, 0)
+            alpha = float(shared)
+    if alpha != 1:
+        scale_parameters(network, alpha, recipe.scope)
+    return alpha

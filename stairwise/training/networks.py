@@ -47,14 +47,16 @@ def kept_networks(run: Run) -> Iterator[tuple[int, float, Network]]:
         yield state.facts["step"], state.facts["t"], _restored(run, state)
 
 
-def fixed_views(run: Run, n: int, seed: int, device: torch.device) -> Tensor:
-    """Two views of n training images, fixed by the seed, first views first, (2n, channels, size, size)."""
+def fixed_views(run: Run, n: int, seed: int, device: torch.device, views: str = "") -> Tensor:
+    """Two views of n training images, fixed by the seed, first views first, (2n, channels, size, size).
+
+    `views`: a pipeline of augmentations instead of the run's own, so that several runs get one and the same tensor."""
     recipe, training = recipe_of(run), run.count("training_images")
     if positive_int(n, "n") > training:
         raise InputError("n", f"must be at most {training}, the number of training images", n, f"n = {training}")
     rows = torch.randperm(training, generator=torch.Generator().manual_seed(seed))[:n]
     images = load(recipe.data, size=recipe.size or 64)
-    pairs = view_pairs(images, recipe.views, recipe.size, seed, device, training=training)
+    pairs = view_pairs(images, views or recipe.views, recipe.size, seed, device, training=training)
     both = [pairs.fixed(some, i) for i, some in enumerate(rows.split(256))]
     return torch.cat([a for a, _ in both] + [b for _, b in both])
 

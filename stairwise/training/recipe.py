@@ -64,6 +64,8 @@ class Recipe:
         probe_images: greatest number of images for fitting and scoring probes; 0: all.
         held_out: with every probe, also measure spectra of up to this many images not trained on.
         keep: keep the weights this many times, evenly spaced, in RUN/weights.
+        follow: with every record, store embeddings and representations of two fixed views of this many training images
+            in RUN/followed, to see when representations learn what embeddings do.
     """
 
     label: str = ""
@@ -112,6 +114,7 @@ class Recipe:
     probe_images: int = 0
     held_out: int = 0
     keep: int = 0
+    follow: int = 0
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -149,7 +152,7 @@ class Recipe:
         number(self.momentum, "momentum", least=0, below=1)
         for name in ("pretrain", "size", "target", "lr_bias", "weight_decay", "clip", "final_lr"):
             number(getattr(self, name), name, least=0, most=LARGEST_FLOAT)
-        for name in ("warmup_epochs", "steps", "window", "probe_images", "keep"):
+        for name in ("warmup_epochs", "steps", "window", "probe_images", "keep", "follow"):
             number(getattr(self, name), name, least=0, most=LONGEST)
         if self.held_out and positive_int(self.held_out, "held_out") < 2:
             raise InputError("held_out", "must be at least 2, or 0", self.held_out)

@@ -71,6 +71,8 @@ def prepare(recipe: Recipe, device: torch.device) -> Material:
         raise InputError("batch", f"must be divisible by the {world()} processes", batch // recipe.repeats)
     if batch > training:
         raise InputError("batch", f"must be at most {training}, the number of training images", batch)
+    if recipe.follow > training:
+        raise InputError("follow", f"must be at most {training}, the number of training images", recipe.follow)
     if recipe.held_out and have - training < 2:
         raise InputError("held_out", "needs images that are not used for training", training, "lower pretrain")
     if recipe.probes:

@@ -10,6 +10,8 @@ from stairwise.archives import load_arrays
 from stairwise.checks import InputError
 from stairwise.distributed import choose_device
 from stairwise.files import save_json
+from stairwise.ntk.coming import study_coming
+from stairwise.ntk.lengths import study_lengths
 from stairwise.ntk.study import Drift, Outputs, Tangent, study, study_drift
 from stairwise.progress import Progress, silent
 from stairwise.provenance import code_digest
@@ -29,32 +31,79 @@ def study_of(
     precision: str = "float32",
     initial: bool = True,
     progress: Progress = silent,
+    views: str = "",
 ) -> Tangent:
     """Kernel, predicted embeddings and alignments of a trained run, on n of its training pairs."""
     where = choose_device(device)
     progress(0.0, 1, "drawing pairs")
-    views = fixed_views(run, n, seed, where)
+    x = fixed_views(run, n, seed, where, views)
     model = Outputs(load_network(run)).to(where).eval()
     before = Outputs(initial_network(run)).to(where).eval() if initial else None
-    tangent = study(run.folder.name, model, views, before, precision=precision, seed=seed, progress=progress)
-    tangent.facts.update(weights=checkpoint.identity(run.folder / CHECKPOINTS), code=code_digest(*CODE))
+    tangent = study(run.folder.name, model, x, before, precision=precision, seed=seed, progress=progress)
+    tangent.facts.update(weights=checkpoint.identity(run.folder / CHECKPOINTS), code=code_digest(*CODE), views=views)
     return tangent
 
 
 def stored_study(
-    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress
+    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress, views: str = ""
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Scores and arrays of a run, read from RUN/ntk, or computed and written there if that study does not match.
 
     A run without checkpoints cannot be studied again, so any stored study of these pairs is used."""
-    folder = run.folder / KERNELS
-    wanted: dict[str, Any] = {"n": n, "seed": seed, "precision": precision, "initial": True}
-    if weights := checkpoint.identity(run.folder / CHECKPOINTS):
-        wanted |= {"weights": weights, "code": code_digest(*CODE)}
+    folder = _place(run, seed, views)
+    wanted = _wanted(run, n, seed, precision) | {"initial": True}
     if not _holds(folder / "tangent.json", wanted):
-        study_of(run, n, seed, device, precision, progress=progress).write(folder)
+        study_of(run, n, seed, device, precision, progress=progress, views=views).write(folder)
     stored = json.loads((folder / "tangent.json").read_text(encoding="utf-8"))
     return stored["scores"], load_arrays(folder / "tangent.npz")
+
+
+def stored_lengths(
+    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress, views: str = ""
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Facts and arrays of `ntk.lengths` of a run, likewise."""
+    folder, wanted = _place(run, seed, views), _wanted(run, n, seed, precision)
+    if not _holds(folder / "lengths.json", wanted):
+        where = choose_device(device)
+        model = Outputs(load_network(run)).to(where).eval()
+        x = fixed_views(run, n, seed, where, views)
+        found = study_lengths(run.folder.name, model, x, precision=precision, progress=progress)
+        found.facts.update(wanted)
+        found.write(folder)
+    facts: dict[str, Any] = json.loads((folder / "lengths.json").read_text(encoding="utf-8"))
+    return facts, load_arrays(folder / "lengths.npz")
+
+
+def stored_coming(
+    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress, views: str = ""
+) -> dict[str, np.ndarray] | None:
+    """Arrays of `ntk.coming` of a run, likewise; None if it has kept no weights and no study of them is stored."""
+    folder, kept = _place(run, seed, views), checkpoint.every(run.folder / WEIGHTS)
+    wanted = {"n": n, "seed": seed, "precision": precision}
+    if kept:
+        wanted |= {"code": code_digest(*CODE), "weights": checkpoint.identity(run.folder / WEIGHTS)}
+    if not _holds(folder / "coming.json", wanted):
+        if len(kept) < 2:
+            return None
+        where = choose_device(device)
+        models = [(step, Outputs(network).to(where).eval()) for step, _, network in kept_networks(run)]
+        x = fixed_views(run, n, seed, where, views)
+        study_coming(run.folder.name, models, x, precision=precision, progress=progress).write(folder)
+        save_json(folder / "coming.json", wanted)
+    return load_arrays(folder / "coming.npz")
+
+
+def _place(run: Run, seed: int, views: str) -> Path:
+    """Where studies of these pairs are stored."""
+    folder = run.folder / KERNELS
+    return folder if not views and seed == 0 else folder / f"{views or 'own'}-{seed}"
+
+
+def _wanted(run: Run, n: int, seed: int, precision: str) -> dict[str, Any]:
+    """What a stored study must say; one without its weights cannot be made again."""
+    wanted: dict[str, Any] = {"n": n, "seed": seed, "precision": precision}
+    weights = checkpoint.identity(run.folder / CHECKPOINTS)
+    return wanted | ({"weights": weights, "code": code_digest(*CODE)} if weights else {})
 
 
 def _holds(path: Path, wanted: dict[str, Any]) -> bool:

@@ -199,6 +199,7 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
     else:
         rows = module.table(arrays).rows
     if name == "fig5":
+        rows += fig5.events_table(arrays).rows
         few, many = (steps_of(arrays, f"{m}.h").rise_times for m in ("bt", "bt-fast"))
         assert (len(few), len(many)) == (4, 8)
         assert f"rise times of {few.min():.0f} to {few.max():.0f}, and eight in the second" in page

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import stairwise as sw
@@ -130,6 +130,7 @@ def test_a_covariance_is_forecast_before_its_first_step():
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), d=st.integers(1, 6), rough=st.floats(0.05, 2))
+@example(seed=0, d=3, rough=2.0)  # a mode that falls by thirty powers of e
 def test_the_scale_of_a_covariance_does_not_matter(seed, d, rough):
     """Not even if it drifts: forecasts are the same, and the plateau is that of the last record."""
     rng = np.random.default_rng(seed)

@@ -1,0 +1,97 @@
+r"""Hidden representations, measured by what is new: the share of h along each new mode of z.
+
+On N fixed views let u_j be the direction, among the N views, in the span of z after step j that was not there before.
+The share ‖u_jᵀH‖²/‖H‖² of the representations H (N, m) along it does not depend on their scale, which the batch norm of
+the head makes free. If h learns the mode when z does, it rises at the step; if z only learns to read what h already
+holds, it does not.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stairwise.checks import InputError, vector
+from stairwise.staircase.events import Events, share_events
+from stairwise.staircase.steps import Steps
+
+Floats = NDArray[np.float64]
+APART = 3.0  # rise times from a step to the records before and after it
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Shares of embeddings and of representations along the new mode of each of K steps.
+
+    Attributes:
+        t: of the records, (T,).
+        times: of the steps, (K,).
+        z, h: shares, (T, K).
+    """
+
+    t: Floats
+    times: Floats
+    z: Floats
+    h: Floats
+
+    @property
+    def events(self) -> Events:
+        """Whether the shares of h rise at the steps, against shifted times."""
+        return share_events(self.t, self.h, self.times)
+
+    @property
+    def correlation(self) -> float:
+        """Of the changes of both shares from record to record; the median over steps."""
+        return float(np.median([_correlation(x, y) for x, y in zip(self.z.T, self.h.T, strict=True)]))
+
+
+def shares_along(t: ArrayLike, z: ArrayLike, h: ArrayLike, steps: Steps) -> Shares:
+    """Shares of z and of h along the new mode of each step, about the mean over views.
+
+    Arguments:
+        t: times of the records, (T,).
+        z: embeddings of N fixed views, all dimensions or the leading principal components, (T, N, k).
+        h: representations of the same views, whole or projected to fewer dimensions, (T, N, m).
+        steps: of the covariance of z. Steps of modes beyond k, or that leave no record before or after, are left out.
+    """
+    moments = vector(t, "t")
+    Z, H = (_centred(x, name, len(moments)) for x, name in ((z, "z"), (h, "h")))
+    times, along_z, along_h = [], [], []
+    for time, mode, rise in zip(steps.times, steps.modes, steps.rise_times, strict=True):
+        before = int(np.searchsorted(moments, time - APART * rise)) - 1
+        after = int(np.searchsorted(moments, time + APART * rise))
+        if before < 0 or after >= len(moments) or mode >= Z.shape[2]:
+            continue
+        u = _new_direction(Z[before], Z[after], int(mode))
+        times.append(time)
+        along_z.append(_share(u, Z))
+        along_h.append(_share(u, H))
+    if not times:
+        raise InputError("steps", "must include one with records before and after it", len(steps))
+    return Shares(moments, np.array(times), np.array(along_z).T, np.array(along_h).T)
+
+
+def _centred(x: ArrayLike, name: str, count: int) -> Floats:
+    values = np.asarray(x, dtype=np.float64)
+    if values.ndim != 3 or len(values) != count or not np.isfinite(values).all():
+        raise InputError(name, f"must be finite, ({count}, views, dimensions)", f"shape {values.shape}")
+    return values - values.mean(axis=1, keepdims=True)
+
+
+def _new_direction(before: Floats, after: Floats, mode: int) -> Floats:
+    """The direction (N,) of the leading mode + 1 modes after a step that is farthest from the leading ones before."""
+    old = np.linalg.svd(before, full_matrices=False)[0][:, :mode]
+    new = np.linalg.svd(after, full_matrices=False)[0][:, : mode + 1]
+    return np.asarray(np.linalg.svd(new - old @ (old.T @ new), full_matrices=False)[0][:, 0])
+
+
+def _share(u: Floats, x: Floats) -> Floats:
+    """‖uᵀx‖²/‖x‖² at every time, (T,)."""
+    along = np.einsum("n,tnm->tm", u, x)
+    return np.asarray((along**2).sum(axis=1) / np.maximum((x**2).sum(axis=(1, 2)), 1e-300))
+
+
+def _correlation(x: Floats, y: Floats) -> float:
+    dx, dy = (np.diff(curve) - np.diff(curve).mean() for curve in (x, y))
+    size = np.linalg.norm(dx) * np.linalg.norm(dy)
+    return float(dx @ dy / size) if size > 0 else 0.0

@@ -1,0 +1,167 @@
+"""Figures of runs that are made one at a time, joined; and hidden representations that are followed."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from stairwise.archives import load_arrays
+from stairwise.checks import InputError
+from stairwise.paper import fig5, table2
+from stairwise.paper.harness import Result, joined, run, store
+from stairwise.paper.trained import lighter
+from stairwise.runs.followed import write_followed
+from stairwise.runs.reader import Run
+from stairwise.staircase.steps import detect_steps
+from stairwise.theory.spectra import subspace_alignment
+from tests.paper.test_figures import invented
+
+RATES = np.concatenate([1 / np.array([1.0, 1.7, 2.2, 3.6, 4.5, 6.8, 8.1]), np.full(4, 1e-4)])
+VIEWS = 96
+
+
+def follow(folder, coupled, seed=0):
+    """Fixed views of an invented run: h learns each mode with z, or holds all of them from the beginning."""
+    rng = np.random.default_rng(seed)
+    made = Run(folder)
+    k = len(RATES)
+    modes = np.linalg.qr(rng.standard_normal((VIEWS, k)))[0]
+    represent = np.linalg.qr(rng.standard_normal((20, k)))[0].T
+    for record in made.records:
+        lam = record.covariance
+        weights = np.sqrt(0.01 + 0.5 * lam) if coupled else np.full(k, 0.7)
+        h = (modes * weights) @ represent + 0.003 * rng.standard_normal((VIEWS, 20))
+        write_followed(folder, record.step, record.t, modes * np.sqrt(lam + 1e-9), h, {"z": lam})
+
+
+@pytest.mark.parametrize("method", ["bt", "simclr", "vicreg"])
+@pytest.mark.parametrize("coupled", [True, False])
+def test_representations_along_new_modes(tmp_path, method, coupled):
+    folder = tmp_path / "runs" / f"stl10-{method}-small"
+    invented(folder, f"stl10-{method}-small", RATES)
+    follow(folder, coupled)
+    result = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method})
+    found = fig5.along(result.arrays, method)
+    steps = detect_steps(Run(folder).times, Run(folder).series("covariance"))
+    assert len(found.times) >= 5
+    assert set(np.round(found.times, 2)) <= set(np.round(steps.times, 2))
+    assert (found.events.z > 4) == coupled
+    (claim,) = (c for c in result.claims if "share of h along new modes" in c.text)
+    assert claim.holds == coupled
+    assert any("share of h" in row[1] for row in fig5.events_table(result.arrays).rows)
+    for path in (folder / "followed").glob("step-*.npz"):  # the summary suffices
+        path.unlink()
+    again = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method}, force=True)
+    assert [c.measured for c in again.claims] == [c.measured for c in result.claims]
+
+
+def test_runs_are_joined(tmp_path):
+    """Runs that are never in one folder give the same figure as if they were."""
+    places = [("one", "stl10-simclr-small"), ("two", "stl10-vicreg-small"), ("both", "stl10-simclr-small")]
+    for place, name in [*places, ("both", "stl10-vicreg-small")]:
+        invented(tmp_path / place / name, name, RATES if "simclr" in name else 1.3 * RATES)
+    stored = tmp_path / "stored"
+    for place, method in (("one", "simclr"), ("two", "vicreg")):
+        result = run("fig2cf", tmp_path, {"runs": str(tmp_path / place), "methods": method})
+        store(joined(result, stored), stored)
+    whole = run("fig2cf", tmp_path, {"runs": str(tmp_path / "both")})
+    arrays = load_arrays(stored / "fig2cf.npz")
+    assert arrays.keys() == whole.arrays.keys()
+    assert json.loads(str(arrays["about"])).keys() == json.loads(str(whole.arrays["about"])).keys()
+    for name in arrays:
+        if name != "about":
+            assert np.array_equal(arrays[name], whole.arrays[name]), name
+    assert len(json.loads((stored / "fig2cf.json").read_text())["versions"]) > 0
+    about = np.array(str(whole.arrays["about"]).replace('"data": "stl10"', '"data": "cifar10"'))
+    store(dataclasses.replace(whole, arrays=whole.arrays | {"about": about}), tmp_path / "other")
+    with pytest.raises(InputError, match="must join runs on the same images"):
+        joined(whole, tmp_path / "other")
+
+
+def test_join_needs_a_folder(tmp_path):
+    command = [sys.executable, "-m", "stairwise", "reproduce", "fig8", "--join"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "--join needs --store" in done.stderr
+
+
+def test_fewer_modes():
+    lam = np.random.default_rng(0).random((5, 96))
+    arrays = {
+        "x.lam": lam,
+        "x.modes": 2 * np.arange(96),
+        "y.lam": lam[:, :8],
+        "y.modes": np.arange(8),
+        "x.t": lam[:, 0],
+    }
+    found = lighter(arrays, 24)
+    assert found.keys() == {"x.lam", "x.modes"}
+    assert found["x.modes"][:18].tolist() == list(range(0, 36, 2))
+    assert found["x.modes"][-1] == 190
+    assert len(set(found["x.modes"])) == 24
+    assert np.array_equal(found["x.lam"], lam[:, found["x.modes"] // 2])
+
+
+def test_runs_of_another_seed(tmp_path):
+    folder = tmp_path / "runs" / "stl10-simclr-small-seed1"
+    invented(folder, "stl10-simclr-small", RATES)
+    settings = {"runs": str(tmp_path / "runs"), "methods": "simclr", "run_seed": 1}
+    with pytest.raises(InputError, match="seed = 0 there, 1 in the recipe"):
+        run("fig2cf", tmp_path, settings)
+    facts = json.loads((folder / "recipe.json").read_text())
+    facts["recipe"]["seed"] = 1
+    (folder / "recipe.json").write_text(json.dumps(facts))
+    assert run("fig2cf", tmp_path, settings).claims
+
+
+def test_kinds_are_joined(tmp_path):
+    """Fig. 7 from standard initialization, then from small, then at four times the rate."""
+    runs, stored = tmp_path / "runs", tmp_path / "stored"
+    for kind in ("", "-small", "-small-x4"):
+        invented(runs / f"stl10-bt{kind}", f"stl10-bt{kind}", RATES, small=bool(kind))
+    for only in ("small", "standard", "x4"):
+        result = run("fig7", tmp_path, {"runs": str(runs), "methods": "bt", "only": only})
+        result = joined(result, stored)
+        store(result, stored)
+    assert [claim.text for claim in result.claims] == [
+        "Barlow Twins: standard less small, at the end",
+        "Barlow Twins: standard less small, four times the rate, at the end",
+    ]
+    found = run("fig1cd", tmp_path, {"runs": str(runs), "only": "x4"})
+    assert {claim.text.split(":")[0] for claim in found.claims} == {"four times the rate"}
+    with pytest.raises(InputError, match="higher rates"):
+        run("fig7", tmp_path, {"runs": str(runs), "methods": "simclr", "only": "x4"})
+    with pytest.raises(InputError, match="only is unknown"):
+        run("fig7", tmp_path, {"runs": str(runs), "methods": "bt", "only": "x16"})
+
+
+def test_spans_are_joined(tmp_path):
+    """Table 2 from bases that are stored one by one."""
+    rng = np.random.default_rng(0)
+    first = rng.standard_normal((200, 6)) * [9, 8, 7, 0.1, 0.1, 0.1]
+    second = first @ rng.standard_normal((6, 6)) + rng.standard_normal((200, 6))
+    results = []
+    for m, z in (("bt", first), ("vicreg", second)):
+        arrays = {"about": np.array(json.dumps({m: {}})), **table2._stored_basis(m, z)}
+        arrays = {k: np.asarray(v) for k, v in (arrays | table2.joined(arrays)).items()}
+        record = {"config": {}, "claims": []}
+        results.append(Result("table2", tmp_path / m, arrays, table2.check(arrays), record, cached=False))
+    for result in results:
+        (result.folder).mkdir()
+        np.savez(result.folder / "arrays.npz", **result.arrays)
+        found = joined(result, tmp_path / "stored")
+        if found is result:
+            (result.folder / "figure.png").write_bytes(b"")
+        store(found, tmp_path / "stored")
+    assert found.arrays["alignments"][0, 1] == pytest.approx(subspace_alignment(first, second), abs=2e-3)
+    assert int(found.arrays["bt.count"]) == 3
+    modes = np.linalg.svd(first, full_matrices=False)[0][:, :3]
+    assert found.arrays["grown_in"][0, 1] == pytest.approx(subspace_alignment(modes, second), abs=2e-3)
+    assert 0 < found.arrays["spread"][0, 1] < 0.1
+    assert "±" in table2.table(found.arrays).rows[0][2]
+    short = dict(found.arrays) | {"bt.basis": found.arrays["bt.basis"][:100]}
+    with pytest.raises(InputError, match="same for all methods"):
+        table2.joined(short)
