@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 EXACT, STREAM = FORMATS = (1, 2)  # of a model of all points; of finite features and their sums over pairs
 PARAMETERS = ("n_components", "solver", "dtype", "memory", "method", "n_features", "landmarks", "random_state")
 DEEPEST = 10_000  # layers of a wide network, or degree of a polynomial, beyond which a file was not written by us
+MOST_WEIGHT = 1e150  # of random features: products with points are then finite
 MOST_PAIRS = 1 << 53  # whole numbers up to here are exact in float64
 
 
@@ -193,6 +194,8 @@ def _map(
         found.append(_array(arrays, f"{stem}_{i}", "f", shape))
         if found[-1].dtype != np.dtype(dtype):
             raise InputError(f"{stem}_{i}", f"must be {dtype}", found[-1].dtype)
+        if kind is not Landmarks and np.abs(found[-1]).max() > MOST_WEIGHT:
+            raise InputError(f"{stem}_{i}", f"must be at most {MOST_WEIGHT:g} in magnitude", np.abs(found[-1]).max())
     one = restore_map(name, kernel, dtype, found)
     if isinstance(one, Landmarks):
         _ = one.whitening  # the kernel must be positive semidefinite on them
