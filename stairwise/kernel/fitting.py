@@ -27,19 +27,20 @@ SAMPLE = 1000  # points from which a kernel's scale is estimated
 
 def planned(est: "KernelSSL", X: Any, X_b: object) -> Route:
     """The route of `fit`, from the shapes of X and X_b alone."""
-    n, m = _shape(X)
+    n, m = _shape(X, "X")
     if X_b is not None and not is_precomputed(est):
-        require_as_many(n, len(unread(X_b, "X_b")))
+        rows_b, _ = _shape(X_b, "X_b")
+        require_as_many(n, rows_b or n)  # the fit refuses empty ones
     require_kernels(est, X_b)
     points = max(1, n if X_b is None else 2 * n)
     size = Size(points, m, min(est.n_components, points), est.n_features, est.dtype, est.memory, place()[1])
     return choose_route(est.method, size, est.solver, is_linear(est), is_precomputed(est))
 
 
-def _shape(X: Any) -> tuple[int, int]:
+def _shape(X: Any, name: str) -> tuple[int, int]:
     """Of anything that has one; the fit reads and checks it."""
     known = getattr(X, "shape", None)
-    rows, columns = known if isinstance(known, tuple) and len(known) == 2 else unread(X, "X").shape
+    rows, columns = known if isinstance(known, tuple) and len(known) == 2 else unread(X, name).shape
     return int(rows), int(columns)
 
 

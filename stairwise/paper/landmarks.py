@@ -33,7 +33,7 @@ WAYS = {
 ALT = (
     "Error of eigenvalues and overlap of embeddings with the exact solution, over the number of landmarks or features."
 )
-SMOKE = {"n": 100, "most": 200, "d": 4}
+SMOKE = {"n": 60, "most": 120, "d": 4, "seeds": 2}
 
 
 @dataclass(frozen=True)
