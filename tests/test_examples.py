@@ -72,7 +72,7 @@ def test_a_folder_is_embedded_as_if_it_had_not_stopped(tmp_path, monkeypatch):
 
 
 def test_two_encoders_are_aligned(tmp_path, monkeypatch, capsys):
-    sizes = ("--train", "60", "--steps", "2", "--pairs", "300", "--dimension", "8", "--clip-steps", "60")
+    sizes = ("--train", "60", "--steps", "1", "--pairs", "300", "--dimension", "8", "--clip-steps", "60")
     monkeypatch.setattr(sys, "argv", ["align.py", "--data", "photos", *sizes, "--out", str(tmp_path)])
     run_path(str(EXAMPLES / "align_two_encoders.py"), run_name="__main__")
     rows = capsys.readouterr().out.splitlines()[-4:]
