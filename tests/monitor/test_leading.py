@@ -430,32 +430,43 @@ import stairwise as sw
 from stairwise.monitor import bases, decompose, digest, moments
 from tests.monitor.test_leading import batches, embeddings
 
-layout = sys.argv[2]
-moments.ALL, moments.DENSE = {"all": (1024, 8192), "dense": (64, 8192), "tracked": (64, 64)}[layout]
 for module in (moments, bases, digest):
     module.COLUMNS = 96
 moments.KEPT = decompose.KEPT = 24
 dist.init_process_group("gloo")
-rank, monitor = dist.get_rank(), sw.SpectrumMonitor(**eval(sys.argv[3]))
-for seed in range(3):
-    if monitor.window is None and monitor.half_life is None:
-        monitor.reset()
-    a, b = embeddings(400, seed=seed)
-    for pair in batches(a[rank::2], b[rank::2]):
-        monitor.update(*pair)
-    sums = monitor.snapshot(joint=True)
-if rank == 0:
-    found = decompose.decompose(sums)
-    np.savez(sys.argv[1], eigenvalues=found.eigenvalues, covariance=found.covariance, variance=found.variance)
+rank = dist.get_rank()
+for layout, sizes in (("all", (1024, 8192)), ("dense", (64, 8192)), ("tracked", (64, 64))):
+    for case, options in eval(sys.argv[2]).items():
+        moments.ALL, moments.DENSE = sizes
+        monitor = sw.SpectrumMonitor(**options)
+        for seed in range(3):
+            if not options:
+                monitor.reset()
+            a, b = embeddings(400, seed=seed)
+            for pair in batches(a[rank::2], b[rank::2]):
+                monitor.update(*pair)
+            sums = monitor.snapshot(joint=True)
+        if rank == 0:
+            found = decompose.decompose(sums)
+            parts = {"eigenvalues": found.eigenvalues, "covariance": found.covariance, "variance": found.variance}
+            np.savez(f"{sys.argv[1]}/{layout}, {case}.npz", **parts)
 dist.destroy_process_group()
 """
+WEIGHTED = {"all": {}, "window": {"window": 100}, "half-life": {"half_life": 30}}
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 100}, {"half_life": 30}])
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    assert run_two("-c", TWO, folder, repr(WEIGHTED)) == [0, 0]
+    return folder
+
+
+@pytest.mark.parametrize("case", WEIGHTED)
 @pytest.mark.parametrize(("kind", "rel"), [("all", 1e-9), ("dense", 1e-4), ("tracked", 0.02)])
-def test_two_processes_are_one(tmp_path, kind, rel, options):
+def test_two_processes_are_one(of_two, kind, rel, case):
     """Each sums half of the pairs; the spectra are those of the pairs that count, as one process has them."""
-    assert run_two("-c", TWO, tmp_path / "found.npz", kind, repr(options)) == [0, 0]
+    options = WEIGHTED[case]
     alone = sw.SpectrumMonitor(**{name: 2 * value for name, value in options.items()}, exact=True)
     for seed in range(3):
         if not options:
@@ -463,7 +474,7 @@ def test_two_processes_are_one(tmp_path, kind, rel, options):
         for pair in batches(*embeddings(400, seed=seed), size=100):
             alone.update(*pair)
     values = alone.compute()
-    with np.load(tmp_path / "found.npz") as found:
+    with np.load(of_two / f"{kind}, {case}.npz") as found:
         for name in ("eigenvalues", "covariance"):
             assert found[name][:24] == pytest.approx(getattr(values, name)[:24], rel=rel), name
         assert found["variance"] == pytest.approx(values.variance, rel=1e-5)
