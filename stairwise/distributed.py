@@ -8,6 +8,7 @@ multiplied by W. (With a plain all-reduce in the loss, gradients would be W time
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +16,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stairwise.checks import InputError
+
+
+class LostProcess(RuntimeError):
+    """Another process of the group has ended or does not answer."""
+
+
+@contextmanager
+def peers() -> Iterator[None]:
+    """Turn an error of a collective into one that says what has happened and what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = " ".join(str(error).split())[:200]
+        raise LostProcess(
+            f"process {rank()} of {world()} has lost another one, which has ended or does not answer: "
+            f"look at the output of that process, then start all of them again ({why})"
+        ) from error
 
 
 def world() -> int:
@@ -92,11 +110,15 @@ def launched_rank() -> int:
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
-    """Join the processes started by torchrun, if any."""
+def process_group(device: torch.device, timeout: float | None = None) -> Iterator[None]:
+    """Join the processes started by torchrun, if any.
+
+    `timeout`: seconds to wait for another process before an error; None: torch's own, 10 or 30 minutes.
+    """
     mine = "RANK" in os.environ and dist.is_available() and not dist.is_initialized()
     if mine:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        limit = None if timeout is None else timedelta(seconds=timeout)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=limit)
     try:
         yield
     finally:

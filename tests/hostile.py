@@ -10,6 +10,7 @@ import torch
 
 import stairwise as sw
 from stairwise.kernel.kernels import KERNELS
+from tests.hostile_kernels import large_kernels
 
 HUGE = 10**400
 
@@ -183,6 +184,7 @@ def calls():
             {"n_components": 2, "kernel": "rbf", "solver": "auto", "dtype": "float64", "memory": 10**9},
         ),
         "KernelSSL.fit": (lambda X, X_b: sw.KernelSSL(2).fit(X, X_b=X_b), {"X": x, "X_b": y}),
+        **large_kernels(x, y),
         "KernelSSL.transform": (est.transform, {"X": x, "view": "a"}),
         "KernelSSL.transform_at": (
             est.transform_at,

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 
+import numpy as np
 import pytest
 
 from stairwise.report.run_page import run_page
@@ -48,6 +50,35 @@ def test_lightning(tmp_path):
     assert records[0].eigenvalues[0] < 0.05
     assert records[-1].eigenvalues[0] > 0.8
     assert len(records[0].hidden) == 256
+
+
+def test_a_folder_is_embedded_as_if_it_had_not_stopped(tmp_path, monkeypatch):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    for i in range(50):
+        scene = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(scene).resize((20, 20), Image.Resampling.BICUBIC).save(tmp_path / "images" / f"{i:02}.png")
+    sizes = ("--dimension", "3", "--landmarks", "20", "--size", "16", "--crop", "12", "--batch", "20")
+    for out, most in (("whole", 50), ("stopped", 20), ("stopped", 50)):
+        options = [str(tmp_path / "images"), "--out", str(tmp_path / out), "--most", str(most), *sizes]
+        monkeypatch.setattr(sys, "argv", ["embed_folder.py", *options])
+        run_path(str(EXAMPLES / "embed_folder.py"), run_name="__main__")
+        assert (tmp_path / out / "z.npy").exists() == (most == 50)
+    whole, stopped = (np.load(tmp_path / out / "z.npy") for out in ("whole", "stopped"))
+    assert whole.shape == (50, 3)
+    np.testing.assert_array_equal(whole, stopped)
+
+
+def test_two_encoders_are_aligned(tmp_path, monkeypatch, capsys):
+    sizes = ("--train", "60", "--steps", "1", "--pairs", "300", "--dimension", "8", "--clip-steps", "60")
+    monkeypatch.setattr(sys, "argv", ["align.py", "--data", "photos", *sizes, "--out", str(tmp_path)])
+    run_path(str(EXAMPLES / "align_two_encoders.py"), run_name="__main__")
+    rows = capsys.readouterr().out.splitlines()[-4:]
+    shares = {row[:28].strip(): [float(value) for value in row[28:].split()[:3]] for row in rows}
+    assert len(shares) == 4
+    assert all(ten > 5 * 10 / 160 for _, _, ten in shares.values())  # five times chance
 
 
 def run_with(library, name, folder, *command):

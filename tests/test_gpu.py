@@ -495,3 +495,26 @@ def test_convolutional_kernels_equal_those_of_the_cpu():
                 found = conv_covariances(net, on_gpu, on_gpu, memory=1 << 24, compiled=compiled)
                 for K, expected in zip(found, conv_covariances(net, x, x), strict=True):
                     torch.testing.assert_close(K.cpu().double(), expected, rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "exact", "solver": "krylov", "memory": 300_000},
+        {"method": "exact", "solver": "krylov", "memory": 20_000},
+        {"method": "nystroem", "n_features": 60, "landmarks": "pivoted"},
+        {"method": "features", "n_features": 90},
+    ],
+    ids=["tiles", "recomputed", "nystroem", "features"],
+)
+def test_kernels_of_many_points_are_those_of_the_cpu(settings):
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((150, 8)) * np.linspace(2, 0.3, 8)
+    x_a, x_b = (base + 0.3 * rng.standard_normal(base.shape) for _ in "ab")
+    expected = sw.KernelSSL(4, **settings).fit(x_a, X_b=x_b)
+    for dtype, off in (("float64", 1e-9), ("float32", 1e-4)):
+        found = sw.KernelSSL(4, device="cuda", dtype=dtype, **settings).fit(x_a, X_b=x_b)
+        np.testing.assert_allclose(found.eigenvalues_, expected.eigenvalues_, rtol=off)
+        z = found.transform(x_a)
+        assert isinstance(z, np.ndarray)
+        np.testing.assert_allclose(np.abs(z), np.abs(expected.transform(x_a)), atol=100 * off)

@@ -66,6 +66,24 @@ def draw_retrieval(found: NDArray, top: Sequence[int], tested: int) -> Figure:
     return figure
 
 
+def draw_convergence(counts: NDArray, errors: Mapping[str, NDArray], overlaps: Mapping[str, NDArray]) -> Figure:
+    """Over the number of landmarks or features, (seeds, counts) each. A: error of γ. B: overlap with the exact span."""
+    figure, axes = panels(2, height=2.7)
+    looks = dict(zip(errors, zip(("-", "--", ":", "-."), mode_colors(len(errors)), strict=False), strict=False))
+    for ax, values in zip(axes, (errors, overlaps), strict=True):
+        for name, measured in values.items():
+            look, color = looks[name]
+            ax.plot(counts, np.median(measured, axis=0), look, color=color, linewidth=1.6, label=name)
+            ax.fill_between(counts, measured.min(axis=0), measured.max(axis=0), color=color, alpha=0.15, linewidth=0)
+        ax.set(xscale="log", xlabel="landmarks or random features")
+    axes[0].set(yscale="log", ylabel=r"largest relative error of $\gamma_j$")
+    axes[0].set_title("A   eigenvalues")
+    axes[1].set(ylabel="share of the span in common", ylim=(0, 1.02))
+    axes[1].set_title("B   embeddings of new points")
+    axes[1].legend(loc="lower right")
+    return figure
+
+
 def draw_embedding(gamma: NDArray, z: NDArray, times: NDArray, spectra: NDArray) -> Figure:
     """A: γ_j. B: points in the two leading modes. C: expected eigenvalues of C over time (T, d)."""
     figure, axes = panels(3, height=2.3)

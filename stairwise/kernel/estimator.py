@@ -1,6 +1,7 @@
 """`KernelSSL`: a scikit-learn estimator of the embedding that an infinitely wide network would learn."""
 
-import json
+import sys
+import warnings
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -11,20 +12,30 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from stairwise.archives import LARGEST, save_arrays
-from stairwise.checks import InputError, as_numpy, instance, is_tensor, one_of, real, scale, times
-from stairwise.checks import seed as check_seed
-from stairwise.files import plain
-from stairwise.kernel.arrays import Matrix, cast, check_parameters, checked, like, namespace, stack, validated
-from stairwise.kernel.kernels import KERNELS, describe, resolve
-from stairwise.kernel.kernels import linear as LinearKernel
-from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, FeaturePairs, build_pairs
-from stairwise.kernel.solvers import SOLVERS, Solution, refuse_large, solve
-from stairwise.kernel.stored import FORMAT, read
+from stairwise.archives import LARGEST
+from stairwise.checks import InputError, TheoryWarning, as_numpy, instance, is_tensor, one_of, times
+from stairwise.kernel import stored
+from stairwise.kernel.arrays import Matrix, check_parameters, checked, like, namespace, validated
+from stairwise.kernel.fitting import (
+    SPARE,
+    batch,
+    first_stream,
+    fit_exact,
+    fit_precomputed,
+    fit_stream,
+    is_precomputed,
+    planned,
+)
+from stairwise.kernel.kernels import KERNELS
+from stairwise.kernel.landmarks import CHOICES
+from stairwise.kernel.models import AbstractModel, Exact, Given, Stream, dual_embedding, total_over_processes
+from stairwise.kernel.operators import MEMORY, Blocks
+from stairwise.kernel.routes import METHODS, MOST_FEATURES, MOST_MEMORY, Route
+from stairwise.kernel.solvers import SOLVERS, Solution
+from stairwise.kernel.start import initial_weights
+from stairwise.progress import Progress, part, silent
 from stairwise.theory.ensemble import predict_staircase
 from stairwise.theory.laws import evolve
-
-SPARE = 20  # number of modes beyond n_components, which compete with the last ones during training
 
 
 class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -43,24 +54,39 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         `stairwise.kernel.kernels`, or a function (X, Y) → matrix. "precomputed": fit takes K̃ (2n, 2n), rows x_1 … x_n,
         x'_1 … x'_n, and transform takes k(x, those) (N, 2n). A pair (k_a, k_b): two modalities with no kernel between
         them (K_XX' = 0).
+    method : {"auto", "exact", "nystroem", "features"}, default="auto"
+        "exact": from K̃. "nystroem": from k(x, landmarks). "features": from random features (rbf, laplace, nngp of depth
+        1). The latter two see each pair once and take memory that does not grow with their number. "auto": exact while
+        the upper triangle of K̃ fits into `memory` or a solver is named, Nyström beyond, with a warning. `plan` tells.
     solver : {"auto", "krylov", "cholesky", "features"}, default="auto"
-        `stairwise.kernel.solvers.solve` says what "auto" chooses.
+        Of the exact method; `stairwise.kernel.solvers.solve` says what "auto" chooses.
     dtype : {"float64", "float32"}, default="float64"
-        Precision of the kernel matrix. The solver always iterates in float64.
+        Precision of the kernel's values. Iterations and sums are always in float64.
     memory : int, default=4 GiB
-        Maximum number of bytes for K̃. A larger K̃ is recomputed in strips.
+        Maximum number of bytes for K̃ in each process. The tiles of a larger K̃ are recomputed.
+    n_features : int, default=2000
+        Number of landmarks or random features.
+    landmarks : {"uniform", "kmeans++", "pivoted"}, default="uniform"
+        How landmarks are chosen; see `stairwise.kernel.landmarks.choose`.
+    device : str, default=None
+        "cuda", "cpu" or "auto": compute there with torch. None: where X is.
+    progress : function (done, total, words), default=None
+        Is told the method, why and the memory before anything starts, then how far it is; `print` will do.
+    random_state : int, default=0
+        Seed of landmarks and random features.
 
     Attributes
     ----------
     eigenvalues_ : ndarray of shape (n_components,)
         γ_j, descending.
     dual_coef_ : of shape (n_points, n_components)
-        a_j in columns; points are x_1 … x_n, x'_1 … x'_n (or x_1 … x_n if X_b is None).
+        a_j in columns; points are x_1 … x_n, x'_1 … x'_n (x_1 … x_n if X_b is None), or landmarks, or random features.
     embedding_ : of shape (n_points, n_components)
-        Embeddings of those points at no extra cost: 2n γ_j^{1/2} P a_j.
+        Embeddings of those points at no extra cost, 2n γ_j^{1/2} P a_j; exact method only.
     rkhs_norms_ : ndarray of shape (n_components,)
         ‖f_j‖ in the RKHS, γ_j^{-1/2}.
     kernel_ : the kernel with its data-dependent parameters set (a pair for two modalities).
+    route_ : the method that was used, why, and how much memory it takes.
     solution_ : the `Solution` with residual, number of products, precision and `trusted`.
     n_features_in_ : number of features of X.
 
@@ -76,12 +102,21 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     True
     """
 
+    _model: AbstractModel
+    _solution: Solution | None
+    _more: Solution | None
     _parameter_constraints: ClassVar[dict] = {
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "kernel": [StrOptions({*KERNELS, "precomputed"}), callable, tuple, list, HasMethods("fit")],
+        "method": [StrOptions(set(METHODS))],
         "solver": [StrOptions({"auto", *SOLVERS})],
         "dtype": [StrOptions({"float64", "float32"})],
-        "memory": [Interval(Integral, 1, None, closed="left")],
+        "memory": [Interval(Integral, 1, MOST_MEMORY, closed="both")],
+        "n_features": [Interval(Integral, 1, MOST_FEATURES, closed="both")],
+        "landmarks": [StrOptions(set(CHOICES))],
+        "device": [str, None],
+        "progress": [callable, None],
+        "random_state": [Interval(Integral, 0, sys.maxsize, closed="both")],
     }
 
     def __init__(
@@ -89,15 +124,27 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         n_components: int = 10,
         *,
         kernel: Any = "rbf",
+        method: str = "auto",
         solver: str = "auto",
         dtype: str = "float64",
         memory: int = MEMORY,
+        n_features: int = 2000,
+        landmarks: str = "uniform",
+        device: str | None = None,
+        progress: Progress | None = None,
+        random_state: int = 0,
     ) -> None:
         self.n_components = n_components
         self.kernel = kernel
+        self.method = method
         self.solver = solver
         self.dtype = dtype
         self.memory = memory
+        self.n_features = n_features
+        self.landmarks = landmarks
+        self.device = device
+        self.progress = progress
+        self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: object = None, *, X_b: ArrayLike | None = None) -> Self:
         """Find the leading modes of the pairs X[i], X_b[i].
@@ -105,24 +152,114 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Parameters
         ----------
         X : array-like or torch tensor of shape (n, m)
-            First view; or K̃ for kernel="precomputed".
+            First view; or K̃ for kernel="precomputed". The approximate methods read memory-mapped arrays in chunks.
+            If torch.distributed has several processes, each gives all rows and works on its share.
         y : ignored
         X_b : array-like or torch tensor of shape (n, m_b), default=None
             Second view. None: the second view is X itself.
         """
-        check_parameters(self)
-        self.precomputed_ = isinstance(self.kernel, str) and self.kernel == "precomputed"
-        pairs = self._fit_precomputed(X, X_b) if self.precomputed_ else self._fit_views(X, X_b)
-        self._n_features_out = self.n_components
-        self.solution_ = solve(pairs, self.n_components, self.solver)
-        self.eigenvalues_ = self.solution_.eigenvalues
-        self.dual_coef_ = self.solution_.coefficients
-        scale = like(pairs.size * np.sqrt(self.eigenvalues_), self.dual_coef_)
-        self.embedding_ = pairs.swap(self.dual_coef_) * scale
-        self.rkhs_norms_ = self.eigenvalues_**-0.5
-        # a precomputed K̃ is not stored, so the extra modes for the dynamics are computed now
-        self._more = self._spare_modes(pairs) if self.precomputed_ else None
+        self._begin(X)
+        self.route_ = planned(self, X, X_b)
+        tell = self.progress or silent
+        tell(0.0, 1.0, str(self.route_))
+        if self.method == "auto" and self.route_.method == "nystroem":
+            words = f'{self.route_}. method="exact", or more memory=, gives the exact result'
+            warnings.warn(words, TheoryWarning, stacklevel=2)
+        if self.precomputed_:
+            self._model = fit_precomputed(self, X, X_b)
+        elif self.route_.method == "exact":
+            self._model = fit_exact(self, X, X_b)
+        else:
+            self._model = fit_stream(self, X, X_b, part(tell, 0.0, 0.9))
+        self._solution = self._model.modes(self.n_components, progress=tell)
+        tell(1.0, 1.0, "done")
         return self
+
+    def partial_fit(self, X: ArrayLike, y: object = None, *, X_b: ArrayLike | None = None) -> Self:
+        """Add pairs to those seen before, in one pass and constant memory; the modes are computed when they are used.
+
+        Landmarks and the kernel's scale come from the first batch, which should be typical and hold more points than
+        `n_features`. If torch.distributed has several processes, each adds its own pairs, the first batch of the first
+        process decides, and `combine` adds up the sums. After an exact fit it begins anew.
+        """
+        model = getattr(self, "_model", None)
+        if not isinstance(model, Stream):
+            self._begin(X)
+            a, b = batch(self, X, X_b, first=True)
+            model = first_stream(self, a, b)
+            self.route_ = Route(model.method, "pairs are added batch by batch", 0)
+        else:
+            a, b = batch(self, X, X_b, first=False)
+        model.add(a, b)
+        self._model, self._solution, self._more = model, None, None
+        return self
+
+    def combine(self, *others: "KernelSSL") -> Self:
+        """Add the sums of other estimators with the same landmarks or random features; without any, of all processes.
+
+        In a process group call it once, in every process, after the last `partial_fit`.
+        """
+        check_is_fitted(self)
+        if not isinstance(self._model, Stream):
+            raise InputError("combine", "needs estimators fitted with partial_fit", self.route_.method)
+        if not others:
+            total_over_processes(self._model)
+        for other in others:
+            check_is_fitted(instance(other, "others", KernelSSL))
+            self._model.include(other._model)
+        self._solution = self._more = None
+        return self
+
+    def plan(self, X: ArrayLike, X_b: ArrayLike | None = None) -> Route:
+        """Which method `fit` will use on this data, why, and how much memory it takes; nothing is computed."""
+        check_parameters(self)
+        return planned(self, X, X_b)
+
+    @property
+    def solution_(self) -> Solution:
+        """The modes with residual, number of products and precision."""
+        check_is_fitted(self)
+        self._solution = self._solution or self._model.modes(self.n_components)
+        return self._solution
+
+    @property
+    def eigenvalues_(self) -> NDArray[np.float64]:
+        """γ_j, descending."""
+        return self.solution_.eigenvalues
+
+    @property
+    def dual_coef_(self) -> Matrix:
+        """a_j in columns."""
+        return self.solution_.coefficients
+
+    rkhs_norms_ = property(lambda self: self.eigenvalues_**-0.5, doc="‖f_j‖ in the RKHS.")
+
+    @property
+    def embedding_(self) -> Matrix:
+        """Embeddings of the fitted points; only the exact method keeps them."""
+        check_is_fitted(self)
+        if not isinstance(self._model, Exact | Given):
+            raise AttributeError(
+                f"method={self.route_.method!r} does not keep the embeddings of its points: use transform"
+            )
+        return dual_embedding(self.solution_, self._model.swaps)
+
+    @property
+    def pairs_(self) -> int:
+        """Number of pairs seen by an approximate method."""
+        if not isinstance(self._model, Stream):
+            raise AttributeError("only the approximate methods count their pairs")
+        return 0 if self._model.sums is None else self._model.sums.pairs
+
+    @property
+    def blocks_(self) -> Blocks:
+        """The fitted points and their kernels; only the exact method keeps them."""
+        if not isinstance(self._model, Exact):
+            raise AttributeError("only the exact method keeps its points")
+        return self._model.blocks
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_model")
 
     def transform(self, X: ArrayLike, view: str = "a") -> Matrix:
         """Embeddings (N, n_components) of new points. With two modalities `view` says which one they belong to.
@@ -200,186 +337,46 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return z @ (z if Y is None else self.transform(Y, view=view_y or view)).T
 
     def save(self, path: str | Path) -> None:
-        """Write to one .npz file without pickled objects. Your own kernel functions cannot be saved."""
+        """Write to one .npz file, also between calls of `partial_fit`. Your own kernel functions cannot be saved."""
         check_is_fitted(self)
-        kernels = "precomputed" if self.precomputed_ else [describe(k) for k in self.blocks_.kernels]
-        solution = self.solution_
-        facts = {
-            "format": FORMAT,
-            "n_components": self.n_components,
-            "kernels": kernels,
-            "shared": self.precomputed_ or self.blocks_.shared,
-            "dtype": self.dtype,
-            "solver": self.solver,
-            "n_features_in": int(self.n_features_in_),
-            "swaps": self.swaps_,
-            "memory": self.memory,
-            "solution": [solution.residual, solution.products, solution.solver, solution.precision],
-        }
-        if self.precomputed_:
-            more = self._modes()
-            parts = {"more_eigenvalues": more.eigenvalues, "more_coef": as_numpy(more.coefficients)}
-        else:
-            parts = {f"part{i}": as_numpy(p) for i, p in enumerate(self.blocks_.parts)}
-        arrays = {"eigenvalues": self.eigenvalues_, "dual_coef": as_numpy(self.dual_coef_)}
-        save_arrays(path, {"facts": np.array(json.dumps(plain(facts))), **arrays, **parts})
+        stored.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path, largest: int = LARGEST) -> "KernelSSL":
         """Read a file written by `save`, whose arrays take at most `largest` bytes. Nothing is unpickled."""
         if not str(instance(path, "path", (str, Path))):
             raise InputError("path", "must name a file", "an empty text")
-        stored = read(path, largest)
-        facts, kernels, precomputed = stored.facts, stored.kernels, not stored.kernels
-        kernel = "precomputed" if precomputed else kernels[0] if facts["shared"] else kernels
-        est = cls(
-            facts["n_components"], kernel=kernel, solver=facts["solver"], dtype=facts["dtype"], memory=facts["memory"]
-        )
-        est.precomputed_, est.swaps_, est.n_features_in_ = precomputed, facts["swaps"], facts["n_features_in"]
-        est.eigenvalues_, est.dual_coef_ = stored.eigenvalues, stored.coefficients
-        est.rkhs_norms_, est._n_features_out, est._more = est.eigenvalues_**-0.5, facts["n_components"], None
-        est.solution_ = Solution(est.eigenvalues_, est.dual_coef_, *facts["solution"])
-        half = len(est.dual_coef_) // 2
-        swapped = np.roll(est.dual_coef_, half, axis=0) if est.swaps_ else est.dual_coef_
-        est.embedding_ = swapped * len(swapped) * np.sqrt(est.eigenvalues_)
-        if stored.more is not None:
-            est._more = Solution(*stored.more, *facts["solution"])
-        else:
-            est.blocks_ = Blocks(stored.parts, kernels, facts["shared"], facts["dtype"])
-            est.kernel_ = kernel
-        return est
+        return stored.load(cls, path, largest)
 
-    # --- fitting
-
-    def _fit_precomputed(self, X: ArrayLike, X_b: ArrayLike | None) -> AbstractPairs:
-        if X_b is not None:
-            raise InputError("X_b", 'must be None for kernel="precomputed"', None, "X is already K̃ of both views")
-        given = str(getattr(X, "dtype", "float64"))
-        K = self._validated(X, reset=True)
-        xp = namespace(K)
-        if K.shape[0] != K.shape[1]:
-            raise InputError("X", "must be a square kernel matrix", f"shape {tuple(K.shape)}", "or choose a kernel=")
-        if K.shape[0] % 2:
-            raise InputError("X", "must have an even number of rows: K̃ of x_1 … x_n, x'_1 … x'_n", K.shape[0])
-        scale = float(abs(K).max())
-        if float(abs(K - K.T).max()) > 1e-8 * scale + 100 * float(xp.finfo(K.dtype).eps) * scale:
-            raise InputError("X", "must be a symmetric kernel matrix", None, "symmetrize it: (K + K.T) / 2")
-        self.swaps_ = True
-        single = given.endswith(("float32", "float16"))
-        pairs = DensePairs((K + K.T) / 2, swaps=True, precision=float(np.finfo(np.float32).eps) if single else 0.0)
-        if pairs.size <= 5000:  # beyond, the solver notices
-            pairs.refuse_indefinite("X")
-        return pairs
-
-    def _fit_views(self, X: ArrayLike, X_b: ArrayLike | None) -> AbstractPairs:
-        a = self._validated(X, reset=True)
-        two = isinstance(self.kernel, tuple | list)
-        if two and (len(self.kernel) != 2 or X_b is None):
-            raise InputError(
-                "kernel", "as a pair needs two kernels and X_b", self.kernel, "or one kernel for both views"
-            )
-        b = a if X_b is None else self._second(X_b, a, like_first=not two)
-        self.swaps_ = X_b is not None
-        if two:
-            kernels = tuple(resolve(kernel, part) for kernel, part in zip(self.kernel, (a, b), strict=True))
-            self.kernel_: Any = kernels
-        else:
-            both = a if X_b is None else namespace(a).concatenate([a, b])
-            self.kernel_ = resolve(self.kernel, both)
-            kernels = (self.kernel_,) if X_b is None else (self.kernel_, self.kernel_)
-        parts = (a,) if X_b is None else (a, b)
-        self.blocks_ = Blocks(parts, kernels, shared=not two, dtype=self.dtype)
-        return self._operator()
-
-    def _operator(self) -> AbstractPairs:
-        """K̃ as features, dense or tiled, depending on kernel, solver and memory."""
-        blocks = self.blocks_
-        explicit = blocks.shared and isinstance(blocks.kernels[0], LinearKernel) and self.solver in ("auto", "features")
-        if explicit and (self.solver == "features" or blocks.parts[0].shape[1] <= blocks.size):
-            return FeaturePairs(namespace(blocks.parts[0]).concatenate(list(blocks.parts)), self.swaps_)
-        if self.solver == "cholesky":
-            refuse_large(blocks.size)
-            return DensePairs(blocks.matrix(), self.swaps_)
-        return build_pairs(blocks, self.swaps_, self.memory)
-
-    def _second(self, X_b: ArrayLike, a: Matrix, like_first: bool) -> Matrix:
-        b = checked(X_b, self.dtype, "X_b")
-        if is_tensor(a) != is_tensor(b) or (is_tensor(a) and a.device != b.device):
-            raise InputError("X and X_b", "must both be numpy arrays, or torch tensors on one device")
-        if len(a) != len(b):
-            raise InputError("X and X_b", "must have the same number of rows", f"{len(a)} and {len(b)}")
-        if like_first and a.shape[1] != b.shape[1]:
-            rule = "must have the same number of features for one kernel"
-            raise InputError("X and X_b", rule, f"{a.shape[1]} and {b.shape[1]}", "give a pair of kernels")
-        return b
-
-    def _validated(self, X: ArrayLike, reset: bool) -> Matrix:
-        if is_tensor(X):
-            out = checked(X, self.dtype, "X")
-            if reset:
-                self.n_features_in_ = out.shape[1]
-            elif out.shape[1] != self.n_features_in_:
-                raise InputError("X", f"must have {self.n_features_in_} features", out.shape[1])
-            return out
-        return validated(self, X, reset, self.dtype)
-
-    # --- prediction
-
-    def _points(self, X: ArrayLike, view: str) -> tuple[Matrix, int]:
-        """The points, checked and converted to the array type of the fit, and the index of their part."""
-        part = ["a", "b"].index(one_of(view, "view", ["a", "b"]))
-        fitted = self.dual_coef_
-        if is_tensor(fitted) and not is_tensor(X):
-            X = like(np.asarray(X, dtype=self.dtype), fitted)
-        elif is_tensor(X) and not is_tensor(fitted):
-            X = real(X, "X")
-        if self.precomputed_ or part == 0 or self.blocks_.shared:
-            return self._validated(X, reset=False), 0
-        x = checked(X, self.dtype, "X")
-        if x.shape[1] != self.blocks_.parts[1].shape[1]:
-            raise InputError("X", f"must have {self.blocks_.parts[1].shape[1]} features for view b", x.shape[1])
-        return x, 1
+    def _begin(self, X: object) -> None:
+        """Check the parameters and forget an earlier fit."""
+        check_parameters(self)
+        self.precomputed_ = is_precomputed(self)
+        self._to_numpy, self._n_features_out = not is_tensor(X), self.n_components
+        self._more = None
 
     def _responses(self, X: ArrayLike, view: str, coefficients: Matrix) -> Matrix:
-        """k(x, fitted points) times coefficients, in strips that fit into memory."""
-        x, part = self._points(X, view)
-        strip = max(1, self.memory // (32 * len(coefficients)))
-        parts = []
-        for start in range(0, len(x), strip):
-            some = x[start : start + strip]
-            rows = some if self.precomputed_ else self.blocks_.rows(some, part)
-            parts.append(cast(rows, "float64") @ coefficients)
-        return parts[0] if len(parts) == 1 else stack(parts)
+        """g_j·φ(x) of points that belong to `view`, as arrays of the kind that was fitted."""
+        number_of_view = ["a", "b"].index(one_of(view, "view", ["a", "b"]))
+        width = self._model.features_b
+        if width is None or number_of_view == 0:
+            x = validated(self, X, reset=False)
+        else:
+            x = checked(X, self.dtype, "X")
+            if x.shape[1] != width:
+                raise InputError("X", f"must have {width} features for view b", x.shape[1])
+        index = 0 if width is None else number_of_view
+        out = self._model.responses(x, index, coefficients, self.memory)
+        return as_numpy(out) if self._to_numpy else out
 
     def _modes(self) -> Solution:
         """Modes for the dynamics: n_components and up to SPARE more, computed on first use."""
-        if self._more is None:
-            self._more = self._spare_modes(self._operator())
+        self._more = self._more or self._model.modes(self.n_components + SPARE, at_most=True)
         return self._more
 
-    def _spare_modes(self, pairs: AbstractPairs) -> Solution:
-        return solve(pairs, min(self.n_components + SPARE, pairs.size), self.solver, at_most=True)
-
     def _start(self, alpha: float | None, init: Any, seed: int) -> tuple[Solution, NDArray[np.float64]]:
-        """The modes, and the initial weights in their basis, u_j = Σ_i f₀(x_i) a_ij, (d, modes)."""
+        """The modes, and the initial weights in their basis, (d, modes)."""
         if (alpha is None) == (init is None):
             raise InputError("alpha", "or init must be given, but not both", None, "for example alpha=1e-4")
         modes = self._modes()
-        d, r = self.n_components, len(modes.eigenvalues)
-        if alpha is not None:
-            u = scale(alpha) * np.random.default_rng(check_seed(seed, "random_state")).standard_normal((d, r))
-        else:
-            if callable(init):
-                if self.precomputed_:
-                    raise InputError("init", 'must be values for kernel="precomputed"', None, "the points are unknown")
-                init = stack([init(points) for points in self.blocks_.parts])
-            values = as_numpy(checked(init, "float64", "init"))
-            if values.shape != (len(modes.coefficients), d):
-                rule = f"must have shape {(len(modes.coefficients), d)}: values on the fitted points"
-                raise InputError("init", rule, values.shape)
-            u = values.T @ as_numpy(modes.coefficients)
-        start = float(np.linalg.eigvalsh((u * modes.eigenvalues) @ u.T)[-1])
-        if not start < 1:
-            name = "alpha" if init is None else "init"
-            raise InputError(name, "must start with all eigenvalues of C below 1", f"{start:.3g}", "scale it down")
-        return modes, u
+        return modes, initial_weights(self._model, modes, self.n_components, alpha, init, seed)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from stairwise.checks import LARGEST, InputError, as_numpy, number, one_of, positive_int
-from stairwise.kernel.arrays import Matrix, is_tensor, namespace
+from stairwise.checks import LARGEST, InputError, as_numpy, is_tensor, number, one_of, positive_int
+from stairwise.kernel.arrays import Matrix, namespace
 from stairwise.kernel.convnet import ACTIVATIONS, ConvNet
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class rbf(AbstractKernel):
 
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         gamma = 1 / _median(Y, squared=True) if self.gamma is None else self.gamma
-        return namespace(X).exp(_squared_distances(X, Y) * -gamma)
+        return _exp(_squared_distances(X, Y), -gamma)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class laplace(AbstractKernel):
 
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         gamma = 1 / _median(Y, squared=False) if self.gamma is None else self.gamma
-        return namespace(X).exp(namespace(X).sqrt(_squared_distances(X, Y)) * -gamma)
+        return _exp(namespace(X).sqrt(_squared_distances(X, Y)), -gamma)
 
 
 @dataclass(frozen=True)
@@ -292,14 +292,24 @@ def _width(gamma: float | None) -> float | None:
     return None if gamma is None else number(gamma, "gamma", least=1e-100, most=1e100)
 
 
+def _exp(values: Matrix, scale: float) -> Matrix:
+    """exp(scale · values), in place."""
+    values *= scale
+    return namespace(values).exp(values, out=values)
+
+
 def _squared_distances(X: Matrix, Y: Matrix) -> Matrix:
     """‖x − y‖², computed after centring, because a large mean offset would lose all digits."""
     xp = namespace(X)
     origin = Y.mean(0)
     X, Y = X - origin, Y - origin
     sizes = (X * X).sum(1)[:, None] + (Y * Y).sum(1)[None, :]
-    distances = sizes - 2 * (X @ Y.T)
-    return xp.where(distances > 8 * xp.finfo(X.dtype).eps * sizes, distances, 0 * distances)  # the rest is rounding
+    distances = X @ Y.T
+    distances *= -2  # in place, because K̃ may fill the memory
+    distances += sizes
+    sizes *= 8 * xp.finfo(X.dtype).eps
+    distances *= distances > sizes  # the rest is rounding
+    return distances
 
 
 def _median(X: Matrix, squared: bool, most: int = 1000) -> float:

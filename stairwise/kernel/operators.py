@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from stairwise.checks import InputError, as_numpy
-from stairwise.kernel.arrays import Matrix, cast, like, namespace
+from stairwise.kernel.arrays import Matrix, cast, finite, like, namespace
 from stairwise.kernel.kernels import Kernel
 
-MEMORY = 4 << 30  # bytes that K̃ may take before it is recomputed in tiles
+MEMORY = 4 << 30  # bytes that K̃ may take before its tiles are recomputed
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,27 +39,15 @@ class Blocks:
 
     def rows(self, X: Matrix, part: int) -> Matrix:
         """k(x, all points), (len(X), size), for x belonging to `part`."""
-        own = [self._block(X, part, other) for other in range(len(self.parts))]
+        own = [self.block(X, part, other) for other in range(len(self.parts))]
         return own[0] if len(own) == 1 else namespace(own[0]).concatenate(own, 1)
 
-    def _block(self, X: Matrix, part: int, other: int) -> Matrix:
-        Y = self.parts[other]
+    def block(self, X: Matrix, part: int, other: int, columns: slice = slice(None)) -> Matrix:
+        """k(x, y) for x belonging to `part` and the points y of part `other`, all of them or those of `columns`."""
+        Y = self.parts[other][columns]
         if part != other and not self.shared:
             return cast(like(np.zeros((len(X), len(Y))), X), self.dtype)
-        block = self.kernels[other](X, Y)
-        if tuple(getattr(block, "shape", ())) != (len(X), len(Y)):
-            raise InputError(
-                "kernel",
-                f"must return a matrix of shape {(len(X), len(Y))}",
-                getattr(block, "shape", type(block)),
-                "it is called with X (n, m) and Y (k, m)",
-            )
-        if str(block.dtype).endswith("float32") and self.dtype == "float64":
-            raise InputError("kernel", "returned float32 instead of float64", None, 'use dtype="float32"')
-        block = cast(block, self.dtype)
-        if not bool(namespace(block).isfinite(block).all()):
-            raise InputError("kernel", "must return finite numbers", None, "scale the data or choose another kernel")
-        return block
+        return evaluated(self.kernels[other], X, Y, self.dtype)
 
     def matrix(self) -> Matrix:
         """K̃ in full."""
@@ -74,12 +62,14 @@ class AbstractPairs(ABC):
         swaps: whether P swaps the halves (False if both views are the same data).
         eps: relative precision to which K̃ is known.
         seed_like: an array whose type and device all blocks share.
+        reads_much: whether a product with many columns takes hardly longer than one with few.
     """
 
     size: int
     swaps: bool
     eps: float
     seed_like: Matrix
+    reads_much: bool = False
 
     @abstractmethod
     def matmul(self, block: Matrix) -> Matrix:
@@ -105,7 +95,7 @@ class DensePairs(AbstractPairs):
         object.__setattr__(self, "seed_like", self.matrix)
 
     def matmul(self, block: Matrix) -> Matrix:
-        return _times(block.T, self.matrix).T  # K̃ is symmetric, and BLAS is faster this way round
+        return times_float64(block.T, self.matrix).T  # K̃ is symmetric, and BLAS is faster this way round
 
     def refuse_indefinite(self, name: str) -> None:
         """Check K̃ by Cholesky, allowing for rounding error."""
@@ -116,29 +106,6 @@ class DensePairs(AbstractPairs):
         except np.linalg.LinAlgError:
             low = f"an eigenvalue of {np.linalg.eigvalsh(dense)[0]:.3g}"
             raise InputError(name, "must be positive semidefinite", low, "clip it, or add a multiple of I") from None
-
-
-@dataclass(frozen=True, eq=False)
-class TiledPairs(AbstractPairs):
-    """K̃ recomputed one strip of rows at a time, for a K̃ that does not fit into memory."""
-
-    blocks: Blocks
-    swaps: bool = True
-    memory: int = MEMORY
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", self.blocks.size)
-        object.__setattr__(self, "eps", float(np.finfo(self.blocks.dtype).eps))
-        object.__setattr__(self, "seed_like", self.blocks.parts[0])
-
-    def matmul(self, block: Matrix) -> Matrix:
-        strip = max(1, self.memory // (32 * self.size))  # a kernel allocates a few temporaries of the strip's size
-        out = []
-        for part, X in enumerate(self.blocks.parts):
-            for start in range(0, len(X), strip):
-                rows = self.blocks.rows(X[start : start + strip], part)
-                out.append(_times(rows, block))
-        return namespace(block).concatenate(out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,15 +128,26 @@ class FeaturePairs(AbstractPairs):
         return self._wide @ (self._wide.T @ block)
 
 
-def build_pairs(blocks: Blocks, swaps: bool, memory: int = MEMORY) -> AbstractPairs:
-    """Dense if K̃ fits into `memory` bytes, tiled otherwise."""
-    item = np.dtype(blocks.dtype).itemsize
-    if item * blocks.size**2 <= memory:
-        return DensePairs(blocks.matrix(), swaps)
-    return TiledPairs(blocks, swaps, memory)
+def evaluated(kernel: Kernel, X: Matrix, Y: Matrix, dtype: str) -> Matrix:
+    """k(x, y), (len(X), len(Y)); what a user's kernel returns is checked."""
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        block = kernel(X, Y)
+    if tuple(getattr(block, "shape", ())) != (len(X), len(Y)):
+        raise InputError(
+            "kernel",
+            f"must return a matrix of shape {(len(X), len(Y))}",
+            getattr(block, "shape", type(block)),
+            "it is called with X (n, m) and Y (k, m)",
+        )
+    if str(block.dtype).endswith("float32") and dtype == "float64":
+        raise InputError("kernel", "returned float32 instead of float64", None, 'use dtype="float32"')
+    block = cast(block, dtype)
+    if not finite(block):
+        raise InputError("kernel", "must return finite numbers", None, "scale the data or choose another kernel")
+    return block
 
 
-def _times(a: Matrix, b: Matrix) -> Matrix:
+def times_float64(a: Matrix, b: Matrix) -> Matrix:
     """a b as float64; multiplied in float32 if one of them is float32."""
     if a.dtype == b.dtype:
         return a @ b

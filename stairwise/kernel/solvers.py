@@ -13,10 +13,12 @@ import scipy.linalg
 from stairwise.checks import InputError, as_numpy, one_of, positive_int
 from stairwise.kernel.arrays import Matrix, like, namespace
 from stairwise.kernel.operators import AbstractPairs, DensePairs, FeaturePairs
+from stairwise.progress import Progress, silent
 
 SMALL = 600  # points below which a dense factorization is fastest
 MOST_DENSE = 12_000  # points above which a dense factorization is refused
 CONFIRM = 4  # number of steps with an extra random block before the modes are accepted
+EXPECTED = 7  # products per mode, for the progress
 UNCERTAIN = 50  # γ_j below this many times the rounding error of γ_1 is noise
 
 
@@ -46,7 +48,9 @@ class Solution:
         return self.precision < 1e-2 and self.residual < _allowed(self.precision)
 
 
-def solve(pairs: AbstractPairs, k: int, solver: str = "auto", at_most: bool = False) -> Solution:
+def solve(
+    pairs: AbstractPairs, k: int, solver: str = "auto", at_most: bool = False, progress: Progress = silent
+) -> Solution:
     """The k leading modes; with `at_most`, fewer if fewer exist.
 
     `auto` chooses "features" for explicit features if there are fewer than points; "cholesky" up to 600 points, or if k
@@ -70,7 +74,7 @@ def solve(pairs: AbstractPairs, k: int, solver: str = "auto", at_most: bool = Fa
             solver = "cholesky"
         else:
             solver = "krylov"
-    solution = SOLVERS[solver](pairs, k)
+    solution = krylov(pairs, k, progress=progress) if solver == "krylov" else SOLVERS[solver](pairs, k)
     if solver == "krylov" and not solution.residual < _allowed(solution.precision) and pairs.size <= MOST_DENSE:
         solution = cholesky(pairs, k)  # Krylov has stalled
     return _judged(pairs, solution, k, at_most)
@@ -206,7 +210,9 @@ def _padded(gamma: np.ndarray, a: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
     return np.append(gamma, np.zeros(more)), np.hstack([a, np.zeros((len(a), more))])
 
 
-def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, seed: int = 0) -> Solution:
+def krylov(
+    pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, seed: int = 0, progress: Progress = silent
+) -> Solution:
     """Block Krylov with thick restart; only products of K̃ with blocks.
 
     P K̃ is self-adjoint in the inner product of K̃, so Rayleigh–Ritz uses that inner product. The basis is orthonormal in
@@ -217,7 +223,7 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
     found that many, a random block is added for a few steps, and the modes are accepted only if they do not change.
     """
     N, xp = pairs.size, namespace(pairs.seed_like)
-    block = min(N, max(4, k // 5))
+    block = min(N, max(4, k // (2 if pairs.reads_much else 5)))
     most, look_every = min(N, max(8 * k, 60)), 2 * block
     rng = np.random.default_rng(seed)
 
@@ -233,6 +239,7 @@ def krylov(pairs: AbstractPairs, k: int, tol: float = 1e-7, passes: int = 600, s
     settled: np.ndarray | None = None
     theta, a, a_image, errors = np.zeros(0), basis, basis, np.zeros(0)
     for _ in range(passes):
+        progress(min(products / (EXPECTED * k), 0.99), 1.0, f"{products} products with K̃")
         new_image = pairs.matmul(new)
         products += new.shape[1]
         h, metric = _grown(h, metric, pairs, (basis, image), (new, new_image))

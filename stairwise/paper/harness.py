@@ -48,6 +48,7 @@ CATALOG = {
     "batch": "how many dimensions a batch can carry, predicted and measured",
     "muon": "two rules, two staircases: gradient flow and spectral flow (Muon) on the same data",
     "halves": "two modalities: match the halves of digits",
+    "landmarks": "many points: landmarks and random features against the exact kernel solution",
 }
 
 

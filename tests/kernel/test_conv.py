@@ -255,6 +255,21 @@ def test_kernel_ssl_learns_from_images(tmp_path):
     assert by_name.kernel_ == conv_nngp(shape=(5, 5, 1))
 
 
+@pytest.mark.parametrize("kernel", [conv_ntk(2), conv_nngp(2, head="gap")], ids=["flatten", "gap"])
+def test_landmarks_stand_for_many_images(kernel):
+    """Beyond the memory, also of images that occur twice; random features are refused."""
+    scenes = np.random.default_rng(0).random((2, 12, 16))
+    X_a, X_b = np.vstack([scenes[0], scenes[0]]), np.vstack([scenes[0] + 0.1 * scenes[1], scenes[0]])
+    exact = sw.KernelSSL(3, kernel=kernel).fit(X_a, X_b=X_b)
+    for how in ("uniform", "pivoted"):
+        with pytest.warns(sw.TheoryWarning, match="nystroem: tiles of K̃ of 48 points"):
+            est = sw.KernelSSL(3, kernel=kernel, memory=1000, landmarks=how).fit(X_a, X_b=X_b)
+        np.testing.assert_allclose(est.eigenvalues_, exact.eigenvalues_, rtol=1e-7)
+        np.testing.assert_allclose(np.abs(est.transform(X_a)), np.abs(exact.transform(X_a)), atol=1e-4)
+    with pytest.raises(InputError, match=r'kernel has no random features .*use method="nystroem"'):
+        sw.KernelSSL(3, kernel=kernel, method="features").fit(X_a)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

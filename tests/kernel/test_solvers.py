@@ -7,8 +7,9 @@ import scipy.sparse.linalg
 from stairwise.checks import InputError
 from stairwise.kernel.arrays import cast
 from stairwise.kernel.kernels import linear, ntk, rbf
-from stairwise.kernel.operators import Blocks, DensePairs, FeaturePairs, TiledPairs
+from stairwise.kernel.operators import Blocks, DensePairs, FeaturePairs
 from stairwise.kernel.solvers import SOLVERS, cholesky, krylov, solve
+from stairwise.kernel.tiles import TilePairs
 
 N, K = 80, 6
 
@@ -29,7 +30,7 @@ def dense_oracle(matrix, k, swaps=True):
 def operators(a, b, kernel=None):
     kernel = kernel or linear()
     blocks = Blocks((a, b), (kernel, kernel), shared=True)
-    found = {"dense": DensePairs(blocks.matrix()), "tiled": TiledPairs(blocks, memory=32 * 160 * 7)}
+    found = {"dense": DensePairs(blocks.matrix()), "tiled": TilePairs(blocks, memory=32 * 160 * 7)}
     if isinstance(kernel, linear):
         found["features"] = FeaturePairs(np.vstack([a, b]))
     return found

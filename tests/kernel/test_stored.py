@@ -35,8 +35,9 @@ def saved(tmp_path_factory):
 
 def forged(path, arrays, facts=None, **changes):
     """The file with other facts (None: without them) and other arrays (None: without them)."""
-    stored = json.loads(str(arrays["facts"])) | (facts or {})
-    stored = {name: value for name, value in stored.items() if value is not None}
+    facts = facts or {}
+    stored = json.loads(str(arrays["facts"])) | facts
+    stored = {name: value for name, value in stored.items() if value is not None or name not in facts}
     other = {**arrays, "facts": np.array(json.dumps(stored)), **changes}
     save_arrays(path, {name: value for name, value in other.items() if value is not None})
     return path
@@ -85,7 +86,7 @@ def test_what_was_saved_is_read(tmp_path, saved, name):
         ({"solution": [0, 1.5, "krylov", 0]}, "products must be a whole number"),
         ({"solution": [0, 1, "magic", 0]}, "solver of the solution is unknown"),
         ({"solution": [0, 1, "krylov", -1]}, "precision must be at least 0"),
-        ({"format": 2}, "format must be 1.*load it with the version that wrote it"),
+        ({"format": 3}, "format must be 1 or 2.*load it with the version that wrote it"),
     ],
 )
 def test_forged_facts(tmp_path, saved, facts, says):
@@ -172,3 +173,156 @@ def test_any_fact_of_any_kind_is_refused_or_harmless(tmp_path, saved, data):
     except InputError:
         return
     assert np.isfinite(est.transform(X_A)).all()
+
+
+# --- files of landmarks and random features, with their sums between batches
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory):
+    """Arrays of files of every kind of features."""
+    folder = tmp_path_factory.mktemp("streams")
+    fits = {
+        "landmarks": KernelSSL(3, method="nystroem", n_features=8),
+        "single": KernelSSL(3, method="nystroem", n_features=8, dtype="float32"),
+        "waves": KernelSSL(3, kernel="laplace", method="features", n_features=8),
+        "layer": KernelSSL(3, kernel=kernels.nngp(bias_variance=0.1), method="features", n_features=8),
+        "points": KernelSSL(2, kernel="linear"),
+        "modalities": KernelSSL(3, kernel=("rbf", "linear"), n_features=8),
+        "images": KernelSSL(3, kernel=kernels.conv_ntk(2), n_features=8),
+    }
+    for name, est in fits.items():
+        est.partial_fit(X_A, X_b=X_B[:, :3] if name == "modalities" else X_B).save(folder / f"{name}.npz")
+    return {name: load_arrays(folder / f"{name}.npz") for name in fits}
+
+
+STREAMS = ["landmarks", "single", "waves", "layer", "points", "modalities", "images"]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_that_were_saved_are_read(tmp_path, streams, name):
+    est = KernelSSL.load(forged(tmp_path / "est.npz", streams[name]))
+    assert est.pairs_ == 30
+    assert np.isfinite(est.transform(X_A)).all()
+    est.save(tmp_path / "again.npz")
+    again = load_arrays(tmp_path / "again.npz")
+    assert again.keys() == streams[name].keys()
+    assert all(np.array_equal(again[key], value) for key, value in streams[name].items())
+
+
+RBF, LINEAR = ["rbf", {"gamma": 0.1}], ["linear", {}]
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "says"),
+    [
+        ("landmarks", {"format": True}, "format must be 1 or 2"),
+        ("landmarks", {"format": 1}, "it lacks swaps"),
+        ("landmarks", {"route": "magic"}, "route is unknown"),
+        ("landmarks", {"route": "auto"}, "route is unknown"),
+        ("landmarks", {"method": "magic"}, "method is unknown"),
+        ("landmarks", {"method": None}, "it lacks method"),
+        ("landmarks", {"landmarks": "best"}, "landmarks is unknown"),
+        ("landmarks", {"n_features": 10**9}, "n_features must be at most 1000000"),
+        ("landmarks", {"n_features": True}, "n_features must be a whole number"),
+        ("landmarks", {"random_state": -1}, "random_state must be a nonnegative"),
+        ("landmarks", {"random_state": 10**30}, "random_state must be at most"),
+        ("landmarks", {"n_components": 9}, "n_components must be at most 8"),
+        ("landmarks", {"n_components": 10**12}, "n_components must be at most 8"),
+        ("landmarks", {"n_features_in": 5}, r"map0_0 must be .* of shape \(any, 5\)"),
+        ("landmarks", {"memory": 10**30}, "memory must be at most"),
+        ("landmarks", {"dtype": "float32"}, "map0_0 must be float32"),
+        ("single", {"dtype": "float64"}, "map0_0 must be float64"),
+        ("landmarks", {"kernels": [RBF, RBF]}, "kernels must be a list of 1"),
+        ("landmarks", {"kernels": [LINEAR]}, "maps must suit the kernel linear"),
+        ("landmarks", {"kernels": [["polynomial", {"coef0": -1e9}]]}, "kernel must be positive semidefinite"),
+        ("landmarks", {"kernels": [["polynomial", {"degree": 100, "coef0": 1e9}]]}, "kernel must return finite"),
+        ("landmarks", {"kernels": [["conv_ntk", {"shape": [3, 3, 1]}]]}, "shape must fit rows of 4"),
+        ("landmarks", {"maps": "Landmarks"}, "maps must be a list of 1"),
+        ("landmarks", {"maps": ["exec"]}, "maps is unknown"),
+        ("landmarks", {"maps": [["Landmarks"]]}, "maps is unknown"),
+        ("landmarks", {"maps": ["Identity"]}, "maps must suit the kernel rbf"),
+        ("landmarks", {"maps": ["Waves"]}, "map0_0 must be"),
+        ("landmarks", {"features_b": 4}, "features_b must be given for two modalities, and only"),
+        ("landmarks", {"shared": False}, "kernels must be a list of 2"),
+        ("layer", {"kernels": [["nngp", {"depth": 2}]]}, "maps must suit the kernel nngp"),
+        ("layer", {"kernels": [["nngp", {"depth": 1}]]}, r"cross must be .* of shape \(8, 8\)"),
+        ("points", {"n_features_in": 3}, r"cross must be .* of shape \(3, 3\)"),
+        ("modalities", {"features_b": "3"}, "features_b must be a whole number"),
+        ("modalities", {"features_b": 5}, r"cross must be .* of shape \(8, 5\)"),
+        ("modalities", {"shared": True}, "kernels must be a list of 1"),
+        ("modalities", {"maps": ["Landmarks"]}, "maps must be a list of 2"),
+        ("modalities", {"kernels": [RBF, RBF]}, "maps must suit the kernel rbf"),
+    ],
+)
+def test_forged_facts_of_streams(tmp_path, streams, name, facts, says):
+    path = forged(tmp_path / "forged.npz", streams[name], facts)
+    with pytest.raises(InputError, match=rf"forged\.npz must be a file written by KernelSSL\.save \(got .*{says}"):
+        KernelSSL.load(path)
+
+
+SQUARE = np.ones((8, 8))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("landmarks", {"map0_0": None}, "it lacks map0_0"),
+        ("landmarks", {"map0_0": X_A[:8, :3]}, "map0_0 must be"),
+        ("landmarks", {"map0_0": X_A[:0]}, "map0_0 must be"),
+        ("landmarks", {"map0_0": X_A[:8] * np.nan}, "map0_0 must be finite"),
+        ("landmarks", {"map0_0": X_A[:8] * 1e200}, "kernel must return finite numbers"),
+        ("landmarks", {"map0_0": X_A[:8] * 1j}, "got complex128"),
+        ("landmarks", {"map0_0": X_A[:9]}, r"cross must be .* of shape \(9, 9\)"),
+        ("landmarks", {"cross": None}, "it lacks cross"),
+        ("landmarks", {"pairs": None}, "it lacks pairs"),
+        ("landmarks", {"cross": SQUARE[:7]}, "cross must be"),
+        ("landmarks", {"cross": SQUARE * np.inf}, "cross must be finite"),
+        ("landmarks", {"cross": SQUARE.astype(np.float32)}, "cross must be float64"),
+        ("landmarks", {"cross": SQUARE.astype(int)}, "cross must be"),
+        ("landmarks", {"pairs": np.array(0)}, "pairs must be a whole number of at least 1"),
+        ("landmarks", {"pairs": np.array(-30)}, "pairs must be a whole number of at least 1"),
+        ("landmarks", {"pairs": np.array(1 << 60)}, "pairs must be at most"),
+        ("landmarks", {"pairs": np.array(30.0)}, "pairs must be a whole number"),
+        ("landmarks", {"pairs": np.array([30])}, "pairs must be a whole number"),
+        ("landmarks", {"pairs": np.array(True)}, "pairs must be a whole number"),
+        ("waves", {"map0_0": np.ones((3, 4))}, "map0_0 must be"),
+        ("waves", {"map0_1": np.ones(5)}, r"map0_1 must be .* of shape \(4,\)"),
+        ("waves", {"map0_1": None}, "it lacks map0_1"),
+        ("waves", {"map0_0": np.full((4, 4), 1e300)}, "map0_0 must be at most"),
+        ("layer", {"map0_1": np.ones(7)}, r"map0_1 must be .* of shape \(8,\)"),
+        ("layer", {"map0_0": np.ones((4, 9)), "map0_1": np.ones(9)}, "cross must be"),
+        ("layer", {"map0_0": np.full((4, 8), 1e300)}, "map0_0 must be at most"),
+        ("modalities", {"cross": np.ones((8, 8))}, r"cross must be .* of shape \(8, 3\)"),
+        ("modalities", {"cross": np.ones((3, 8))}, r"cross must be .* of shape \(8, 3\)"),
+    ],
+)
+def test_forged_arrays_of_streams(tmp_path, streams, name, changes, says):
+    path = forged(tmp_path / "forged.npz", streams[name], **changes)
+    with pytest.raises(InputError, match=rf"forged\.npz must be a file written by KernelSSL\.save \(got .*{says}"):
+        KernelSSL.load(path)
+
+
+def test_sums_that_no_data_can_have(tmp_path, streams):
+    """Their sizes are right, so only the modes show that they are forged."""
+    for cross in (-np.eye(8), np.zeros((8, 8)), np.full((8, 8), 1e300)):
+        est = KernelSSL.load(forged(tmp_path / "forged.npz", streams["landmarks"], cross=cross))
+        with pytest.raises(InputError, match="must"):
+            est.transform(X_A)
+
+
+@QUICK
+@given(data=st.data())
+def test_any_fact_of_a_stream_is_refused_or_harmless(tmp_path, streams, data):
+    arrays = streams[data.draw(st.sampled_from(STREAMS))]
+    stored = json.loads(str(arrays["facts"]))
+    stored[data.draw(st.sampled_from(sorted(stored)))] = data.draw(JSON)
+    save_arrays(tmp_path / "est.npz", {**arrays, "facts": np.array(json.dumps(stored))})
+    try:
+        est = KernelSSL.load(tmp_path / "est.npz")
+        z = est.transform(X_A)
+        more = est.partial_fit(X_A, X_b=X_B[:, : est._model.features_b]).eigenvalues_
+    except InputError:
+        return
+    assert np.isfinite(z).all()
+    assert np.isfinite(more).all()

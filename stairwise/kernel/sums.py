@@ -1,0 +1,75 @@
+"""Sums over pairs of finite features. Each pair is seen once, and sums of different processes can be added."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stairwise.checks import InputError, as_numpy, positive_int
+from stairwise.kernel.arrays import Matrix, cast, finite, like, stack
+from stairwise.kernel.maps import AbstractMap
+from stairwise.kernel.solvers import UNCERTAIN, Solution
+from stairwise.theory.correlation import Correlation
+
+
+@dataclass(frozen=True, eq=False)
+class PairSums:
+    """Σ r(x_i) r(x'_i)ᵀ over pairs, (width_a, width_b) in float64, and their number."""
+
+    cross: Matrix
+    pairs: int = 0
+
+    @classmethod
+    def of(cls, rows_a: Matrix, rows_b: Matrix) -> "PairSums":
+        with np.errstate(all="ignore"):
+            cross = cast(rows_a, "float64").T @ cast(rows_b, "float64")
+        if not finite(cross):
+            raise InputError("X and X_b", "must be small enough for finite sums over pairs", None, "scale them")
+        return cls(cross, len(rows_a))
+
+    def __add__(self, other: "PairSums") -> "PairSums":
+        return PairSums(self.cross + other.cross, self.pairs + other.pairs)
+
+
+def correlation(sums: PairSums, maps: tuple[AbstractMap, ...]) -> tuple[Correlation, list[Matrix | None]]:
+    """Γ of the features, and W of each map.
+
+    With one map, Γ = Σ φ(x)φ(x')ᵀ + φ(x')φ(x)ᵀ over 2n. Two modalities have features (φ_a, 0) and (0, φ_b).
+    """
+    if not sums.pairs:
+        raise InputError("KernelSSL", "must have seen at least one pair", 0, "call partial_fit first")
+    whitenings = [one.whitening for one in maps]
+    cross = sums.cross
+    if whitenings[0] is not None:
+        cross = whitenings[0].T @ cross
+    if whitenings[-1] is not None:
+        cross = cross @ whitenings[-1]
+    cross = as_numpy(cross) / (2 * sums.pairs)
+    if len(maps) == 1:
+        return Correlation.from_matrix(cross + cross.T, sums.pairs), whitenings
+    zero_a, zero_b = (np.zeros((size, size)) for size in cross.shape)
+    return Correlation.from_matrix(np.block([[zero_a, cross], [cross.T, zero_b]]), sums.pairs), whitenings
+
+
+def modes(sums: PairSums, maps: tuple[AbstractMap, ...], k: int, at_most: bool = False) -> Solution:
+    """The k leading modes of Γ as coefficients of raw rows, (Σ widths, k); with `at_most`, fewer if fewer exist."""
+    corr, whitenings = correlation(sums, maps)
+    remedy = f"there are {corr.features} features"
+    k = min(k, corr.features) if at_most else positive_int(k, "n_components", corr.features, remedy)
+    gamma, g = corr.top(k)
+    eps = float(np.finfo(maps[0].dtype).eps)
+    floor = UNCERTAIN * eps * float(np.abs(gamma).max(initial=0.0))
+    usable = int((gamma > max(floor, 0.0)).sum())
+    if usable == 0:
+        raise InputError("kernel", "must not vanish on the data", None, "no mode of Γ is positive")
+    if usable < k and not at_most:
+        noise = f"γ_{usable + 1} / γ_1 is not above the rounding error {UNCERTAIN * eps:.0e}"
+        raise InputError("n_components", f"must be at most {usable}: {noise}", k, f"lower n_components to {usable}")
+    gamma, g = gamma[:usable].copy(), g[:, :usable]
+    size = np.sqrt((g * g).sum(0))
+    residual = float((np.sqrt(((corr.product(g) - g * gamma) ** 2).sum(0)) / (gamma * size)).max())
+    first = sums.cross.shape[0] if whitenings[0] is None else whitenings[0].shape[1]  # features of the first map
+    parts = np.split(g, [first]) if len(maps) == 2 else [g]
+    coefficients = stack(
+        [like(part, sums.cross) if W is None else W @ like(part, W) for W, part in zip(whitenings, parts, strict=True)]
+    )
+    return Solution(gamma, coefficients, residual, usable, "features", eps * float(gamma[0] / gamma[-1]))

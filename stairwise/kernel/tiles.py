@@ -1,0 +1,149 @@
+"""K̃ as tiles of its upper triangle, kept in memory while they fit and recomputed beyond; each process has a share."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stairwise.kernel.arrays import Matrix, namespace
+from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, times_float64
+from stairwise.progress import Progress, silent
+
+TALLEST = 4096  # rows per tile
+
+
+@dataclass(frozen=True)
+class Tile:
+    """k(x, y) for the rows `start` to `end` of one part and the points of another from `first` on.
+
+    `row` and `column` are its place in K̃.
+    """
+
+    part: int
+    other: int
+    start: int
+    end: int
+    first: int
+    row: int
+    column: int
+    width: int
+
+    @property
+    def area(self) -> int:
+        return (self.end - self.start) * self.width
+
+    @property
+    def square(self) -> int:
+        """Number of its columns that lie in the square on the diagonal of K̃."""
+        return self.end - self.start if self.part == self.other else 0
+
+
+@dataclass(frozen=True, eq=False)
+class TilePairs(AbstractPairs):
+    """Tiles of the upper triangle, which takes half of the memory and half of the work of K̃.
+
+    Attributes:
+        blocks: the kernel and its points.
+        memory: bytes for the tiles of this process; those that do not fit are recomputed in each product.
+        share, shares: this process has every tile of share `share` of `shares`; products are then sums over them.
+        progress: is told how many tiles stand.
+    """
+
+    blocks: Blocks
+    swaps: bool = True
+    memory: int = MEMORY
+    share: int = 0
+    shares: int = 1
+    progress: Progress = silent
+    tiles: list[Tile] = field(init=False, repr=False)
+    reads_much: bool = field(default=True, init=False, repr=False)
+    _values: dict[Tile, Matrix] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.blocks.size)
+        object.__setattr__(self, "eps", float(np.finfo(self.blocks.dtype).eps))
+        object.__setattr__(self, "seed_like", self.blocks.parts[0])
+        height = tile_height(self.size, self.memory, self.shares)
+        object.__setattr__(self, "tiles", dealt(list(layout(self.blocks, height)), self.shares)[self.share])
+        self._fill()
+
+    def _fill(self) -> None:
+        """Compute the tiles that fit into memory."""
+        item, left = np.dtype(self.blocks.dtype).itemsize, self.memory
+        kept = []
+        for tile in self.tiles:
+            left -= item * tile.area
+            if left < 0:
+                break
+            kept.append(tile)
+        total, done = sum(tile.area for tile in kept), 0
+        for tile in kept:
+            self.progress(done, total, f"{len(kept)} of {len(self.tiles)} tiles are kept in memory")
+            self._values[tile] = self._computed(tile)
+            done += tile.area
+
+    @property
+    def stored(self) -> bool:
+        """Whether all tiles are in memory."""
+        return len(self._values) == len(self.tiles)
+
+    def _computed(self, tile: Tile) -> Matrix:
+        rows = self.blocks.parts[tile.part][tile.start : tile.end]
+        return self.blocks.block(rows, tile.part, tile.other, slice(tile.first, None))
+
+    def matmul(self, block: Matrix) -> Matrix:
+        """K̃ times a block, or the part of it that this process's tiles give."""
+        out = namespace(block).zeros_like(block)
+        for tile in self.tiles:
+            values = self._values[tile] if tile in self._values else self._computed(tile)
+            rows = slice(tile.row, tile.row + tile.end - tile.start)
+            across = block[tile.column : tile.column + tile.width]
+            out[rows] += times_float64(across.T, values.T).T  # BLAS is faster with the block on the left
+            if tile.width > tile.square:  # below the diagonal, K̃ is the transpose
+                below = slice(tile.column + tile.square, tile.column + tile.width)
+                out[below] += times_float64(block[rows].T, values[:, tile.square :]).T
+        return out
+
+
+def layout(blocks: Blocks, height: int) -> Iterator[Tile]:
+    """Tiles that cover the upper triangle of K̃ once, without the zeros between two modalities."""
+    offsets = np.cumsum([0, *(len(part) for part in blocks.parts)])
+    for part, X in enumerate(blocks.parts):
+        others = range(part, len(blocks.parts) if blocks.shared else part + 1)
+        for start in range(0, len(X), height):
+            for other in others:
+                first = start if other == part else 0
+                row, column = int(offsets[part]) + start, int(offsets[other]) + first
+                width = len(blocks.parts[other]) - first
+                yield Tile(part, other, start, min(start + height, len(X)), first, row, column, width)
+
+
+def dealt(tiles: list[Tile], shares: int) -> list[list[Tile]]:
+    """Tiles in `shares` groups of about the same area."""
+    hands: list[list[Tile]] = [[] for _ in range(shares)]
+    areas = [0] * shares
+    for tile in sorted(tiles, key=lambda tile: -tile.area):
+        least = areas.index(min(areas))
+        hands[least].append(tile)
+        areas[least] += tile.area
+    return hands
+
+
+def tile_height(points: int, memory: int, shares: int = 1) -> int:
+    """Rows per tile: a kernel allocates a few temporaries of a tile's size, and each share needs several tiles."""
+    most = TALLEST if shares == 1 else max(1, points // (8 * shares))
+    return max(1, min(TALLEST, most, memory // (32 * points)))
+
+
+def triangle_bytes(points: int, dtype: str) -> int:
+    """Memory of all tiles of one kernel over all points."""
+    return np.dtype(dtype).itemsize * points * (points + 1) // 2
+
+
+def build_pairs(
+    blocks: Blocks, swaps: bool, memory: int = MEMORY, progress: Progress = silent, share: int = 0, shares: int = 1
+) -> AbstractPairs:
+    """Dense if K̃ fits into `memory` bytes and one process has it, tiles otherwise."""
+    if shares == 1 and np.dtype(blocks.dtype).itemsize * blocks.size**2 <= memory:
+        return DensePairs(blocks.matrix(), swaps)
+    return TilePairs(blocks, swaps, memory, share, shares, progress)
