@@ -21,6 +21,7 @@ from stairwise.training.recipe import Recipe
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),  # torch's compiler warns of torch
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # and of float32, which is asked for
 ]
 
 TINY = Recipe(
