@@ -30,7 +30,7 @@ from stairwise.theory.trajectory import Trajectory
 WIDTHS = (64, 256, 1024, 4096)
 BASE = 2048  # the width at which the learning rate is lr
 
-SMOKE = {"widest": 600, "d": 2, "steps": 1500}
+SMOKE = {"widest": 400, "d": 2, "steps": 1000}
 ALT = "Alignment of trained with predicted embeddings, errors of step times and drift over width."
 
 

@@ -13,13 +13,7 @@ import pytest
 from PIL import Image
 
 from stairwise.cli import main
-
-COMMAND = [sys.executable, "-m", "stairwise"]
-
-
-def stairwise(*arguments, cwd, **environment):
-    env = {**os.environ, "STAIRWISE_DATA": str(cwd / "data"), "COLUMNS": "200", "NO_COLOR": "1", **environment}
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, env=env, timeout=300)
+from tests.command_lines import alone, stairwise
 
 
 def features(folder, n=50, m=6, name="ab"):
@@ -30,7 +24,7 @@ def features(folder, n=50, m=6, name="ab"):
 
 
 def test_demo(tmp_path):
-    done = stairwise("demo", cwd=tmp_path)
+    done = alone("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "When each dimension is learned" in done.stdout
     assert (tmp_path / "demo" / "report.html").stat().st_size > 1_000_000
@@ -326,7 +320,7 @@ def test_output_that_nobody_reads_and_terminals_without_unicode(tmp_path):
 
 
 def test_debug_shows_the_traceback(tmp_path):
-    done = stairwise("predict", "nothing", "--debug", cwd=tmp_path)
+    done = alone("predict", "nothing", "--debug", cwd=tmp_path)
     assert "Traceback" in done.stderr
 
 

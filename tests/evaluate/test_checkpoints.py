@@ -4,7 +4,6 @@ import argparse
 import json
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from stairwise.data.images import load
 from stairwise.evaluate.checkpoints import Source, measure_checkpoints
 from stairwise.runs.log import read_log
 from stairwise.training.recipe import Recipe
+from tests.command_lines import stairwise
 
 SCRIPT = """
 import torch
@@ -174,9 +174,8 @@ def test_command_line_tells_the_normalization(place):
         torch.save(state, place / f"net-{i + 1}.pt")
     (place / "net-99.pt").write_bytes(b"")
     (place / "net-98.pt").write_bytes(b"")
-    command = [sys.executable, "-m", "stairwise", "spectrum", "--model", NET, "--checkpoints", "net-*.pt"]
-    command += ["--data", "photos", "--size", "16", "--mean", "0.5,0.5,0.5"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=place, check=False)
+    line = ["spectrum", "--model", NET, "--checkpoints", "net-*.pt", "--data", "photos", "--size", "16"]
+    done = stairwise(*line, "--mean", "0.5,0.5,0.5", cwd=place)
     assert done.returncode == 0, done.stderr
     assert "views normalized by mean 0.5, 0.5, 0.5 and std 0." in done.stdout
     assert "(measured on these images; --std take those of your training)" in done.stdout
@@ -188,9 +187,8 @@ def test_command_line_tells_the_normalization(place):
 def test_command_line(place):
     for i, state in states(12):
         torch.save(state, place / f"net-{i + 1}.pt")
-    command = [sys.executable, "-m", "stairwise", "spectrum", "--model", NET, "--checkpoints", "net-*.pt"]
-    command += ["--data", "photos", "--size", "16", "--options", "d=6", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=place, check=False)
+    line = ["spectrum", "--model", NET, "--checkpoints", "net-*.pt", "--data", "photos", "--size", "16"]
+    done = stairwise(*line, "--options", "d=6", "--json", cwd=place)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["report"] == "spectrum/report.html"

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from stairwise.runs.followed import write_followed
 from stairwise.runs.reader import Run
 from stairwise.staircase.steps import detect_steps
 from stairwise.theory.spectra import subspace_alignment
+from tests.command_lines import stairwise
 from tests.paper.test_figures import invented
 
 RATES = np.concatenate([1 / np.array([1.0, 1.7, 2.2, 3.6, 4.5, 6.8, 8.1]), np.full(4, 1e-4)])
@@ -82,8 +81,7 @@ def test_runs_are_joined(tmp_path):
 
 
 def test_join_needs_a_folder(tmp_path):
-    command = [sys.executable, "-m", "stairwise", "reproduce", "fig8", "--join"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = stairwise("reproduce", "fig8", "--join", cwd=tmp_path)
     assert done.returncode != 0
     assert "--join needs --store" in done.stderr
 

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from stairwise.paper import batch, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table
 from stairwise.paper.harness import CATALOG, LARGEST, from_stored, stored_names
 from stairwise.paper.trained import METHODS, steps_of, steps_table
 from stairwise.training.recipe import load_recipe
+from tests.command_lines import stairwise
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAPER = tomllib.loads((RESULTS / "paper_values.toml").read_text(encoding="utf-8"))
@@ -256,8 +255,7 @@ def test_several_stored_results_are_drawn_again_by_one_command(tmp_path):
     for name in ("fig5", "fig8"):
         for kind in ("json", "npz"):
             shutil.copy(RESULTS / f"{name}.{kind}", tmp_path)
-    command = [sys.executable, "-m", "stairwise", "reproduce", "all", "--from-stored", "--stored", str(tmp_path)]
-    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = stairwise("reproduce", "all", "--from-stored", "--stored", tmp_path, "--json", cwd=tmp_path)
     assert [one["experiment"] for one in json.loads(done.stdout)] == stored_names(tmp_path) == ["fig5", "fig8"]
     assert done.returncode == 1, "some claims do not hold"
 
@@ -265,8 +263,7 @@ def test_several_stored_results_are_drawn_again_by_one_command(tmp_path):
 def test_what_is_not_stored_is_named(tmp_path):
     for suffix in (".npz", ".json"):
         (tmp_path / f"fig9{suffix}").write_bytes((RESULTS / f"fig9{suffix}").read_bytes())
-    command = [sys.executable, "-m", "stairwise", "reproduce", "all", "--from-stored", "--stored", str(tmp_path)]
-    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = stairwise("reproduce", "all", "--from-stored", "--stored", tmp_path, "--json", cwd=tmp_path)
     assert [one["experiment"] for one in json.loads(done.stdout)] == ["fig9"]
     assert "left out: fig1 (not stored)" in done.stderr
     assert done.returncode == 0

@@ -23,6 +23,7 @@ from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.forecast import forecast_steps
 from stairwise.staircase.noise import noise_sentence
 from stairwise.theory.spectra import effective_rank, participation_ratio
+from tests.command_lines import stairwise
 
 T = np.linspace(0, 6, 300)
 
@@ -273,9 +274,9 @@ def test_embeddings_that_are_one_point(tmp_path):
         assert run_page(tmp_path, spectrum).advice.state == "collapsed"
 
 
-def test_command_line(run):
-    command = [sys.executable, "-m", "stairwise", "report", run, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_command_line(run, tmp_path):
+    done = stairwise("report", run, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["says"] == str(run_page(run).advice)
     assert "Steps to come" in (run / "report.html").read_text(encoding="utf-8")
 

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from stairwise.report.page import Page
 from stairwise.report.runs_page import distinct_names, runs_page
 from stairwise.runs.log import MetricsLog
 from stairwise.runs.record import Record
+from tests.command_lines import stairwise
 
 
 def make(folder, gamma, records=200, end=6.0, lr=0.01, spectrum="covariance", loss=True):
@@ -126,19 +126,14 @@ def test_settings_that_differ(pair):
     assert table.rows == [["lr", "0.01", "0.02"]]
 
 
-def stairwise(*arguments, **options):
-    command = [sys.executable, "-m", "stairwise", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
-
-
 def test_command_line(pair, tmp_path):
     """Several runs go to report.html in the current folder, so that no run's own report is replaced."""
-    answer = json.loads(stairwise("report", *pair, "--json", cwd=tmp_path))
+    answer = json.loads(stairwise("report", *pair, "--json", cwd=tmp_path).stdout)
     assert [run["run"] for run in answer["runs"]] == ["one", "two"]
     assert answer["says"].startswith("2 runs")
     assert "Learned dimensions" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert not (pair[0] / "report.html").exists()
-    assert "2 of 3" in stairwise("report", *pair, "--out", tmp_path / "x.html", cwd=tmp_path)
+    assert "2 of 3" in stairwise("report", *pair, "--out", tmp_path / "x.html", cwd=tmp_path).stdout
     assert (tmp_path / "x.html").is_file()
 
 

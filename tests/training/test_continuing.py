@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from stairwise.training.loop import Stopped
 from stairwise.training.recipe import Recipe
 from stairwise.training.schedule import Schedule
 from stairwise.training.setup import Calendar
+from tests.command_lines import stairwise
 from tests.two_processes import run_two
 
 SHORT = Recipe(
@@ -193,10 +192,9 @@ def test_command_line(tmp_path):
     """The default folder does not depend on the length, so that the command with more steps finds the run."""
     small = {"encoder": "mlp", "encoder_options": "{inputs = 3072, widths = [8]}", "hidden": "8", "batch": 32}
     arguments = [a for k, v in small.items() for a in ("--set", f"{k}={v}")]
-    command = [sys.executable, "-m", "stairwise", "train", "photos-bt", *arguments, "--set", "alpha=1", "--json"]
+    line = ["train", "photos-bt", *arguments, "--set", "alpha=1", "--json"]
     for steps in (4, 8):
-        told = [*command, "--set", f"steps={steps}"]
-        done = subprocess.run(told, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = stairwise(*line, "--set", f"steps={steps}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["steps"] == steps
     assert "note: the run of 4 steps goes on after step 4, up to step 8" in done.stderr

@@ -1,8 +1,6 @@
 """Tangent kernels of trained runs: the machinery of Tables 1 and 2."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from stairwise.training.loop import Trainer
 from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
 from stairwise.training.recipe import Recipe
 from stairwise.training.studies import drift_of, stored_drift, study_of
+from tests.command_lines import stairwise
 
 CPU = torch.device("cpu")
 SHARED = True
@@ -127,10 +126,9 @@ def test_few_modes(tmp_path):
         study_of(run, n=1, device="cpu")
 
 
-def test_command_line(runs):
+def test_command_line(runs, tmp_path):
     folders = [run.folder for run in runs]
-    command = [sys.executable, "-m", "stairwise", "ntk", *folders, "--n", "20", "--keep-kernel", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = stairwise("ntk", *folders, "--n", "20", "--keep-kernel", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)["scores"]
     assert set(scores) == {str(folder) for folder in folders}
@@ -138,12 +136,11 @@ def test_command_line(runs):
     assert stored["kernel"].shape == (40, 40)
     assert np.all(np.diff(stored["spectrum"]) <= 0)
     assert (folders[0] / "ntk" / "figure.png").stat().st_size > 20_000
-    command = [sys.executable, "-m", "stairwise", "ntk", folders[0], "--no-initial", "--precision", "float64"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # as many pairs as there are images
+    # as many pairs as there are images
+    done = stairwise("ntk", folders[0], "--no-initial", "--precision", "float64", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((folders[0] / "ntk" / "tangent.json").read_text())["n"] == runs[0].facts["training_images"]
-    command = [sys.executable, "-m", "stairwise", "ntk", folders[0], "--n", "20", "--over-time"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = stairwise("ntk", folders[0], "--n", "20", "--over-time", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "with the last" in done.stdout
     assert (folders[0] / "ntk" / "drift.png").is_file()
