@@ -38,10 +38,26 @@ TINY = Recipe(
 )
 
 
+class Pooled(torch.nn.Module):
+    """An encoder for views of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3 * 16, 64)
+
+    def forward(self, x):
+        return self.linear(torch.nn.functional.adaptive_avg_pool2d(x, 4).flatten(1)).relu()
+
+
+GROWING = {"encoder": "tests.test_gpu:Pooled", "encoder_options": {}, "sizes": [[0.0, 16], [0.4, 24], [0.7, 32]]}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {},
+        GROWING,
+        GROWING | {"compile": True},
         {"loss": "simclr"},
         {"loss": "vicreg", "precondition": {"power": 0.5}},
         {"loss": "vicreg", "precondition": {"power": 1.0}},
