@@ -303,7 +303,9 @@ def run_alone(options: argparse.Namespace, ends: float, goal: str, recipe: Recip
 def _run_here(options: argparse.Namespace, ends: float, goal: str, recipe: Recipe, key: str, about: str) -> None:
     _images(options).offer()
     pause = Pause(options.folder, perf_counter() + ends - time()) if options.folder else None
-    _run_once(goal, recipe, key, Store(options.out), device_for_runs("auto"), options.held_out, about, pause, cold=True)
+    device = device_for_runs("auto")
+    with speedrun_search.nothing_compiled():
+        _run_once(goal, recipe, key, Store(options.out), device, options.held_out, about, pause, cold=True)
 
 
 def _run_once(
