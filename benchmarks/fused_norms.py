@@ -29,15 +29,15 @@ ADDED = {"P": CHUNKS, "BC": 16}
 def _statistics(x, partial, M, C, rows, BM: tl.constexpr, BC: tl.constexpr):
     """Sums of x and x² over `rows` of the M rows, for BC of the C channels."""
     chunk, channel = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC)
-    total, square = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+    total, square = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for start in range(0, rows, BM):
         row = chunk * rows + start + tl.arange(0, BM)
         inside = (row < M)[:, None] & (channel < C)[None, :]
         value = tl.load(x + row[:, None] * C + channel[None, :], mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum(value, 0)
-        square += tl.sum(value * value, 0)
-    tl.store(partial + 2 * chunk * C + channel, total, mask=channel < C)
-    tl.store(partial + (2 * chunk + 1) * C + channel, square, mask=channel < C)
+        total += value
+        square += value * value
+    tl.store(partial + 2 * chunk * C + channel, tl.sum(total, 0), mask=channel < C)
+    tl.store(partial + (2 * chunk + 1) * C + channel, tl.sum(square, 0), mask=channel < C)
 
 
 @triton.jit
@@ -98,15 +98,15 @@ def _gradient_sums(
     known = channel < C
     mean, rstd = tl.load(saved + channel, mask=known), tl.load(saved + C + channel, mask=known)
     w, b = tl.load(weight + channel, mask=known), tl.load(bias + channel, mask=known)
-    total, product = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+    total, product = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for start in range(0, rows, BM):
         row = chunk * rows + start + tl.arange(0, BM)
         inside, place = (row < M)[:, None] & known[None, :], row[:, None] * C + channel[None, :]
         standard, gradient = _arrived(x, y, dy, place, inside, mean, rstd, w, b, ADD)
-        total += tl.sum(gradient, 0)
-        product += tl.sum(gradient * standard, 0)
-    tl.store(partial + 2 * chunk * C + channel, total, mask=known)
-    tl.store(partial + (2 * chunk + 1) * C + channel, product, mask=known)
+        total += gradient
+        product += gradient * standard
+    tl.store(partial + 2 * chunk * C + channel, tl.sum(total, 0), mask=known)
+    tl.store(partial + (2 * chunk + 1) * C + channel, tl.sum(product, 0), mask=known)
 
 
 @triton.jit
