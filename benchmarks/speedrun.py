@@ -3,19 +3,21 @@
     python -m benchmarks.speedrun [--goals 85 90 92] [--seeds 3] [--data-file FILE …] [--out FILE.jsonl]
     python -m benchmarks.speedrun --search --seconds 45                 to choose settings: see speedrun_search.py
     python -m benchmarks.speedrun --best --goals 85                     with the settings that a search has chosen
+    python -m benchmarks.speedrun --search --seconds 120                for longer runs, from the best of the search at
+    python -m benchmarks.speedrun --best --seconds 120 --goals 90 92    45 s; and with the settings that this has chosen
     python -m benchmarks.speedrun --goals 85 --held-out --set lr=0.04   one setting by hand
 
 The recipes are in benchmarks/speedrun.toml. With `--held-out` or `--search` a run does not see the last tenth of the
-training images and is judged on it, and the test images are not loaded; this is how settings are chosen. Every result
-is one line of `--out`; a run that is there already is not repeated.
+training images and is judged on it (the later changes of a search on all training images, by probes that have not seen
+their labels), and the test images are not loaded; this is how settings are chosen. Every result is one line of `--out`;
+a run that is there already is not repeated.
 
 The time of a run begins when the images are in the memory of the host and ends with the last step. It includes building
 the network, choosing algorithms, compiling and recording, and excludes the probe. Every run has a process of its own,
 because in one process the later ones would find algorithms chosen; only the trials of a search share one. With
 `--folder` a run may pause: its time includes every new start, its rate of views does not, and its pauses are counted.
-Where the time of a step goes is
-measured after the run, piece by piece: views (drawn on a second stream, so not all of their time is added), loss and
-its gradient, optimizer, and the rest, which is the network.
+Where the time of a step with full views goes is measured after the run, piece by piece: views (drawn on a second
+stream, so not all of their time is added), loss and its gradient, optimizer, and the rest, which is the network.
 """
 
 import argparse
@@ -33,12 +35,23 @@ from typing import Any
 
 import torch
 
+from benchmarks import speedrun_search
 from benchmarks.bench_engine import optimizer_call, rate, step_call, views_call
 from benchmarks.bench_train import sync
 from benchmarks.race.images import RaceImages, named_images, read_images
 from benchmarks.race.single import CHECK, WARM, device_for_runs, free_memory
 from benchmarks.race.store import Result, Store
-from benchmarks.speedrun_search import Settings, accuracy, next_trial, steps_in, steps_in_new_process, without_steps
+from benchmarks.speedrun_search import (
+    MARGIN,
+    SHORT,
+    Settings,
+    accuracy,
+    folded_accuracy,
+    next_trial,
+    steps_in,
+    steps_in_new_process,
+    without_steps,
+)
 from stairwise.files import atomic
 from stairwise.theory.spectra import effective_rank
 from stairwise.training.graph import Recorded
@@ -49,6 +62,7 @@ from stairwise.training.recipe import Recipe
 GOALS = tomllib.loads((Path(__file__).parent / "speedrun.toml").read_text())
 STORE = Path("docs/results/speedrun.jsonl")
 STRETCHES = "stretches.json"
+BRIEF = 45.0  # seconds of a trial
 COMMON: dict[str, Any] = {
     **{"views": "barlow-small", "encoder": "resnet18", "encoder_options": {"stem": "small"}, "schedule": "cosine"},
     **{"optimizer": "muon", "momentum": 0.95, "warmup_epochs": 1.0, "final_lr": 0.0},
@@ -162,6 +176,8 @@ def measured(trainer: Trainer, device: torch.device) -> Result:
     result: Result = {name.removesuffix("_tuned"): value for name, value in scores.items()}
     spectrum = held_out_spectra(trainer.network, trainer.recipe, trainer.material)["held_covariance"]
     result["rank"] = round(float(effective_rank(spectrum)), 2)
+    if trainer.recipe.data == "race-tune":
+        result["folded"] = round(folded_accuracy(trainer), 5)
     sync(device)
     return result | {"probe": round(perf_counter() - began, 2), "parts_ms": parts(trainer, device)}
 
@@ -184,7 +200,10 @@ def parts(trainer: Trainer, device: torch.device, seconds: float = 0.5) -> dict[
 
 
 class Searched:
-    """The search in a store: trials of so many seconds on so many images."""
+    """The search in a store: trials of so many seconds on so many images.
+
+    A search of more than SHORT seconds begins with the best of the one of BRIEF seconds.
+    """
 
     def __init__(self, store: Store, training: int, seconds: float, changes: Settings) -> None:
         self.store, self.training, self.seconds, self.changes = store, training, seconds, changes
@@ -192,22 +211,33 @@ class Searched:
     def recipe(self, settings: Settings) -> Recipe:
         return without_steps(recipe_of("85", 0, True, self.changes, settings))
 
-    def key(self, settings: Settings) -> str:
-        return key_of(f"search {self.seconds:g} s", self.recipe(settings), self.training)
+    def key(self, stage: str, settings: Settings) -> str:
+        return key_of(f"{stage} {self.seconds:g} s", self.recipe(settings), self.training)
 
-    def state(self) -> tuple[Settings, Settings | None]:
-        """The best settings so far, and those to try next."""
+    def state(self) -> tuple[Settings, Settings | None, str]:
+        """The best settings so far, those to try next, and the stage of the search."""
         results = self.store.results()
-        return next_trial(lambda settings: accuracy(results, self.key(settings)))
+        if self.seconds > SHORT:
+            best, further = Searched(self.store, self.training, BRIEF, self.changes).state()[0], speedrun_search.LONGER
+        else:
+            best, following = next_trial(lambda settings: accuracy(results, self.key("search", settings)))
+            if following is not None:
+                return best, following, "search"
+            further = speedrun_search.FURTHER
+
+        def score(settings: Settings) -> float | None:
+            return accuracy(results, self.key("further", settings), "folded")
+
+        return *next_trial(score, best, further, MARGIN), "further"
 
     def run_next(self, device: torch.device) -> bool:
         """Run the next trial; False if there is none."""
-        _, settings = self.state()
+        _, settings, stage = self.state()
         if settings is None:
             return False
         recipe = self.recipe(settings)
         timed = replace(recipe, steps=steps_in(recipe, device, self.seconds))
-        _run_once("85", timed, self.key(settings), self.store, device, held_out=True)
+        _run_once("85", timed, self.key(stage, settings), self.store, device, held_out=True)
         return True
 
     def fitted(self, goal: str, recipe: Recipe) -> Recipe:
@@ -235,7 +265,7 @@ def main() -> None:
     if options.search:
         images.offer()
         device = device_for_runs("auto")
-        while in_time(1.2 * options.seconds + 5) and searched.run_next(device):
+        while in_time(1.2 * options.seconds + 12) and searched.run_next(device):
             print(f"best so far: {searched.state()[0]}", flush=True)
         return
     for goal in options.goals:
@@ -273,7 +303,9 @@ def run_alone(options: argparse.Namespace, ends: float, goal: str, recipe: Recip
 def _run_here(options: argparse.Namespace, ends: float, goal: str, recipe: Recipe, key: str, about: str) -> None:
     _images(options).offer()
     pause = Pause(options.folder, perf_counter() + ends - time()) if options.folder else None
-    _run_once(goal, recipe, key, Store(options.out), device_for_runs("auto"), options.held_out, about, pause, cold=True)
+    device = device_for_runs("auto")
+    with speedrun_search.nothing_compiled():
+        _run_once(goal, recipe, key, Store(options.out), device, options.held_out, about, pause, cold=True)
 
 
 def _run_once(
@@ -305,7 +337,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--goals", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--search", action="store_true", help="choose settings on held-out training images")
-    parser.add_argument("--seconds", type=float, default=45.0, help="of a trial of the search")
+    parser.add_argument("--seconds", type=float, default=BRIEF, help="of a trial of the search")
     parser.add_argument("--best", action="store_true", help="use the settings that the search has chosen")
     parser.add_argument("--held-out", action="store_true", help="judge on held-out training images, to choose settings")
     parser.add_argument(

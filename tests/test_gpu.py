@@ -39,10 +39,47 @@ TINY = Recipe(
 )
 
 
+def test_fused_norms_equal_those_of_torch():
+    pytest.importorskip("triton")
+    from benchmarks import fused_norms
+    from stairwise.nets.resnet import resnet18
+
+    plain, fused = resnet18("small", 16).cuda(), fused_norms.resnet18("small", 16).cuda()
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    fused.load_state_dict(plain.state_dict())
+    x = torch.randn(32, 3, 20, 20, device="cuda").contiguous(memory_format=torch.channels_last)
+    for net in (plain, fused):
+        h = net.train()(x)
+        (h * torch.linspace(0, 1, h.numel(), device="cuda").view_as(h)).sum().backward()
+    for p, q in zip(plain.parameters(), fused.parameters(), strict=True):
+        assert (p.grad - q.grad).norm() <= 1e-2 * p.grad.norm()
+    for p, q in zip(plain.buffers(), fused.buffers(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-2, atol=1e-3)
+    assert torch.allclose(plain.eval()(x), fused.eval()(x), rtol=1e-2, atol=1e-2)
+
+
+class Pooled(torch.nn.Module):
+    """An encoder for views of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3 * 16, 64)
+
+    def forward(self, x):
+        return self.linear(torch.nn.functional.adaptive_avg_pool2d(x, 4).flatten(1)).relu()
+
+
+GROWING = {"encoder": "tests.test_gpu:Pooled", "encoder_options": {}, "sizes": [[0.0, 16], [0.4, 24], [0.7, 32]]}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {},
+        GROWING,
+        GROWING | {"compile": True},
         {"loss": "simclr"},
         {"loss": "vicreg", "precondition": {"power": 0.5}},
         {"loss": "vicreg", "precondition": {"power": 1.0}},

@@ -16,6 +16,7 @@ from benchmarks.race.entrants import BASELINES, LOSSES, METHODS, RACED
 from benchmarks.race.store import Result, Store
 from benchmarks.race.summary import Group, at_equal_modes, groups, seconds_per_step, verdict
 from stairwise.figures.style import key, panels, style
+from stairwise.training.recipe import Recipe
 
 RESULTS = Path("docs/results")
 NOTHING = "*Not run yet.*"
@@ -146,6 +147,20 @@ def speedrun_table(runs: dict[str, Result]) -> str:
     return markdown([head, *rows]) if rows else NOTHING
 
 
+def search_table(runs: dict[str, Result]) -> str:
+    """The trials of the search, by the settings that not all of them share."""
+    trials = [(*name.split("/", 2), r) for name, r in runs.items() if name.startswith(("search ", "further "))]
+    settings = [{"loss": Recipe().loss} | json.loads(text) for _, _, text, _ in trials]
+    shared = {k: v for k, v in (settings[0] if settings else {}).items() if all(s.get(k) == v for s in settings)}
+    rows = []
+    for own, (stage, _, _, r) in zip(settings, trials, strict=True):
+        words = ", ".join(f"{k} {v}" for k, v in own.items() if k not in shared and v not in (True, False))
+        scores = [f"{100 * r[name]:.2f}" if name in r else "" for name in ("logistic", "folded")]
+        scores = ["diverged", ""] if r["diverged"] else scores
+        rows.append([stage.partition(" ")[2], words, f"{r['views'] / 1e6:.2f} M", *scores])
+    return markdown([["seconds", "settings", "views", "held out", "folds"], *rows]) if rows else NOTHING
+
+
 def parts_table(runs: dict[str, Result]) -> str:
     """Milliseconds per step of the last run of each goal."""
     rows = {
@@ -252,7 +267,7 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
     return {
         **{"verdict": verdict_table(results, data), "baselines": baselines_note(results, data)},
         **{"finals": finals_table(results, data), "trials": trials_table(results, data)},
-        **{"speedrun": speedrun_table(runs), "parts": parts_table(runs)},
+        **{"speedrun": speedrun_table(runs), "parts": parts_table(runs), "search": search_table(runs)},
         **{"engine": engine_table(engine), "kernels": kernels_table(engine)},
         "figure": f"![{ALT}](speed.png)" if draw(results, data) is not None else "",
         **{"small": finals_table(results, data, "small"), "lost": lost_table(results, data)},

@@ -25,7 +25,7 @@ class ViewPairs:
         feed, pipeline, size, mean, std, seed: images, augmentations, side of a view, channel statistics, seed.
         half: leave float16 views as they are.
         both: computes the two views; a GPU may do that on two streams.
-        draw: batch → two views; may be replaced by a recording of itself.
+        draw: batch and side → two views; may be replaced by a recording of itself.
         generator: its random numbers.
     """
 
@@ -42,32 +42,35 @@ class ViewPairs:
         self.feed, self.pipeline, self.size, self.mean, self.std = feed, pipeline, size, mean, std
         self.seed, self.half = seed, half
         self.both: Both = _in_order
-        self.draw: Callable[[Tensor], Pair] = self._draw
+        self.draw: Callable[..., Pair] = self._draw
         self.generator = torch.Generator(feed.device)
 
     def copy(self) -> "ViewPairs":
         """The same pairs with their own random numbers, to use while these are being drawn."""
         return ViewPairs(self.feed, self.pipeline, self.size, self.mean, self.std, self.seed, self.half)
 
-    def stream(self, rows: Iterator[Tensor], first: int) -> Iterator[Pair]:
-        """Views of the images in each tensor of row numbers, for steps `first`, `first` + 1, …"""
+    def stream(self, rows: Iterator[Tensor], first: int, side: Callable[[int], int] | None = None) -> Iterator[Pair]:
+        """Views of the images in each tensor of row numbers, for steps `first`, `first` + 1, …
+
+        `side`: that of the views of a step, if it is not always `size`.
+        """
         for step, batch in enumerate(self.feed.stream(rows), first):
             self.generator.manual_seed(mixed(VIEWS, self.seed, step, rank()))
-            yield self.draw(batch)
+            yield self.draw(batch, size=side(step) if side else self.size)
 
     def fixed(self, rows: Tensor, *numbers: int) -> Pair:
         """Views that no step draws: to measure with, or to train on again and again."""
         self.generator.manual_seed(mixed(START, self.seed, *numbers))
-        return self._draw(self.feed.take(rows))
+        return self._draw(self.feed.take(rows), self.size)
 
     def fixed_batches(self, rows: Tensor, batch: int = 256, least: int = 1) -> Iterator[Pair]:
         """`fixed` views of many images, batch by batch; a batch of fewer than `least` images is left out."""
         for i, some in enumerate(part for part in rows.split(batch) if len(part) >= least):
             yield self.fixed(some, i)
 
-    def _draw(self, batch: Tensor) -> Pair:
+    def _draw(self, batch: Tensor, size: int) -> Pair:
         def one(view: View) -> Tensor:
-            x = augment(batch, view, self.size, self.generator, self.mean, self.std)
+            x = augment(batch, view, size, self.generator, self.mean, self.std)
             return x if self.half else x.float()
 
         a, b = self.pipeline

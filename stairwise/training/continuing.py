@@ -49,6 +49,8 @@ def note_of_length(recipe: Recipe, material: Material, stored: Checkpoint, sched
     """What changes for a run that is made longer, in words."""
     step, before = stored.facts["step"], _steps_before(recipe, stored, material.training, material.batch)
     note = f"the run of {before} steps goes on after step {step}, up to step {schedule.total}"
+    if recipe.sizes:
+        note += f"; from here on views have the sizes of a run of {schedule.total} steps"
     if schedule.kind == "constant":
         return note
     last = recipe.lr * replace(schedule, total=before).factor(max(step - 1, 0))

@@ -78,40 +78,41 @@ def _no_collection() -> Iterator[None]:
 class Recorded:
     """Calls work(*tensors, **options) a few times, then records it as a CUDA graph and replays that.
 
-    There is one recording per combination of options. The shapes of tensors must not change. A replay overwrites the
-    previous result of `work`.
+    There is one recording per combination of options and shapes. A replay overwrites the previous result of `work`.
     """
 
     def __init__(self, work: Callable[..., Any], generator: torch.Generator | None = None) -> None:
         self.work, self.generator = work, generator
         self.recordings: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Any]] = {}
         self.calls: dict[tuple[Any, ...], int] = {}
-        self.inputs: tuple[Tensor, ...] = ()
+        self.inputs: dict[tuple[torch.Size, ...], tuple[Tensor, ...]] = {}
         self.side = torch.cuda.Stream()
 
     def __call__(self, *tensors: Tensor, **options: Any) -> Any:
-        if not self.inputs:
-            self.inputs = tuple(torch.empty_like(x) for x in tensors)
-        for mine, x in zip(self.inputs, tensors, strict=True):
+        shapes = tuple(x.shape for x in tensors)
+        if shapes not in self.inputs:
+            self.inputs[shapes] = tuple(torch.empty_like(x) for x in tensors)
+        inputs = self.inputs[shapes]
+        for mine, x in zip(inputs, tensors, strict=True):
             mine.copy_(x)
-        key = tuple(sorted(options.items()))
+        key = (shapes, *sorted(options.items()))
         self.calls[key] = self.calls.get(key, 0) + 1
         if self.calls[key] <= WARM:
-            return self._call_on_side(options)
+            return self._call_on_side(inputs, options)
         if key not in self.recordings:
-            self.recordings[key] = self._record(options)
+            self.recordings[key] = self._record(inputs, options)
         graph, out = self.recordings[key]
         graph.replay()
         return out
 
-    def _call_on_side(self, options: dict[str, Any]) -> Any:
+    def _call_on_side(self, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> Any:
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            out = self.work(*self.inputs, **options)
+            out = self.work(*inputs, **options)
         torch.cuda.current_stream().wait_stream(self.side)
         return out
 
-    def _record(self, options: dict[str, Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    def _record(self, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
         if self.generator is not None:
             graph.register_generator_state(self.generator)
@@ -122,7 +123,7 @@ class Recorded:
             with _no_collection(), recording, warnings.catch_warnings():
                 # gradients of passes on two streams are summed on one stream, as intended
                 warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
-                out = self.work(*self.inputs, **options)
+                out = self.work(*inputs, **options)
         except RuntimeError as error:
             # a failed recording leaves the random state undefined, so this process cannot continue
             reason = str(error).splitlines()[0]

@@ -41,7 +41,7 @@ from stairwise.training.optimizer import FlatOptimizer
 from stairwise.training.process import StopRequest, locked
 from stairwise.training.recipe import Recipe, load_recipe
 from stairwise.training.recorder import Recorder
-from stairwise.training.schedule import Schedule
+from stairwise.training.schedule import Schedule, Sizes
 from stairwise.training.setup import fastest_convolutions, prepare, with_joint_norms
 from stairwise.training.watchdog import Watchdog
 
@@ -136,6 +136,7 @@ class Trainer:
         )
         self.calendar, self.continued = continued_calendar(recipe, self.material, self.stored)
         self.schedule = Schedule(recipe.schedule, self.calendar.total, self.calendar.warmup, recipe.final_lr)
+        self.sizes = Sizes(recipe.sizes, self.calendar.total, self.material.pairs.size)
         self.step_number, self.t, self.seconds = 0, 0.0, 0.0
         self.about: dict[str, Any] = {}  # contents of recipe.json
         standardizes = recipe.loss == "barlow_twins" and recipe.loss_options.get("batch_norm", True)
@@ -187,7 +188,7 @@ class Trainer:
         material = self.material
         share = rank(), world(), self.recipe.repeats
         rows = batch_rows(material.training, material.batch, self.recipe.seed, self.step_number, *share)
-        pairs = material.pairs.stream(rows, self.step_number)
+        pairs = material.pairs.stream(rows, self.step_number, self.sizes.at)
         return prefetch(pairs) if self.device.type == "cuda" else pairs
 
     def advance(self, pairs: Iterator[Pair], measure: bool = False) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from stairwise.checks import InputError, instance, positive_int
 from stairwise.data.images import load
 from stairwise.data.pairs import view_pairs
+from stairwise.evaluate.representations import eval_mode
 from stairwise.nets.encoder import Network, build_encoder, build_network
 from stairwise.nets.initial import scale_parameters
 from stairwise.runs.folder import CHECKPOINTS, WEIGHTS
@@ -22,7 +23,21 @@ def network_of(recipe: Recipe, view_shape: tuple[int, ...]) -> Network:
         torch.manual_seed(recipe.seed)
         encoder = build_encoder(recipe.encoder, recipe.encoder_options)
         sample = torch.zeros(2, *view_shape)
-        return build_network(encoder, sample, recipe.hidden, recipe.d, recipe.head_norm, recipe.head_bias).float()
+        network = build_network(encoder, sample, recipe.hidden, recipe.d, recipe.head_norm, recipe.head_bias).float()
+        _check_sizes(network, recipe, view_shape)
+        return network
+
+
+def _check_sizes(network: Network, recipe: Recipe, view_shape: tuple[int, ...]) -> None:
+    """Try the encoder with views of every side in `sizes`."""
+    for side in dict.fromkeys(int(side) for _, side in recipe.sizes if side != view_shape[1]):
+        try:
+            with eval_mode(network):
+                network(torch.zeros(2, view_shape[0], side, side))
+        except Exception as error:  # code of the user
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            remedy = f"{reason}; leave sizes out, or use a convolutional encoder with global pooling, such as resnet18"
+            raise InputError("sizes", "need an encoder that takes views of every one of them", side, remedy) from error
 
 
 def load_network(run: Run) -> Network:

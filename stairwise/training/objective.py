@@ -47,7 +47,7 @@ class AbstractObjective(nn.Module, ABC):
         """Fuse the operations of the network in training by `torch.compile`; probes use the network as it is."""
         if next(self.network.parameters()).is_cuda and find_spec("triton") is None:
             raise InputError("compile", "needs triton on a GPU", "triton is not installed", "set compile=false")
-        self.compiled = torch.compile(self.network.forward)
+        self.compiled = torch.compile(self.network.forward, dynamic=False)  # anew for every size of views
 
     def after_step(self) -> None:
         """Called after each step of the optimizer."""

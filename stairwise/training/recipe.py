@@ -15,7 +15,7 @@ from stairwise.runs.reader import Run
 from stairwise.training.newton_schulz import LARGEST, SCALINGS, check_rate, largest_rate
 from stairwise.training.objective import check_options
 from stairwise.training.optimizer import OPTIMIZERS
-from stairwise.training.schedule import SCHEDULES
+from stairwise.training.schedule import SCHEDULES, check_sizes
 
 HERE = Path(__file__).parent / "recipes"
 LARGEST_FLOAT = 1e38  # of float32, in which networks are trained
@@ -34,6 +34,8 @@ class Recipe:
         pretrain: train on this many images, from the first; 0: the dataset's training split, or all images.
         views: name of the augmentation pipeline.
         size: side of a view in pixels; 0: that of the images.
+        sizes: views that grow during training: [[0.0, 20], [0.5, 32]] trains on views of 20 pixels, and of 32 from
+            half of the steps on. Probes and other measurements take `size`. Empty: `size` always.
         fixed_views: draw the pairs once and train on all of them at every step (the paper's MLP).
         encoder, encoder_options: name or import path `package.module:factory`, and arguments of the factory.
         hidden: widths of the head's hidden layers. head_norm, head_bias: batch norm and biases in the head.
@@ -73,6 +75,7 @@ class Recipe:
     pretrain: int = 0
     views: str = "simclr"
     size: int = 0
+    sizes: list[list[float]] = field(default_factory=list)
     fixed_views: bool = False
     encoder: str = "resnet18"
     encoder_options: dict[str, Any] = field(default_factory=dict)
@@ -120,12 +123,10 @@ class Recipe:
         for entry in dataclasses.fields(self):
             _check_type(entry.name, getattr(self, entry.name), entry.type)
         one_of(self.views, "views", PIPELINES)
+        check_sizes(self.sizes, self.fixed_views)
         check_options(self.loss, self.loss_options, self.precondition)
         one_of(self.optimizer, "optimizer", OPTIMIZERS)
         one_of(self.scaling, "scaling", SCALINGS)
-        for setting in dataclasses.fields(self):
-            if setting.type is bool:
-                flag(getattr(self, setting.name), setting.name)
         one_of(self.schedule, "schedule", SCHEDULES)
         one_of(self.precision, "precision", PRECISIONS)
         one_of(self.scope, "scope", SCOPES)
@@ -236,9 +237,10 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
         raise InputError(name, "must be a whole number", shown(value))
     if origin is dict and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
         raise InputError(name, "must be a table with names as keys", shown(value), "give a dict")
-    if origin is list and not (isinstance(value, list) and all(isinstance(v, get_args(kind)[0]) for v in value)):
-        raise InputError(name, f"must be a list of {get_args(kind)[0].__name__}", shown(value))
-    if origin is list and get_args(kind)[0] is int:
+    inside = get_origin(get_args(kind)[0]) or get_args(kind)[0] if origin is list else None
+    if inside and not (isinstance(value, list) and all(isinstance(v, inside) for v in value)):
+        raise InputError(name, f"must be a list of {inside.__name__}", shown(value))
+    if inside is int:
         for item in value:
             positive_int(item, name)
 
@@ -249,6 +251,8 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
     try:
         if kind is bool:
             return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
+        if kind == list[list[float]]:
+            return [list(item) for item in parsed(value)]
         if origin is list:
             return [get_args(kind)[0](v) for v in (value if isinstance(value, list) else _items(str(value)))]
         if origin is dict:

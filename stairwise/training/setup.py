@@ -78,6 +78,9 @@ def prepare(recipe: Recipe, device: torch.device) -> Material:
     if recipe.probes:
         _check_classes(*probe_rows(images, training, recipe.probe_images), images)
     pairs = view_pairs(images, recipe.views, recipe.size, recipe.seed, device, training=training)
+    least = min(images.pixels.shape[1:3])
+    if pairs.pipeline[0].scale is None and any(side > least for _, side in recipe.sizes):
+        raise InputError("sizes", f"must be at most {least}, the side of the images, for crops", recipe.sizes)
     pairs.half = bf16 = recipe.precision == "bf16" and device.type == "cuda"
     graph = recipe.graph and device.type == "cuda" and world() == 1
     if graph:

@@ -155,10 +155,24 @@ def test_a_compiled_network_trains_alike(tmp_path, monkeypatch):
     assert all(torch.allclose(v, theirs[k], atol=1e-5) for k, v in load_network(fused).state_dict().items())
 
 
+def test_growing_views_are_compiled_once_per_size(tmp_path, monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    recipe = replace(TINY, sizes=[[0.0, 5], [0.5, 6], [0.8, 8]])
+    plain, fused = (sw.train(replace(recipe, compile=on), tmp_path / str(on)) for on in (False, True))
+    assert fused.series("loss") == pytest.approx(plain.series("loss"), rel=1e-5)
+    assert len(graphs) == 3
+
+
 def test_compiling_on_a_gpu_needs_triton(monkeypatch):
     objective = build_objective(nn.Linear(2, 2), 2, "simclr", {}, {})
     monkeypatch.setattr("stairwise.training.objective.find_spec", lambda _: None)
-    monkeypatch.setattr(torch, "compile", lambda work: work)
+    monkeypatch.setattr(torch, "compile", lambda work, **_: work)
     objective.compile_network()  # on a CPU it is not needed
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
     with pytest.raises(InputError, match="triton"):

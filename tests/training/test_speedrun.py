@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import speedrun, speedrun_search
+from benchmarks.bench_engine import make
 from benchmarks.race import page
 from benchmarks.race.images import RaceImages
 from benchmarks.race.single import device_for_runs
@@ -59,8 +60,53 @@ def test_a_search_keeps_what_is_better():
     assert len(tried) == len(asked)
 
 
+def test_a_search_continues_from_the_stored_trials():
+    """The first search is finished: what comes next is its best with the better judge."""
+    store = Store(speedrun.STORE)
+    first = [key for key in store.results() if key.startswith("search 45 s/")]
+    searched = speedrun.Searched(store, 50000, 45.0, {})
+    _, _, stage = searched.state()
+    assert stage == "further"
+    known = {"loss": "vicreg", "lr": 0.04, "batch": 256, "d": 512}
+    chosen = next_trial(lambda settings: speedrun_search.accuracy(store.results(), searched.key("search", settings)))
+    assert {name: chosen[0][name] for name in known} == known
+    assert chosen[1] is None
+    assert searched.key("search", chosen[0]) in first
+
+
+def test_a_change_must_gain_the_margin():
+    scores = {0.1: 0.5, 0.2: 0.501, 0.3: 0.503}
+    changes = [({"lr": 0.2}, ()), ({"lr": 0.3}, ())]
+    start = {"loss": "vicreg", "lr": 0.1}
+    assert next_trial(lambda s: scores[s["lr"]], start, changes, margin=0.002) == ({"loss": "vicreg", "lr": 0.3}, None)
+    assert next_trial(lambda s: scores[s["lr"]], start, changes[:1], margin=0.002) == (start, None)
+
+
+def test_probes_of_folds_are_judged_on_images_that_they_have_not_seen():
+    """Labels of noise: a probe that had seen them would know them."""
+    toy_images().offer()
+    recipe = Recipe(data="race-tune", encoder="torch.nn:Flatten", views="none", batch=16, steps=1)
+    trainer = make(recipe, device_for_runs("cpu"))
+    assert speedrun_search.folded_accuracy(trainer) < 0.4
+    trainer.close()
+
+
+def test_steps_that_fit_take_all_sizes_into_account(tmp_path, monkeypatch):
+    np.save(tmp_path / "images.npy", np.zeros((40, 16, 16, 3), np.uint8))
+    options = {"encoder_options": {"stem": "small", "width": 1}, "views": "none", "batch": 16, "steps": 10**6}
+    recipe = Recipe(data=f"array:{tmp_path / 'images.npy'}", sizes=[[0.0, 8], [0.25, 16]], **options)
+    rates = iter([1000.0, 100.0])
+    monkeypatch.setattr(speedrun_search, "rate", lambda *_: next(rates))
+    monkeypatch.setattr(speedrun_search, "perf_counter", lambda: 0.0)
+    seconds = speedrun_search.SPARE * 100
+    expected = int(seconds / (0.25 / 1000 + 0.75 / 100)) // 50 * 50
+    assert speedrun_search.steps_in(recipe, device_for_runs("cpu"), 100.0) == expected
+
+
 def test_a_search_trains_continues_and_its_best_is_run(tmp_path, monkeypatch):
     monkeypatch.setattr(speedrun_search, "CHANGES", [({"lr": 0.02}, ())])
+    monkeypatch.setattr(speedrun_search, "FURTHER", [({"sizes": [[0.0, 8], [0.5, 16]]}, ())])
+    monkeypatch.setattr(speedrun_search, "LONGER", [({"momentum": 0.9}, ())])
     for module, name in ((speedrun, "steps_in"), (speedrun, "steps_in_new_process")):
         monkeypatch.setattr(module, name, lambda *_: 2)
     monkeypatch.setattr(speedrun, "parts", lambda *_: {})
@@ -69,8 +115,15 @@ def test_a_search_trains_continues_and_its_best_is_run(tmp_path, monkeypatch):
     small = {"encoder_options.width": "4", "batch": "16", "d": "8", "hidden": "16", "held_out": "16"}
     searched = speedrun.Searched(store, images.training, 1.0, small)
     device = device_for_runs("cpu")
-    assert [searched.run_next(device) for _ in range(3)] == [True, True, False]
+    assert [searched.run_next(device) for _ in range(5)] == [True] * 4 + [False]
     assert all(r["held_out"] and r["steps"] == 2 for r in store.results().values())
+    stages = [key.partition(" ")[0] for key in store.results()]
+    assert stages == ["search", "search", "further", "further"]
+    assert all(0 <= r["folded"] <= 1 for r in store.results().values())
+    longer = speedrun.Searched(store, images.training, 120.0, small)
+    monkeypatch.setattr(speedrun, "BRIEF", 1.0)
+    assert [longer.run_next(device) for _ in range(3)] == [True, True, False]
+    assert searched.run_next(device) is False  # the longer search has not changed it
     options = argparse.Namespace(best=True, held_out=False)
 
     def run(goal, recipe, key, about):
