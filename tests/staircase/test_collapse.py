@@ -59,7 +59,7 @@ def test_equal_directions_are_no_collapse_while_the_variance_is_kept_unless_the_
 )
 def test_a_constant_mode_is_no_collapse(mean_square, loss, level, bad):
     alike = {"positive": 0.999, "negative": 0.9985, "mean_square": mean_square, "loss": loss, "batch": 64}
-    says = said(T30, EVEN * np.geomspace(1, 0.12, 30)[:, None], level=level, **alike)
+    says = said(T30, EVEN * np.geomspace(1, 0.1, 30)[:, None], level=level, **alike)
     assert (says.state == "collapsed") == bad, str(says)
 
 
