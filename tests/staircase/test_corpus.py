@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from benchmarks.corpus import page
-from benchmarks.corpus.make import OWN, settings
+from benchmarks.corpus.images import closeups
+from benchmarks.corpus.make import OWN, settings, train
 from benchmarks.corpus.score import (
     LAST,
     PARTS,
@@ -170,6 +171,20 @@ def test_the_corpus_is_a_part_of_what_is_defined(runs):
         assert (f" {missing} of the {part}" in TEXT) == (missing > 0)
     assert f"of {sum(map(len, runs.values()))} short trainings" in TEXT
     assert f"{len(early) - len(runs['first']) - len(runs['second'])} of the first two parts" in TEXT
+
+
+def test_a_run_of_the_part_to_come_trains():
+    run = next(run for run in settings() if run["name"] == "vicreg-strokes-gated-standard0")
+    assert (train(run | {"steps": 60}, {}, "cpu")["covariance"].sum(axis=1) > 0).tolist() == [True] * 60
+
+
+def test_closeups_are_squares_of_the_photographs():
+    pixels = np.arange(5 * 6 * 6 * 3).reshape(5, 6, 6, 3)
+    cut = closeups(pixels, np.arange(5), number=4, side=3)
+    assert sorted(set(cut["labels"])) == sorted(cut["labels"])
+    for square, k in zip(cut["pixels"], cut["labels"], strict=True):
+        windows = np.lib.stride_tricks.sliding_window_view(pixels[k], (3, 3), axis=(0, 1)).transpose(0, 1, 3, 4, 2)
+        assert (windows == square).all(axis=(2, 3, 4)).sum() == 1
 
 
 def test_a_table_without_a_place_is_an_error():
