@@ -3,7 +3,7 @@
 Each run is a dictionary of settings, drawn from the number of the run. Runs with the same loss, data and architecture
 form a group, and whole groups are in one part of the corpus, so that nothing is tuned on a neighbour of a run that is
 reported: the first two parts share their architectures (`held` tells them apart), from the eighth on each part has
-images of its own, and every other part has an architecture of its own.
+images of its own, and every other part has an architecture of its own. `images.py` makes or reads the images.
 A run that has a file in the folder is not trained again.
 """
 
@@ -11,20 +11,17 @@ import argparse
 import json
 import time
 from collections.abc import Mapping
-from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
 
 import stairwise as sw
+from benchmarks.corpus.images import Source
 from benchmarks.corpus.methods import FAULTS_OF, Method, build, factor, optimizer_of
 from benchmarks.corpus.store import read
-from stairwise.data.images import load
 
 RECORDS = 60
 LOSSES = tuple(FAULTS_OF)
@@ -34,14 +31,15 @@ ARCHITECTURES["cnn"] = ARCHITECTURES["mixer"] = ("digits", "photos", "cifar10")
 ARCHITECTURES |= {"shallow": ("digits", "photos"), "recurrent": ("digits", "photos", "cifar10")}
 ARCHITECTURES["patches"] = ARCHITECTURES["recurrent"]
 STEPS = {"cnn": (720, 1200), "mixer": (720, 1200), "mlp": (900, 1800), "resnet": (600, 1080), "vit": (600, 1080)}
-STEPS |= {"shallow": (720, 1200), "recurrent": (540, 840), "patches": (420, 660)}
-LATE = ("stl10", "leaves", "clouds")  # images of the last parts, which are trained for fewer steps
+STEPS |= {"shallow": (720, 1200), "recurrent": (540, 840), "patches": (420, 660), "gated": (540, 840)}
+# images of the last parts, which are trained for fewer steps
+LATE = ("stl10", "leaves", "clouds", "strokes", "closeups")
 LATE_STEPS = STEPS | {"cnn": (480, 720), "mixer": (420, 660), "mlp": (540, 1080), "resnet": (360, 600)}
 LATE_STEPS |= {"shallow": (540, 840), "vit": (300, 480)}
 DONE = {"mlp": 2400, "recurrent": 1200, "patches": 900}  # steps to learn all they can; else 1800
-LATE_DONE = dict.fromkeys(ARCHITECTURES, 1200) | dict.fromkeys(("mixer", "resnet", "vit"), 720)
+LATE_DONE = dict.fromkeys(STEPS, 1200) | dict.fromkeys(("mixer", "resnet", "vit"), 720)
 # share of runs that normalize z, with these losses:
-UNIT = {"shallow": 0.6, "recurrent": 0.4, "patches": 0.4, "stl10": 0.4, "leaves": 0.4, "clouds": 0.4}
+UNIT = {"shallow": 0.6, "recurrent": 0.4, "patches": 0.4} | dict.fromkeys(LATE, 0.4)
 NORMALIZED = ("simclr", "spectral", "byol", "simsiam")
 RATES = {  # of SGD with momentum 0.9
     "barlow_twins": 0.01,
@@ -96,15 +94,22 @@ NINTH = dict.fromkeys(("mlp", "cnn", "shallow", "recurrent", "patches"), CHEAP)
 # made after the ninth part had been judged, for narrower intervals, with nothing changed
 MANY = CHEAP | {"standard": (0, 14), "small": (0, 10), "done": (0, 6), "slow": (0, 2), "frozen": (0, 2)}
 TENTH = dict.fromkeys(NINTH, MANY | {"fault": (0, 8), "midway": (0, 8)})
-OWN = {"stl10": EIGHTH, "leaves": NINTH, "clouds": TENTH}  # images that only one part has
+# defined after the tenth part had been judged, before any rule was changed: two kinds of images, one of them real, and
+# an architecture that no part has had
+ARCHITECTURES["gated"] = ()
+HALF = CHEAP | {"small": (0, 4), "done": (0, 2), "fault": (0, 4), "midway": (0, 4)}
+ELEVENTH = dict.fromkeys((*NINTH, "gated"), HALF)
+# images that only one part has
+OWN = {"stl10": EIGHTH, "leaves": NINTH, "clouds": TENTH, "strokes": ELEVENTH, "closeups": ELEVENTH}
 
 
 def settings() -> list[dict[str, Any]]:
     """All runs of the corpus."""
     first = {name: {scenario: (0, k) for scenario, k in table.items()} for name, table in REPEATS.items()}
     runs: list[dict[str, Any]] = []
-    for tables in (first, MORE, THIRD, LAST, MORE_OF_LAST, STILL_MORE, FIFTH, SIXTH, SEVENTH, *OWN.values()):
-        own = tuple(data for data, part in OWN.items() if part is tables)
+    shared = (first, MORE, THIRD, LAST, MORE_OF_LAST, STILL_MORE, FIFTH, SIXTH, SEVENTH)
+    parts: list[tuple[dict[str, Any], tuple[str, ...]]] = [(tables, ()) for tables in shared]
+    for tables, own in [*parts, *((tables, (data,)) for data, tables in OWN.items())]:
         for architecture, table in tables.items():
             for s, data in enumerate(own or ARCHITECTURES[architecture]):
                 for k, loss in enumerate(LOSSES):
@@ -193,107 +198,11 @@ def _of_scenario(run: dict[str, Any], rng: np.random.Generator, i: int) -> dict[
     return {}
 
 
-@cache
-def leaves(number: int = 4000, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Images of disks that cover each other ("dead leaves"), each with one of ten palettes, which is its label."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(10, size=number)
-    palettes = rng.uniform(0, 255, (10, 4, 3))
-    pixels = np.zeros((number, side, side, 3), dtype=np.uint8)
-    y, x = np.mgrid[:side, :side]
-    for _ in range(60):
-        center, radius = rng.uniform(0, side, (2, number, 1, 1)), 1.5 / rng.uniform(0.1, 1, (number, 1, 1))
-        color = palettes[labels, rng.integers(4, size=number)] + rng.normal(0, 25, (number, 3))
-        inside = (x - center[0]) ** 2 + (y - center[1]) ** 2 <= radius**2
-        pixels = np.where(inside[..., None], color.clip(0, 255).astype(np.uint8)[:, None, None], pixels)
-    return pixels, labels
-
-
-@cache
-def clouds(number: int = 4000, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """Random fields with a power law in frequency, mixed into colours; exponent and colours are those of the label."""
-    rng = np.random.default_rng(1)
-    labels = rng.integers(10, size=number)
-    frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(side), np.fft.rfftfreq(side), indexing="ij"))
-    frequency[0, 0] = np.inf  # no mean
-    power = frequency ** -np.linspace(0.8, 2.6, 10)[labels][:, None, None, None]
-    fields = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(number, 3, side, side))) * power, s=(side, side))
-    fields /= fields.std(axis=(1, 2, 3), keepdims=True)
-    colors = np.einsum("nkc,nkyx->nyxc", rng.normal(0, 0.7, (10, 3, 3))[labels], fields)
-    return (128 + 60 * colors).clip(0, 255).astype(np.uint8), labels
-
-
-MADE = {"leaves": leaves, "clouds": clouds}
-
-
-class Source:
-    """Images of one data set, and two views of random ones."""
-
-    def __init__(
-        self, data: str, side: int, classes: int, files: Mapping[str, Path], device: str, generator: torch.Generator
-    ) -> None:
-        if data in files:
-            with np.load(files[data]) as stored:
-                pixels, labels = stored["pixels"], stored["labels"]
-        elif data in MADE:
-            pixels, labels = MADE[data]()
-        else:
-            images = load(data)
-            pixels, labels = np.asarray(images.pixels), np.asarray(images.labels)
-        if data == "photos":  # ten regions of the two photographs
-            labels = np.arange(len(pixels)) * 10 // len(pixels)
-        x = torch.as_tensor(pixels).float()
-        x = x[..., None] if x.ndim == 3 else x
-        x = x.permute(0, 3, 1, 2) / x.max()
-        if x.shape[2] > side:
-            x = avg_pool2d(x, x.shape[2] // side)
-        self.x = ((x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)).contiguous().to(device)
-        self.by_class = [torch.as_tensor(np.flatnonzero(labels == c)).to(device) for c in range(classes)]
-        self.digits, self.generator, self.device = data == "digits", generator, device
-        self.side, self.channels = self.x.shape[2], self.x.shape[1]
-
-    def _uniform(self, *shape: int) -> Tensor:
-        return torch.rand(*shape, generator=self.generator, device=self.device)
-
-    def pair(self, n: int) -> tuple[Tensor, Tensor]:
-        if not self.by_class:
-            rows = (self._uniform(n) * len(self.x)).long()
-            return self._view(self.x[rows]), self._view(self.x[rows])
-        classes = (self._uniform(n) * len(self.by_class)).long()
-        views = []
-        for _ in range(2):
-            rows = torch.empty_like(classes)
-            for c, members in enumerate(self.by_class):
-                chosen = classes == c
-                rows[chosen] = members[(self._uniform(int(chosen.sum())) * len(members)).long()]
-            views.append(self._view(self.x[rows]))
-        return views[0], views[1]
-
-    def _view(self, x: Tensor) -> Tensor:
-        n, u = len(x), self._uniform(8, len(x))
-        scale = 0.85 + 0.3 * u[0] if self.digits else 0.5 + 0.5 * u[0]
-        shift = 0.2 if self.digits else 1 - scale
-        angle = (0.5 * (u[1] - 0.5)) if self.digits else torch.zeros_like(u[1])
-        flip = torch.ones_like(u[2]) if self.digits else torch.sign(u[2] - 0.5)
-        rows = [
-            torch.stack([scale * angle.cos() * flip, -scale * angle.sin(), shift * (2 * u[3] - 1)], dim=1),
-            torch.stack([scale * angle.sin(), scale * angle.cos(), shift * (2 * u[4] - 1)], dim=1),
-        ]
-        y = grid_sample(
-            x, affine_grid(torch.stack(rows, dim=1), list(x.shape), align_corners=False), align_corners=False
-        )
-        gray = ((u[5] < 0.2) & (x.shape[1] == 3))[:, None, None, None]
-        y = torch.where(gray, y.mean(dim=1, keepdim=True), y)
-        gains = 1 + 0.5 * (self._uniform(n, x.shape[1], 1, 1) - 0.5)
-        noise = torch.randn(y.shape, generator=self.generator, device=self.device)
-        return y * gains * (0.6 + 0.8 * u[6])[:, None, None, None] + (u[7] - 0.5)[:, None, None, None] + 0.1 * noise
-
-
 def train(run: dict[str, Any], files: Mapping[str, Path], device: str) -> dict[str, np.ndarray]:
     """Train one run, and return its records."""
     torch.manual_seed(run["seed"])
     generator = torch.Generator(device).manual_seed(run["seed"])
-    side = {"digits": 8, "photos": 16, "cifar10": 32, "stl10": 16, "leaves": 8, "clouds": 8}[run["data"]]
+    side = {"photos": 16, "cifar10": 32, "stl10": 16}.get(run["data"], 8)
     wide = {"vit": True, "resnet": run["data"] != "stl10", "mlp": run["data"] == "photos"}
     side = side if wide.get(run["architecture"]) else 8
     source = Source(run["data"], side, run["classes"], files, device, generator)
@@ -366,7 +275,7 @@ def _image_file(text: str) -> tuple[str, Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    about = "NAME=FILE.npz with pixels (N, 32, 32, 3) and labels (N,), for cifar10 and stl10; repeat for several"
+    about = "NAME=FILE.npz with pixels (N, 32, 32, 3) and labels (N,), for cifar10, stl10 and closeups; may be repeated"
     parser.add_argument("--images", type=_image_file, action="append", default=[], help=about)
     parser.add_argument("--out", type=Path, default=Path("local/corpus"))
     parser.add_argument("--workers", type=int, default=2)

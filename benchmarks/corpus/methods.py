@@ -118,6 +118,20 @@ class Patches(nn.Module):
         return self.layers(patches).amax(dim=1)
 
 
+class Gated(nn.Module):
+    """Two layers of products: half of the outputs of a linear map, each multiplied by a gate, a sigmoid of the rest."""
+
+    def __init__(self, inputs: int, width: int = 96) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(inputs, 2 * width), nn.GLU(), nn.Linear(width, 2 * width), nn.GLU()
+        )
+        self.features = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
 def build(architecture: str, side: int, channels: int, d: int, norm: bool) -> nn.Sequential:
     """Backbone and head, from images to z."""
     if architecture == "mlp":
@@ -134,6 +148,8 @@ def build(architecture: str, side: int, channels: int, d: int, norm: bool) -> nn
         backbone = Recurrent(side, channels)
     elif architecture == "patches":
         backbone = Patches(channels)
+    elif architecture == "gated":
+        backbone = Gated(channels * side**2)
     else:
         backbone = ViT(side, channels, 2 if side < 16 else 4)
     return nn.Sequential(backbone, head(backbone.features, [128], d, norm, bias=not norm))

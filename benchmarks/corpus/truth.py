@@ -202,7 +202,7 @@ def _windows(run: CorpusRun, end: int) -> tuple[list[Window], int, bool]:
     level = np.median(smooth[-5:], axis=0)
     before = np.median(smooth[-max(6, end // 4) :][:5], axis=0)
     gain = np.log(np.maximum(level, 1e-300) / np.maximum(before, 1e-300))
-    matters = level >= MATTERS * level[0]
+    matters = (level >= MATTERS * level[0]) & (level > 0)
     windows = []
     for j in np.flatnonzero(matters):
         curve = smooth[:, j] / level[j]

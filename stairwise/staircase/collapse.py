@@ -19,17 +19,21 @@ SOONEST = 6  # the first records may overshoot: most kinds of collapse are named
 # All embeddings point the same way
 ALIKE, APART = 0.9, 0.1  # if the cosine of negatives is above the first, and of positives at most the second closer
 EXACT, NEARLY = 0.01, 0.05  # at 6 records, or 3 if the loss is a cosine or distance of the views; or nearly a cosine.
-CONSISTENT = 0.5  # The mean may only have drifted: what differs then agrees between views, at least this much,
+ROUNDING = 1e-4  # A loss that is further below −1 is no cosine.
+KEPT = 0.5  # The mean may only have drifted: the variance is above this share of its maximum since the second record,
+CONSISTENT = 0.5  # or what differs agrees between views, at least this much,
 SURELY, DRIFTING = 0.985, 0.75  # or this much, if the cosine is as high.
 EQUAL = 0.998  # Below this cosine, embeddings that come to differ are no collapse:
 MENDING = 0.03  # views agree better, by this much over six records,
 SPREADING = 1.25  # or 1 − cosine has grown by this factor over the latest ones
-CHOSEN, AT_MOST = 0.5, 1.2  # Or a loss over d prototypes, never above the second multiple of ln d, is below the first,
+CHOSEN, AT_MOST = 0.5, 1.2  # Or a loss over d prototypes, not above the second multiple of ln d, is below the first,
+SWING = 20  # which counts so many records after the last one above, since the loss may swing back,
 LESS = 0.9  # below this share of its first value,
 DEARER = 0.7  # and below this share of what Barlow Twins asks for views that agree so little: all choose the same one,
 STARTED = 1.15  # or it began below this multiple, and the cosine has always been high.
-NEAR, NEAR_C = 0.08, 0.5  # C has learned its constant mode, which is no collapse, if ‖mean of z‖² is 1 up to this,
-UNIT = 0.01  # unless z is normalized: variance and ‖mean of z‖² sum to 1, up to this, at every record
+NEAR, PLAINLY = 0.5, 0.08  # C learns its constant mode, no collapse, if ‖mean of z‖² is 1 up to this; the second if the
+# loss looks like a cosine, as −1 does; unless z is normalized,
+UNIT = 0.01  # which means that variance and ‖mean of z‖² sum to 1, up to this, at every record
 
 # Embeddings are a point, zero, or small
 SAME = 1e-8  # a point: the variance is below this multiple of the squared mean
@@ -133,12 +137,14 @@ def one_point(signs: Signs) -> bool:
 
 
 def _mean_learned(level: float | None, signs: Signs) -> bool:
-    """Whether C has learned, or is learning, its constant mode, whose eigenvalue ‖mean of z‖² goes to 1."""
+    """Whether C learns its constant mode, whose eigenvalue ‖mean of z‖² goes to 1.
+
+    A spectral contrastive loss is −1 then, like the cosine of equal views; Barlow Twins is not.
+    """
     if (np.abs(signs.variance + signs.mean_square - 1) <= UNIT).all():  # z is normalized, and always of norm 1
         return False
-    first, now = _tail(signs.mean_square)[[0, -1]]
-    near = abs(now - 1) <= (NEAR_C if level is not None else NEAR)
-    return bool(near or (1.1 * first < now < 1 and not _is_cosine(signs)))
+    off = abs(signs.mean_square[-1] - 1)
+    return bool(off <= PLAINLY and level is None) if _attracts(signs) else bool(off <= NEAR)
 
 
 def _tail(values: Floats) -> Floats:
@@ -148,18 +154,21 @@ def _tail(values: Floats) -> Floats:
 def _alike(signs: Signs, most: float) -> bool:
     """Whether all embeddings point the same way, and do not begin to differ.
 
-    A mean that drifts makes cosines large without harm to losses that centre z: then what is left differs more between
-    samples than between views. `most` is the largest variance so far.
+    A mean that drifts makes cosines large without harm to losses that centre z. Then little of the variance is lost, or
+    what is left differs more between samples than between views. `most` is the largest variance so far.
     """
-    width = RECORDS if _attracts(signs) else SOONEST
+    attracts = _attracts(signs)
+    width = RECORDS if attracts else SOONEST
     negative, gap = signs.negative[-width:], signs.positive[-width:] - signs.negative[-width:]
     if not ((negative >= ALIKE).all() and (gap <= APART).all()) or _spreading(signs.negative):
         return False
     now, cosine = signs.agreement, _is_cosine(signs)
     if negative[-1] < EQUAL and (len(signs.loss) < SOONEST or now > signs.agreements[-SOONEST:].min() + MENDING):
         return False
+    if not (attracts or cosine) and signs.variance[-1] >= KEPT * np.fmax.reduce(signs.variance[1:]):
+        return False
     if negative[-1] < SURELY:
-        return bool(now < CONSISTENT or cosine)
+        return bool(now < CONSISTENT or attracts)
     return bool(now < DRIFTING or cosine or signs.variance[-1] <= LOST * most or _vanished(signs))
 
 
@@ -176,7 +185,7 @@ def _spreading(negative: Floats) -> bool:
 def _one_prototype(signs: Signs, d: int) -> bool:
     """Whether a loss over d prototypes falls because all samples choose the same one."""
     loss, now = signs.loss / np.log(max(d, 2)), slice(-RECORDS, None)
-    if d < FEWEST or len(loss) < SOONEST or not (loss[np.isfinite(loss)] <= AT_MOST).all():
+    if d < FEWEST or len(loss) < SOONEST or (loss[-SWING:] > AT_MOST).any():
         return False
     alike = (signs.negative[now] >= ALIKE) & (signs.positive[now] - signs.negative[now] <= APART)
     if not (alike & (loss[now] > 0)).all() or not loss[-1] <= LESS * loss[0]:
@@ -202,9 +211,10 @@ def _cosines(signs: Signs) -> NDArray[np.bool_]:
 
 
 def _off_cosine(signs: Signs) -> Floats:
-    """How far the loss is from −cos or 2 − 2 cos of the views, (T,)."""
+    """How far the loss is from −cos or 2 − 2 cos of the views, (T,); below −1 it is no cosine."""
     loss, positive = signs.loss, signs.positive
-    return np.asarray(np.minimum(np.abs(loss + positive), np.abs(loss - 2 * (1 - positive))))
+    off = np.minimum(np.abs(loss + positive), np.abs(loss - 2 * (1 - positive)))
+    return np.where(loss < -1 - ROUNDING, np.inf, off)
 
 
 def _is_distance(signs: Signs) -> bool:

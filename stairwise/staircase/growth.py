@@ -153,7 +153,7 @@ class History:
         """Growth at record i."""
         heights, gains, rates = self.heights[i], self.gains[i], self.rates[i]
         visible = heights >= VISIBLE
-        with np.errstate(divide="ignore", over="ignore"):  # spectra of zeros
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # zeros, and no growth
             left = np.where(rates > 0, np.log(2 * VISIBLE / heights) / rates, np.inf)
         busy = np.flatnonzero(self.active[: i + 1])
         quiet = i - int(busy[-1]) if len(busy) else i + 1

@@ -72,7 +72,7 @@ CASES = {
     "huge loss": lambda: said(*steady(1.0, 0.5), loss=np.r_[np.ones(T - 1), 1e12]),
     "zero": lambda: said(*falling(1e-9), level=None),
     "same": lambda: said(*steady(1e-12, 1e-12), level=None, mean_square=1.0),
-    "point": lambda: said(*steady(1.0, 0.5, 0.2), positive=0.972, negative=0.97, mean_square=30.0),
+    "point": lambda: said(*falling(0.3), level=None, positive=0.972, negative=0.97, mean_square=30.0),
     "variance": lambda: said(*falling(0.01), level=None, **DISTANCE, loss=fall(0.01)),
     "falling": lambda: said(*falling(0.05), level=None, **DISTANCE, loss=fall(0.05)),
     "one": lambda: said(*ruled_by_one(), level=None, loss=np.linspace(10, 0.5, T)),

@@ -8,7 +8,7 @@ from tests.staircase.made import SHRINKING, VICREG, T, falling, ruled_by_two, sa
 
 ALIKE = {"level": None, "positive": 0.96, "negative": 0.95}  # agreement 0.2
 EVEN = np.tile(np.r_[np.ones(8), np.full(8, 0.3)], (30, 1))
-EVEN[:3, 0] = 9.0  # something has moved
+EVEN[:3, :8] = 3.0  # more than half of the variance was lost
 T30 = np.arange(30.0)
 
 
@@ -36,6 +36,33 @@ def test_when_equal_directions_are_a_collapse(known, bad):
     assert (says.state == "collapsed") == bad, str(says)
 
 
+@pytest.mark.parametrize(
+    ("kept", "loss", "bad"),
+    [(0.4, 1.0, True), (0.6, 1.0, False), (0.6, -0.96, True), (0.6, -1.002, False)],
+)
+def test_equal_directions_are_no_collapse_while_the_variance_is_kept_unless_the_loss_is_a_cosine(kept, loss, bad):
+    """A loss of −1.002 is within the tolerance of a cosine, but no cosine is below −1."""
+    lam = np.r_[EVEN[:1] * 50, EVEN[3:6] / kept, EVEN[4:]]  # the first record may overshoot
+    says = said(T30, lam, **ALIKE | {"positive": 0.96, "loss": loss, "batch": 64})
+    assert (says.state == "collapsed") == bad, str(says)
+
+
+@pytest.mark.parametrize(
+    ("mean_square", "loss", "level", "bad"),
+    [
+        (1.4, 3.0, None, False),  # C learns its constant mode
+        (1.6, 3.0, None, True),
+        (1.05, -0.999, None, False),  # a spectral contrastive loss is −1 then
+        (1.4, -0.999, None, True),
+        (1.05, -0.999, 1.0, True),  # Barlow Twins is not
+    ],
+)
+def test_a_constant_mode_is_no_collapse(mean_square, loss, level, bad):
+    alike = {"positive": 0.999, "negative": 0.9985, "mean_square": mean_square, "loss": loss, "batch": 64}
+    says = said(T30, EVEN * np.geomspace(1, 0.1, 30)[:, None], level=level, **alike)
+    assert (says.state == "collapsed") == bad, str(says)
+
+
 CHOOSING = np.linspace(2.5, 0.3, 30)  # a loss over 16 prototypes, of which one is chosen
 
 
@@ -43,7 +70,8 @@ CHOOSING = np.linspace(2.5, 0.3, 30)  # a loss over 16 prototypes, of which one 
     ("known", "bad"),
     [
         ({"positive": 0.98}, True),  # agreement 0.6
-        ({"positive": 0.98, "loss": np.r_[38.0, CHOOSING[1:]]}, False),  # no loss over prototypes
+        ({"positive": 0.98, "loss": np.r_[38.0, CHOOSING[1:]]}, True),  # it has settled since
+        ({"positive": 0.98, "loss": np.r_[CHOOSING[:12], 38.0, CHOOSING[13:]]}, False),  # it may swing back
         ({"positive": 0.98, "loss": np.linspace(2.5, 1.8, 30)}, False),
         ({"positive": 0.9955, "negative": np.r_[np.full(10, 0.5), np.full(20, 0.95)]}, False),  # agreement 0.91
         ({"positive": 0.9955}, True),  # alike from the start

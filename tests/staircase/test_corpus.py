@@ -9,9 +9,22 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from benchmarks.corpus import page
-from benchmarks.corpus.make import OWN, settings
-from benchmarks.corpus.score import PARTS, PROMISES, STRICTER, UNSEEN, Score, Share, count_run, replay, score, table
-from benchmarks.corpus.store import SCALARS, CorpusRun, coded, decoded, read
+from benchmarks.corpus.images import closeups
+from benchmarks.corpus.make import OWN, settings, train
+from benchmarks.corpus.score import (
+    LAST,
+    PARTS,
+    PROMISES,
+    STRICTER,
+    TRUTHS,
+    Score,
+    Share,
+    count_run,
+    replay,
+    score,
+    table,
+)
+from benchmarks.corpus.store import SCALARS, CorpusRun, coded, decoded
 from benchmarks.corpus.truth import truth
 
 TEXT = page.PAGE.read_text(encoding="utf-8")
@@ -33,8 +46,18 @@ def cells(markdown):
 
 
 @pytest.fixture(scope="module")
-def runs():
-    return {part: read(path) for part, path in PARTS.items()}
+def everything():
+    return page.everything()
+
+
+@pytest.fixture(scope="module")
+def runs(everything):
+    return everything[0]
+
+
+@pytest.fixture(scope="module")
+def truths(everything):
+    return everything[1]
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +68,39 @@ def said():
 @pytest.mark.slow
 def test_a_replay_of_a_sample_says_what_is_stored(runs, said):
     for part in PARTS:
-        for k in range(len(part), len(runs[part]), 12):  # which ones does not matter, but they should differ
+        stored = [k for k, run in enumerate(runs[part]) if len(run.lam)]
+        for k in stored[len(part) :: 12]:  # which ones does not matter, but they should differ
             assert replay(runs[part][k]) == said[part][k], runs[part][k].name
 
 
+@pytest.mark.parametrize("part", TRUTHS)
+def test_a_quarter_of_a_part_that_is_not_stored_has_curves_which_give_its_truth(part, runs, truths):
+    shown = [(run, known) for run, known in zip(runs[part], truths[part], strict=True) if len(run.lam)]
+    assert len(shown) == -(-len(runs[part]) // 4)
+    for run, known in shown:
+        judged = truth(run)
+        assert judged.states == known.states, run.name
+        assert (judged.later == known.later).all()
+        for name in ("kind", "real", "finished", "doubtful"):
+            assert getattr(judged, name) == getattr(known, name)
+
+
+def test_stored_words_of_other_rules_are_an_error():
+    old = [["learning"], ["waiting"]]
+    assert page._said([["learning"], []], old) == old
+    assert page._said([["finished"], ["waiting"]], None) == [["finished"], ["waiting"]]
+    with pytest.raises(ValueError, match="of other rules"):
+        page._said([["finished"], []], old)
+
+
 @pytest.mark.parametrize("part", PARTS)
-def test_the_page_has_what_the_stored_words_give(part, runs, said):
-    total = score(runs[part], said[part])
+def test_the_page_has_what_the_stored_words_give(part, runs, truths, said):
+    total = score(runs[part], said[part], truths[part])
     print(table(total))
     print(f"false alarms per healthy run: {np.mean(total.alarms):.3f} records; delays: {sorted(total.delays)}")
     for name, made in (("results", page.results), ("stricter", page.stricter), ("delays", page.delays)):
         assert column(on_the_page(name), part) == column(cells(made({part: total})), part)
-    if part == UNSEEN:
+    if part == LAST:
         for name, made in (
             ("matrix", page.matrix),
             ("wrong", page.wrong),
@@ -100,8 +144,8 @@ def test_what_is_said_before_the_fault_does_not_name_its_collapse():
     assert (known.real, total.named.hits, total.named.total) == (32, 0, 1)
 
 
-def test_the_numbers_of_runs(runs):
-    assert on_the_page("numbers") == cells(page.numbers(runs))
+def test_the_numbers_of_runs(runs, truths):
+    assert on_the_page("numbers") == cells(page.numbers(runs, truths))
 
 
 def test_what_losses_charge(runs):
@@ -119,7 +163,7 @@ def test_the_corpus_is_a_part_of_what_is_defined(runs):
     defined = {run["name"]: run for run in settings()}
     stored = {run.name for part in runs.values() for run in part}
     assert stored <= set(defined)
-    later = {"stl10": "eighth", "leaves": "ninth"}
+    later = {"stl10": "eighth", "leaves": "ninth", "clouds": "tenth"}
     old = ("mlp", "resnet", "vit")
     early = [run for run in defined.values() if run["architecture"] in old and run["data"] not in OWN]
     for data, part in later.items():
@@ -127,6 +171,20 @@ def test_the_corpus_is_a_part_of_what_is_defined(runs):
         assert (f" {missing} of the {part}" in TEXT) == (missing > 0)
     assert f"of {sum(map(len, runs.values()))} short trainings" in TEXT
     assert f"{len(early) - len(runs['first']) - len(runs['second'])} of the first two parts" in TEXT
+
+
+def test_a_run_of_the_part_to_come_trains():
+    run = next(run for run in settings() if run["name"] == "vicreg-strokes-gated-standard0")
+    assert (train(run | {"steps": 60}, {}, "cpu")["covariance"].sum(axis=1) > 0).tolist() == [True] * 60
+
+
+def test_closeups_are_squares_of_the_photographs():
+    pixels = np.arange(5 * 6 * 6 * 3).reshape(5, 6, 6, 3)
+    cut = closeups(pixels, np.arange(5), number=4, side=3)
+    assert sorted(set(cut["labels"])) == sorted(cut["labels"])
+    for square, k in zip(cut["pixels"], cut["labels"], strict=True):
+        windows = np.lib.stride_tricks.sliding_window_view(pixels[k], (3, 3), axis=(0, 1)).transpose(0, 1, 3, 4, 2)
+        assert (windows == square).all(axis=(2, 3, 4)).sum() == 1
 
 
 def test_a_table_without_a_place_is_an_error():
