@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -26,7 +27,7 @@ def alone(*arguments, cwd, **environment):
 
 def stairwise(*arguments, cwd, **environment):
     """Run a command line in this process, because starting Python takes longer than most commands."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out, err, code, interrupt = io.StringIO(), io.StringIO(), 0, signal.getsignal(signal.SIGINT)
     with (
         pytest.MonkeyPatch.context() as patch,
         contextlib.chdir(cwd),
@@ -42,4 +43,6 @@ def stairwise(*arguments, cwd, **environment):
             main()
         except SystemExit as ended:
             code = ended.code
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
     return subprocess.CompletedProcess(arguments, code or 0, out.getvalue(), err.getvalue())

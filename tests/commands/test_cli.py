@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stairwise.cli import main
 from tests.command_lines import alone, stairwise
 
 
@@ -249,22 +248,16 @@ def bad_folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_bad_input_is_one_line(bad_folder, line, monkeypatch, capsys):
-    """In this process, because starting Python takes longer than all the rest."""
-    monkeypatch.chdir(bad_folder)
-    monkeypatch.setenv("STAIRWISE_DATA", str(bad_folder / "data"))
-    monkeypatch.setattr(sys, "argv", ["stairwise", *line.split()])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr()
-    assert ended.value.code == 2
-    assert BAD[line] in said.err
+def test_bad_input_is_one_line(bad_folder, line):
+    done = stairwise(*line.split(), cwd=bad_folder)
+    assert done.returncode == 2
+    assert BAD[line] in done.stderr
     errors = [
-        text for text in said.err.splitlines() if not text.startswith("exact: ")
+        text for text in done.stderr.splitlines() if not text.startswith("exact: ")
     ]  # `embed` names its method first
     assert len(errors) == 1
     assert errors[0].startswith("error: ")
-    assert said.out == ""
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("command", ["watch", "report", "ntk"])
