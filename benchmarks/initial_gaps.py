@@ -2,8 +2,8 @@
 
     python benchmarks/initial_gaps.py [--data cifar10] [--seeds 3]          two minutes on one core
 
-The networks of `stairwise reproduce sharpness` at initialization, on two views of 512 images. The theory's gap of mode j
-is (1 − γ_{j+1}/γ_j) log₁₀ 1/(2 x_j), x_j = λ_j / (Σλ²/Σλ): printed is its second factor, for modes 3, 5, 10 and 20.
+The networks of `stairwise reproduce sharpness` at initialization, on two views of 512 images. The theory's gap of mode
+j is (1 − γ_{j+1}/γ_j) log₁₀ 1/(2 x_j), x_j = λ_j / (Σλ²/Σλ): printed is its second factor, for modes 3, 5, 10 and 20.
 Ends in one JSON line.
 """
 

@@ -8,12 +8,12 @@
 "We found that SimCLR showed noticeably more apparent stepwise behavior in the standard case …, with steps visible even
 in the loss curve (not shown). We are rather surprised by this difference and invite attempts to replicate it."
 
-Each method keeps the optimizer that the paper gave it; network, head width, d, batch and images are the same. Two numbers
-per run, defined before any of these runs was made (`stairwise.staircase.separation`): the gap in decades between a
-rising mode and the next one, and how much faster the loss falls while modes rise. Neither depends on the scale of the
-loss or of the embedding, and the first not on time at all. They are taken of C after batch norm for Barlow Twins and of
-the centred covariance for the others, as in Fig. 3. The paper's claim holds for a number if the lowest of SimCLR's seeds
-is above the highest of the other method's.
+Each method keeps the optimizer that the paper gave it; network, d, batch and images are the same. Two numbers per run,
+defined before any of these runs was made (`stairwise.staircase.separation`): the gap in decades between a rising mode
+and the next one, and how much faster the loss falls while modes rise. Neither depends on the scale of the loss or of
+the embedding, and the first not on time at all. They are taken of C after batch norm for Barlow Twins and of the
+centred covariance for the others, as in Fig. 3. The paper's claim holds for a number if the lowest of SimCLR's seeds is
+above the highest of the other method's.
 """
 
 from dataclasses import dataclass, replace
@@ -158,9 +158,8 @@ def page(arrays: Arrays) -> Page:
         t, x = arrays[f"{name}.t"], arrays[f"{name}.x"].astype(float)
         lines = [Line(f"mode {j + 1}", t, x[:, j], (j, x.shape[1]), legend=False) for j in range(x.shape[1])]
         title = f"{TITLES[name.split()[0]]}, seed {name.split()[1]}"
-        panels.append(
-            Panel(title, "time t = Σ lr", "λ / typical variance", lines, marks=list(rising(arrays, name).times), log=True)
-        )
+        marks = list(rising(arrays, name).times)
+        panels.append(Panel(title, "time t = Σ lr", "λ / typical variance", lines, marks=marks, log=True))
     return Page(
         "How stepwise is standard initialization?",
         "Eigenvalues in units of the typical variance Σλ²/Σλ, three seeds per loss.",
