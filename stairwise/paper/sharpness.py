@@ -96,6 +96,9 @@ def _stored(name: str, run: Run) -> dict[str, Any]:
         f"{name}.t": t[rows],
         f"{name}.loss": run.series("loss")[rows].astype(np.float32),
         f"{name}.x": relative_variance(lam)[rows, :MODES].astype(np.float16),
+        f"{name}.covariance": separation(t, relative_variance(run.series("covariance"))).gap
+        if len(t) >= FEWEST
+        else 0.0,
         f"{name}.steps": len(detect_steps(t, lam)) if len(t) >= FEWEST else 0,
     }
 
@@ -136,9 +139,11 @@ def table(arrays: Arrays) -> Table:
     for name in trained.methods_in(arrays):
         method, seed = name.split()
         found = rising(arrays, name)
-        counts = [str(len(found.times)), str(found.clean), str(int(arrays[f"{name}.steps"]))]
-        rows.append([TITLES[method], seed, f"{found.gap:.2f}", f"{next(contrasts[method]):.2f}", *counts])
-    header = ["method", "seed", "gap in decades", "contrast of the loss", "modes that rise", "clean", "detect_steps"]
+        values = [found.gap, next(contrasts[method]), float(arrays[f"{name}.covariance"])]
+        counts = [len(found.times), found.clean, int(arrays[f"{name}.steps"])]
+        rows.append([TITLES[method], seed, *(f"{value:.2f}" for value in values), *(str(count) for count in counts)])
+    columns = ["gap in decades", "contrast of the loss", "gap of the covariance"]
+    header = ["method", "seed", *columns, "rising modes, of ten", "clean", "detect_steps"]
     return Table("How stepwise each run is", header, rows)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from stairwise.archives import load_arrays
 from stairwise.checks import InputError
-from stairwise.paper import fig5, sharpness, table2
+from stairwise.paper import fig5, table2
 from stairwise.paper.harness import Result, joined, run, store
 from stairwise.paper.trained import lighter
 from stairwise.runs.followed import write_followed
@@ -163,45 +163,3 @@ def test_spans_are_joined(tmp_path):
     short = dict(found.arrays) | {"bt.basis": found.arrays["bt.basis"][:100]}
     with pytest.raises(InputError, match="same for all methods"):
         table2.joined(short)
-
-
-def standard(folder, method, seed, spread):
-    """An invented run of a standard recipe; the larger the spread, the further apart its modes rise."""
-    name = f"cifar10-{method}"
-    invented(folder / (name + (f"-seed{seed}" if seed else "")), name, 8 * spread ** -np.arange(12.0), small=False)
-    path = folder / (name + (f"-seed{seed}" if seed else "")) / "recipe.json"
-    facts = json.loads(path.read_text())
-    facts["recipe"]["seed"] = seed
-    path.write_text(json.dumps(facts))
-
-
-@pytest.mark.parametrize("sharper", [True, False])
-def test_sharper_runs_are_found(tmp_path, sharper):
-    """Three methods, two seeds, one method at a time; and a control."""
-    runs, stored = tmp_path / "runs", tmp_path / "stored"
-    spreads = {"simclr": 2.2 if sharper else 1.5, "bt": 1.3, "vicreg": 1.8}
-    for method, spread in spreads.items():
-        for seed in (0, 1):
-            standard(runs, f"{method}-standard", seed, spread + 0.02 * seed)
-    settings = {"runs": str(runs), "seeds": 2}
-    for method in spreads:
-        result = joined(run("sharpness", tmp_path, settings | {"methods": method}), stored)
-        store(result, stored)
-    whole = run("sharpness", tmp_path, settings)
-    assert {c.text: c.measured for c in whole.claims} == {c.text: c.measured for c in result.claims}
-    judged = {c.text: c.holds for c in whole.claims if c.judged}
-    assert len(judged) == 4
-    assert {words: holds for words, holds in judged.items() if words.startswith("gap")} == {
-        "gap: lowest of SimCLR less highest of Barlow Twins": True,
-        "gap: lowest of SimCLR less highest of VICReg": sharper,
-    }
-    assert (stored / "sharpness.npz").stat().st_size < 300e3
-    with pytest.raises(InputError, match="seeds"):
-        run("sharpness", tmp_path, settings | {"seeds": 0})
-    if sharper:
-        for seed in (0, 1):
-            standard(runs, "simclr-standard-lars", seed, 1.2)
-        controlled = run("sharpness", tmp_path, settings | {"control": True})
-        values = sharpness.numbers(controlled.arrays, "gap")
-        assert max(values["simclr-lars"]) < min(values["simclr"])
-        assert len(sharpness.table(controlled.arrays).rows) == 8

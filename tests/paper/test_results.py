@@ -19,7 +19,6 @@ from stairwise.figures.training import Course, draw_courses
 from stairwise.paper import batch, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
 from stairwise.paper.harness import CATALOG, LARGEST, from_stored, stored_names
 from stairwise.paper.trained import METHODS, steps_of, steps_table
-from stairwise.staircase.separation import loss_contrast, relative_variance, separation
 from stairwise.training.recipe import load_recipe
 from tests.command_lines import stairwise
 
@@ -157,57 +156,6 @@ def test_stored_claims_hold_and_figures_are_drawn_again(name, tmp_path):
     assert (result.folder / "figure.png").stat().st_size > 20_000
     assert (RESULTS / f"{name}.npz").stat().st_size <= LARGEST
     assert (RESULTS / f"{name}.png").is_file()
-
-
-def unlike_the_index(results, folder):
-    """What docs/results/README.md, under Further seeds, does not say about results in `results`/seedN, or says wrongly.
-
-    Their row is `| seed N | `NAME` | verdict | … |`; claims that do not hold are named in it, in italics.
-    """
-    index = (results / "README.md").read_text(encoding="utf-8")
-    rows = {tuple(line.split(" | ")[:2]): line for line in index.splitlines() if line.startswith("| seed ")}
-    found = []
-    for place in sorted(results.glob("seed[1-9]*")):
-        for name in stored_names(place):
-            result = from_stored(name, folder / place.name, place)
-            row = rows.pop((f"| seed {place.name[4:]}", f"`{name}`"), "")
-            found += [] if row else [f"{place.name}: {name} is not named"]
-            wrong = [claim.text for claim in result.claims if (f"*{claim.text}*" in row) == claim.holds]
-            found += [f"{place.name}: {name}: {text}" for text in wrong if row]
-            found += [] if ("agrees" in row) == result.holds or not row else [f"{place.name}: {name}: verdict"]
-            drawn = (result.folder / "figure.png").stat().st_size > 20_000 and (place / f"{name}.png").is_file()
-            found += [] if drawn else [f"{place.name}: {name} is not drawn"]
-            small = (place / f"{name}.npz").stat().st_size <= LARGEST
-            found += [] if small else [f"{place.name}: {name} is too large"]
-    return found + [f"{' | '.join(key)} is not stored" for key in rows]
-
-
-def test_further_seeds_are_checked_and_named(tmp_path):
-    assert unlike_the_index(RESULTS, tmp_path) == []
-    any_stored = any(stored_names(place) for place in RESULTS.glob("seed[1-9]*"))
-    assert ("None is stored yet." in (RESULTS / "README.md").read_text(encoding="utf-8")) != any_stored
-
-
-def test_further_seeds_that_are_not_named_are_found(tmp_path):
-    results, index = tmp_path / "results", tmp_path / "results" / "README.md"
-    (results / "seed1").mkdir(parents=True)
-    for name in ("fig7", "fig8"):
-        for kind in ("npz", "json", "png"):
-            shutil.copy(RESULTS / f"{name}.{kind}", results / "seed1")
-    index.write_text("", encoding="utf-8")
-    assert unlike_the_index(results, tmp_path) == ["seed1: fig7 is not named", "seed1: fig8 is not named"]
-    index.write_text("| seed 1 | `fig7` | agrees |\n| seed 1 | `fig8` | agrees |\n| seed 2 | `fig7` | agrees |\n")
-    failed = [claim.text for claim in fig7.check(load_arrays(RESULTS / "fig7.npz")) if not claim.holds]
-    assert unlike_the_index(results, tmp_path) == [
-        *(f"seed1: fig7: {text}" for text in failed),
-        "seed1: fig7: verdict",
-        "| seed 2 | `fig7` is not stored",
-    ]
-    named = " ".join(f"*{text}*" for text in failed)
-    index.write_text(f"| seed 1 | `fig7` | does not agree: {named} |\n| seed 1 | `fig8` | agrees |\n")
-    assert unlike_the_index(results, tmp_path) == []
-    (results / "seed1" / "fig8.png").unlink()
-    assert unlike_the_index(results, tmp_path) == ["seed1: fig8 is not drawn"]
 
 
 @pytest.mark.parametrize(
@@ -477,22 +425,3 @@ def test_resnets_carry_what_the_page_says():
 def test_a_count_that_is_far_off_is_a_miss():
     assert batch.misses(np.array([[10.0, 20.0]]), np.array([[9.0, 21.0]])) == (pytest.approx(1 / 9), True)
     assert batch.misses(np.array([[10.0, 20.0]]), np.array([[10.0, 24.0]])) == (pytest.approx(1 / 6), False)
-
-
-def test_what_the_page_compares_sharpness_with():
-    """Linear theory, smooth growth, and stored runs."""
-    gamma, t = np.arange(1, 33.0) ** -2, np.linspace(0.005, 2, 400)
-    flat = np.arange(1, 65) ** -np.interp(t, [0, 2], [6, 0.5])[:, None]
-    rows = {"a spectrum j^-a that flattens smoothly": (t, flat, ((1 - flat) ** 2).sum(axis=1))}
-    for start, words in ((1e-12, "1e-12"), (1e-6, "1e-6"), (1e-2, "1e-2")):
-        modes = sw.Modes(gamma, np.sqrt(start / gamma))
-        t = np.geomspace(1e-3, 1, 400) * modes.step_times()[20]
-        rows[f"linear theory, γ = 1/k², λ(0) = {words}"] = (t, modes.eigenvalues(t), modes.loss(t))
-    for loss, words in zip(LOSSES, ("small initialization: Barlow Twins", "SimCLR", "VICReg"), strict=True):
-        rows[words] = (*stored_run(loss, 0), load_arrays(RESULTS / "staircases.npz")[f"{loss}.loss"])
-    standard = load_arrays(RESULTS / "fig3.npz")
-    rows["Barlow Twins ([Fig. 3A](fig3.md))"] = tuple(standard[f"bt-normalized.{x}"] for x in ("t", "lam", "loss"))
-    page = (RESULTS / "sharpness.md").read_text(encoding="utf-8")
-    for words, (t, lam, loss) in rows.items():
-        steps = separation(t, relative_variance(lam))
-        assert f"{words} | {steps.gap:.2f} | {loss_contrast(t, loss, steps):.2f} |" in page, words
