@@ -1,6 +1,6 @@
 """Loss and eigenvalues of trained networks over time, one row per run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +105,28 @@ def draw_layers(columns: Sequence[tuple[str, NDArray, NDArray, NDArray, str]]) -
         for ax, lam, what in ((axes[c], z, of), (axes[len(columns) + c], h, "Cov h")):
             _draw_spectra(ax, Course(name, t, t, lam, what), lam.shape[1], log=True)
         axes[c].set_title(name)
+    return figure
+
+
+def draw_apart(
+    runs: Mapping[str, tuple[NDArray, NDArray]], numbers: Mapping[str, Mapping[str, Sequence[float]]]
+) -> Figure:
+    """Top: relative variances (T, k) over time, one panel per run. Below: one panel per number, one dot per seed."""
+    columns = max(len(runs), len(numbers))
+    figure, axes = panels(columns, rows=2, height=2.2)
+    for ax, (name, (t, x)) in zip(axes, runs.items(), strict=False):
+        for j, color in reversed(list(enumerate(mode_colors(x.shape[1])))):
+            ax.plot(t, x[:, j], **{**THIN, "color": color})
+        ax.axhline(0.5, **PREDICTED)
+        ax.set(xscale="log", yscale="log", title=name, xlabel="time $t$ = Σ lr", ylabel="λ / typical variance")
+        ax.minorticks_off()
+    for ax, (name, values) in zip(axes[columns:], numbers.items(), strict=False):
+        for i, seeds in enumerate(values.values()):
+            ax.plot(np.full(len(seeds), i), seeds, "o", color="#1b4a7a", alpha=0.7)
+        ax.set(title=name, xlim=(-0.5, len(values) - 0.5), ylim=(0, None))
+        ax.set_xticks(range(len(values)), [title.replace(" ", "\n", 1) for title in values])
+    for ax in [*axes[len(runs) : columns], *axes[columns + len(numbers) :]]:
+        ax.set_visible(False)
     return figure
 
 

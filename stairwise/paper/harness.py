@@ -41,6 +41,7 @@ CATALOG = {
     "fig8": "symmetry breaking: why self-supervised learning has steps (Fig. 8)",
     "fig9": "landscapes modified for speed (Fig. 9)",
     "byol": "does BYOL step? Online network, predictor and target (a footnote of the paper)",
+    "sharpness": "how stepwise is standard initialization? Three losses, three seeds (a footnote of the paper)",
     "table1": "embeddings predicted from the tangent kernel (Table 1)",
     "table2": "alignment of the methods with each other (Table 2)",
     "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",

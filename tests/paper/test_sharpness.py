@@ -1,0 +1,76 @@
+"""Sharper runs are found among invented ones, and the page's comparisons are computed again."""
+
+import json
+
+import numpy as np
+import pytest
+
+import stairwise as sw
+from stairwise.archives import load_arrays
+from stairwise.checks import InputError
+from stairwise.paper import sharpness
+from stairwise.paper.harness import joined, run, store
+from stairwise.staircase.separation import loss_contrast, relative_variance, separation
+from tests.paper.test_figures import invented
+from tests.paper.test_results import LOSSES, RESULTS, stored_run
+
+
+def standard(folder, method, seed, spread):
+    """An invented run of a standard recipe; the larger the spread, the further apart its modes rise."""
+    name = f"cifar10-{method}"
+    invented(folder / (name + (f"-seed{seed}" if seed else "")), name, 8 * spread ** -np.arange(12.0), small=False)
+    path = folder / (name + (f"-seed{seed}" if seed else "")) / "recipe.json"
+    facts = json.loads(path.read_text())
+    facts["recipe"]["seed"] = seed
+    path.write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize("sharper", [True, False])
+def test_sharper_runs_are_found(tmp_path, sharper):
+    """Three methods, two seeds, one method at a time; and a control."""
+    runs, stored = tmp_path / "runs", tmp_path / "stored"
+    spreads = {"simclr": 2.2 if sharper else 1.5, "bt": 1.3, "vicreg": 1.8}
+    for method, spread in spreads.items():
+        for seed in (0, 1):
+            standard(runs, f"{method}-standard", seed, spread + 0.02 * seed)
+    settings = {"runs": str(runs), "seeds": 2}
+    for method in spreads:
+        result = joined(run("sharpness", tmp_path, settings | {"methods": method}), stored)
+        store(result, stored)
+    whole = run("sharpness", tmp_path, settings)
+    assert {c.text: c.measured for c in whole.claims} == {c.text: c.measured for c in result.claims}
+    judged = {c.text: c.holds for c in whole.claims if c.judged}
+    assert len(judged) == 4
+    assert {words: holds for words, holds in judged.items() if words.startswith("gap")} == {
+        "gap: lowest of SimCLR less highest of Barlow Twins": True,
+        "gap: lowest of SimCLR less highest of VICReg": sharper,
+    }
+    assert (stored / "sharpness.npz").stat().st_size < 300e3
+    with pytest.raises(InputError, match="seeds"):
+        run("sharpness", tmp_path, settings | {"seeds": 0})
+    if sharper:
+        for seed in (0, 1):
+            standard(runs, "simclr-standard-lars", seed, 1.2)
+        controlled = run("sharpness", tmp_path, settings | {"control": True})
+        values = sharpness.numbers(controlled.arrays, "gap")
+        assert max(values["simclr-lars"]) < min(values["simclr"])
+        assert len(sharpness.table(controlled.arrays).rows) == 8
+
+
+def test_what_the_page_compares_sharpness_with():
+    """Linear theory, smooth growth, and stored runs."""
+    gamma, t = np.arange(1, 33.0) ** -2, np.linspace(0.005, 2, 400)
+    flat = np.arange(1, 65) ** -np.interp(t, [0, 2], [6, 0.5])[:, None]
+    rows = {"a spectrum j^-a that flattens smoothly": (t, flat, ((1 - flat) ** 2).sum(axis=1))}
+    for start, words in ((1e-12, "1e-12"), (1e-6, "1e-6"), (1e-2, "1e-2")):
+        modes = sw.Modes(gamma, np.sqrt(start / gamma))
+        t = np.geomspace(1e-3, 1, 400) * modes.step_times()[20]
+        rows[f"linear theory, γ = 1/k², λ(0) = {words}"] = (t, modes.eigenvalues(t), modes.loss(t))
+    for loss, words in zip(LOSSES, ("small initialization: Barlow Twins", "SimCLR", "VICReg"), strict=True):
+        rows[words] = (*stored_run(loss, 0), load_arrays(RESULTS / "staircases.npz")[f"{loss}.loss"])
+    standard = load_arrays(RESULTS / "fig3.npz")
+    rows["Barlow Twins ([Fig. 3A](fig3.md))"] = tuple(standard[f"bt-normalized.{x}"] for x in ("t", "lam", "loss"))
+    page = (RESULTS / "sharpness.md").read_text(encoding="utf-8")
+    for words, (t, lam, loss) in rows.items():
+        steps = separation(t, relative_variance(lam))
+        assert f"{words} | {steps.gap:.2f} | {loss_contrast(t, loss, steps):.2f} |" in page, words
