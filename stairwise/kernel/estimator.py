@@ -31,7 +31,8 @@ from stairwise.kernel.landmarks import CHOICES
 from stairwise.kernel.models import AbstractModel, Exact, Given, Stream, dual_embedding, total_over_processes
 from stairwise.kernel.operators import MEMORY, Blocks
 from stairwise.kernel.routes import METHODS, MOST_FEATURES, MOST_MEMORY, Route
-from stairwise.kernel.solvers import SOLVERS, Solution
+from stairwise.kernel.solution import Solution
+from stairwise.kernel.solvers import SOLVERS
 from stairwise.kernel.start import initial_weights
 from stairwise.progress import Progress, part, silent
 from stairwise.theory.ensemble import predict_staircase
@@ -171,7 +172,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self._model = fit_exact(self, X, X_b)
         else:
             self._model = fit_stream(self, X, X_b, part(tell, 0.0, 0.9))
-        self._solution = self._model.modes(self.n_components, progress=tell)
+        self._solution = self._model.modes(self.n_components, progress=tell, spare=SPARE)
         tell(1.0, 1.0, "done")
         return self
 
@@ -219,7 +220,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def solution_(self) -> Solution:
         """The modes with residual, number of products and precision."""
         check_is_fitted(self)
-        self._solution = self._solution or self._model.modes(self.n_components)
+        self._solution = self._solution or self._model.modes(self.n_components, spare=SPARE)
         return self._solution
 
     @property
@@ -370,8 +371,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return as_numpy(out) if self._to_numpy else out
 
     def _modes(self) -> Solution:
-        """Modes for the dynamics: n_components and up to SPARE more, computed on first use."""
-        self._more = self._more or self._model.modes(self.n_components + SPARE, at_most=True)
+        """Modes for the dynamics: n_components and up to SPARE more. The fit has found them, unless they were hard."""
+        self._more = self._more or self.solution_.more or self._model.modes(self.n_components + SPARE, at_most=True)
         return self._more
 
     def _start(self, alpha: float | None, init: Any, seed: int) -> tuple[Solution, NDArray[np.float64]]:

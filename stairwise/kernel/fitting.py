@@ -105,8 +105,8 @@ def fit_precomputed(est: "KernelSSL", X: ArrayLike, X_b: ArrayLike | None) -> Gi
     pairs = DensePairs((K + K.T) / 2, swaps=True, precision=float(np.finfo(np.float32).eps) if single else 0.0)
     if pairs.size <= 5000:  # beyond, the solver notices
         pairs.refuse_indefinite("X")
-    found = solve(pairs, est.n_components, est.solver)
-    more = solve(pairs, min(est.n_components + SPARE, pairs.size), est.solver, at_most=True)
+    found = solve(pairs, est.n_components, est.solver, spare=SPARE)
+    more = found.more or solve(pairs, min(est.n_components + SPARE, pairs.size), est.solver, at_most=True)
     return Given(found, more, est.dtype)
 
 
