@@ -19,6 +19,7 @@ import scipy.linalg
 import torch
 from sklearn.kernel_approximation import Nystroem
 
+from benchmarks.clock import now
 from stairwise.distributed import choose_device
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.kernel.kernels import rbf
@@ -48,12 +49,6 @@ def views(n, features, device):
     for i, rows in enumerate(sizes(n)):
         a[i * BATCH : i * BATCH + rows], b[i * BATCH : i * BATCH + rows] = batch(i, rows, features, device)
     return a, b
-
-
-def now(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return perf_counter()
 
 
 def off_identity(cross, n):

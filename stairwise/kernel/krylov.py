@@ -81,8 +81,9 @@ def krylov(
         limit = tolerance[: len(theta)]
         allowed = np.maximum(limit, 2 * noise / np.maximum(theta, 1e-300))
         done, worst_error = bool((errors <= allowed).all()), float((errors / limit).max())
-        same_number = settled is not None and len(settled) == len(theta[:k])
-        unchanged = same_number and np.allclose(theta[:k], settled, 1e-8, noise)
+        unchanged = (
+            settled is not None and len(settled) == len(theta[:k]) and np.allclose(theta[:k], settled, 1e-8, noise)
+        )
         best, stalled = (worst_error, 0) if worst_error < best / 2 else (best, stalled + 1)
         if size >= N or (done and (unchanged or _copies(theta[:k]) < block)) or stalled > 12:
             break
