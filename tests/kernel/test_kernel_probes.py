@@ -13,7 +13,11 @@ def test_every_embedding_is_probed(tmp_path):
     sizes = bench.Sizes(60, 20, 100, 60, 4, 30, 3, "flatten", 1 << 28, (*bench.QUICK.tuned, ("steps", 3)))
     found = bench.measure(bench.photographs(), sizes, 1.0, torch.device("cpu"))
     lines = {(line["of"], line["kernel"], line["method"].lstrip("0123456789 ")): line for line in found["rows"]}
-    assert set(lines) >= {("pixels", "conv NTK", "landmarks"), ("network", "linear", "exact"), ("pixels", "RBF", "exact")}
+    assert set(lines) >= {
+        ("pixels", "conv NTK", "landmarks"),
+        ("network", "linear", "exact"),
+        ("pixels", "RBF", "exact"),
+    }
     assert len(found["rows"]) == 9
     for line in found["rows"]:
         assert (line["fit_s"] > 0) == (line["embed_s"] > 0) == (line["kernel"] != "no kernel")
