@@ -22,10 +22,10 @@ from sklearn.kernel_approximation import Nystroem
 from benchmarks.clock import now
 from stairwise.distributed import choose_device
 from stairwise.kernel.estimator import KernelSSL
-from stairwise.kernel.fitting import SPARE
 from stairwise.kernel.kernels import rbf
 from stairwise.kernel.models import Exact
 from stairwise.kernel.operators import Blocks
+from stairwise.kernel.routes import SPARE
 from stairwise.kernel.solvers import solve
 from stairwise.kernel.tiles import TilePairs
 

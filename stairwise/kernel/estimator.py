@@ -17,7 +17,6 @@ from stairwise.checks import InputError, TheoryWarning, as_numpy, instance, is_t
 from stairwise.kernel import stored
 from stairwise.kernel.arrays import Matrix, check_parameters, checked, like, namespace, validated
 from stairwise.kernel.fitting import (
-    SPARE,
     batch,
     first_stream,
     fit_exact,
@@ -30,7 +29,7 @@ from stairwise.kernel.kernels import KERNELS
 from stairwise.kernel.landmarks import CHOICES
 from stairwise.kernel.models import AbstractModel, Exact, Given, Stream, dual_embedding, total_over_processes
 from stairwise.kernel.operators import MEMORY, Blocks
-from stairwise.kernel.routes import METHODS, MOST_FEATURES, MOST_MEMORY, Route
+from stairwise.kernel.routes import METHODS, MOST_FEATURES, MOST_MEMORY, SPARE, Route
 from stairwise.kernel.solution import Solution
 from stairwise.kernel.solvers import SOLVERS
 from stairwise.kernel.start import initial_weights

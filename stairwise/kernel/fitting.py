@@ -14,14 +14,13 @@ from stairwise.kernel.maps import width
 from stairwise.kernel.models import Exact, Given, Stream, shared_maps, start_stream, stream_over
 from stairwise.kernel.operators import Blocks, DensePairs
 from stairwise.kernel.processes import place, require_same
-from stairwise.kernel.routes import Route, Size, choose_route
+from stairwise.kernel.routes import SPARE, Route, Size, choose_route
 from stairwise.kernel.solvers import solve
 from stairwise.progress import Progress
 
 if TYPE_CHECKING:
     from stairwise.kernel.estimator import KernelSSL
 
-SPARE = 20  # number of modes beyond n_components, which compete with the last ones during training
 SAMPLE = 1000  # points from which a kernel's scale is estimated
 
 

@@ -45,7 +45,7 @@ def krylov(
     N, xp = pairs.size, namespace(pairs.seed_like)
     block = min(N, max(4, k // (2 if pairs.reads_much else 5)))
     wanted = min(N, k + spare)
-    most, look_every = min(N, max(8 * k, 60, 3 * wanted)), 2 * block
+    most, look_every = min(N, max(8 * k, 60, 6 * wanted)), 2 * block
     tolerance = np.where(np.arange(wanted) < k, tol, max(tol, LOOSE))
     rng = np.random.default_rng(seed)
 
