@@ -246,12 +246,12 @@ def table(stored):
         ]
         for line in found["rows"]
     ]
-    words = (
-        f"\n\n{found['device']}; {found['labelled']:,} labelled and {found['test']:,} test images of {found['data']}. "
-        f"An entry of the convolutional kernel takes {found['conv_ms_per_entry']} ms. "
-        f"The network was trained for {found['train_s']:.0f} s ({found['train_steps']} steps)."
-    )
-    return markdown([head, *lines]) + words
+    words = [f"{found['device']}; {found['labelled']:,} labelled and {found['test']:,} test images of {found['data']}."]
+    if "train_s" in found:
+        words.append(f"The network was trained for {found['train_s']:.0f} s ({found['train_steps']} steps).")
+    if "conv_ms_per_entry" in found:
+        words.append(f"An entry of the convolutional kernel took {found['conv_ms_per_entry']} ms.")
+    return markdown([head, *lines]) + "\n\n" + " ".join(words)
 
 
 def photographs():
