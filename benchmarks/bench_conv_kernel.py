@@ -8,7 +8,8 @@ three channels (time does not depend on the pixels), float32. Σ and Θ between 
     naive      one pair of images after the other, all pairs of pixels as a tensor (height, width, height, width), a
                convolution as nine shifted sums, each operation on its own
     tiled      `conv_covariances` without compiling
-    compiled   each layer fused into one kernel by torch.compile; compiling is not counted
+    compiled   each layer fused into one kernel by torch.compile; compiling is not counted (with all layers fused, two
+               kernels: for the first layer, where Θ = Σ, and for the others)
     symmetric  compiled, a set of images with itself, only the upper triangle
     flatten    the same network without pooling, for ten times as many images
 
@@ -21,12 +22,13 @@ import json
 from functools import partial
 from itertools import product
 from math import pi
-from time import perf_counter
 
 import numpy as np
 import torch
+from torch._inductor import metrics
 from torch.nn.functional import pad
 
+from benchmarks.clock import timed
 from stairwise.kernel.conv import conv_covariances
 from stairwise.kernel.convnet import ConvNet
 
@@ -72,16 +74,6 @@ def naive(net, X, Y):
     return torch.stack(entries).reshape(len(X), len(Y))
 
 
-def timed(call, device):
-    if device != "cpu":
-        torch.cuda.synchronize()
-    started = perf_counter()
-    result = call()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return perf_counter() - started, result
-
-
 def ways(net, X, Y, many, memory):
     """Name → (number of entries, call that returns Θ)."""
     few = X[: max(1, min(len(X), 4))]  # the naive way is slow
@@ -115,7 +107,10 @@ def main():
     memory = None if options.memory is None else options.memory << 20
     calls, times, errors = ways(net, X, Y, many, memory), {}, {}
     for name, (_, call) in calls.items():
+        metrics.reset()
         first = call()[:few, :few]  # compiles, warms up
+        if name == "compiled":
+            kernels = metrics.generated_kernel_count
         if name in ("naive", "tiled", "compiled"):
             errors[name] = float((first.double() / exact - 1).abs().max())
     for _ in range(options.rounds):
@@ -126,7 +121,11 @@ def main():
     for name, value in medians.items():
         ratio = f"{medians['naive'] / value:>8.1f}x" if name != "flatten" else f"{'':>9}"
         print(f"{name:<12}{value:>13.4g}{ratio}" + (f"{errors[name]:>10.1e}" if name in errors else ""))
-    facts = {"device": options.device, "side": options.side, "depth": options.depth}
+    # a layer reads and writes Σ and Θ of all pairs of pixels once, if it is one kernel
+    moved = 4 * 4 * options.side**4 * options.depth
+    rate = moved / (1e9 * medians["compiled"])
+    print(f"{kernels} compiled kernels; {moved / 2**20:.0f} MiB per entry at least, so {rate:.2f} TB/s")
+    facts = {"device": options.device, "side": options.side, "depth": options.depth, "kernels": kernels}
     print(json.dumps(facts | {f"{name}_ms": float(f"{value:.4g}") for name, value in medians.items()}))
 
 

@@ -10,12 +10,12 @@ for n up to 20,000, without ARPACK. The last line is JSON.
 
 import argparse
 import json
-from time import perf_counter
 
 import numpy as np
 import scipy.sparse.linalg
 from threadpoolctl import threadpool_limits
 
+from benchmarks.clock import timed
 from stairwise.kernel.kernels import rbf
 from stairwise.kernel.operators import DensePairs
 from stairwise.kernel.solvers import krylov
@@ -58,18 +58,6 @@ def arpack(K):
     order = np.r_[N // 2 : N, : N // 2]
     operator = scipy.sparse.linalg.LinearOperator((N, N), matvec=lambda v: (K @ v)[order], dtype=float)
     return np.sort(scipy.sparse.linalg.eigs(operator, D, which="LR")[0].real)[::-1] / N
-
-
-def timed(call, device):
-    if device != "cpu":
-        import torch
-
-        torch.cuda.synchronize()
-    started = perf_counter()
-    result = call()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return perf_counter() - started, result
 
 
 def main():

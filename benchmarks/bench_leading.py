@@ -12,29 +12,19 @@ the exact monitor. The last line is JSON. One GPU: `--d 8192 --data cifar10 --ba
 import argparse
 import json
 import tempfile
-from time import perf_counter
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 import stairwise as sw
+from benchmarks.clock import timed
 from stairwise.monitor import moments
 from stairwise.training.recipe import Recipe
 from stairwise.training.recorder import Recorder
 
 COUNTS = (16, 64, 128)
 LAYOUTS = {"dense": {}, "tracked": {}, "exact": {"exact": True}}
-
-
-def timed(call, device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    started = perf_counter()
-    out = call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return perf_counter() - started, out
 
 
 def errors(found, exact):

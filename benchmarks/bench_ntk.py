@@ -19,12 +19,12 @@ Times are the better of two rounds, of the tutorial one round. The last line is 
 
 import argparse
 import json
-from time import perf_counter
 
 import torch
 from torch import nn
 from torch.func import functional_call, grad, jacrev, vmap
 
+from benchmarks.clock import timed
 from stairwise.nets.encoder import build_encoder
 from stairwise.ntk.empirical import empirical_ntk
 from stairwise.ntk.state import float32_products
@@ -78,18 +78,10 @@ def by_tutorial(model, x, chunk):
     return K
 
 
-def timed(call, device, rounds=1):
+def shortest(call, device, rounds=1):
     """Result, and shortest time."""
-    best = float("inf")
-    for _ in range(rounds):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        started = perf_counter()
-        result = call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, perf_counter() - started)
-    return result, best
+    runs = [timed(call, device) for _ in range(rounds)]
+    return runs[-1][1], min(seconds for seconds, _ in runs)
 
 
 def errors(model, x, K, samples=64):
@@ -135,10 +127,10 @@ def against_peers(device, n, quick, results):
     model = network("resnet18", 10, device, stem="small", width=width)
     x = torch.randn(n, 3, 32, 32, device=device)
     empirical_ntk(model, x[:8])
-    K, ours = timed(lambda: empirical_ntk(model, x), device, 2)
+    K, ours = shortest(lambda: empirical_ntk(model, x), device, 2)
     rows = {"ours": ours}
     for name, call in (("vmap", lambda: by_vmap(model, x, 64)), ("tutorial", lambda: by_tutorial(model, x, 64))):
-        other, rows[name] = timed(call, device, 2 if name == "vmap" else 1)
+        other, rows[name] = shortest(call, device, 2 if name == "vmap" else 1)
         off = float(((other - K).abs() / K.diagonal().max()).max())
         print(f"{name:<9} differs by {off:.1e} of the largest entry", flush=True)
         results[f"{name}_over_ours"] = rows[name] / ours
@@ -153,7 +145,7 @@ def on_gpu(device, large, draws, quick, results):
     for precision in ("tf32", "float16", "float32"):
         empirical_ntk(model, x[:64], precision=precision)
         torch.cuda.reset_peak_memory_stats()
-        K, seconds = timed(lambda p=precision: empirical_ntk(model, x, precision=p), device, 3)
+        K, seconds = shortest(lambda p=precision: empirical_ntk(model, x, precision=p), device, 3)
         (error, median), peak = errors(model, x, K), torch.cuda.max_memory_allocated() / 2**30
         print(f"ResNet-50, 96 px, N = {n}, {precision:<8} {seconds:7.3f} s, {peak:.0f} GiB", flush=True)
         print(f"  error: largest {error:.1e}, median {median:.1e}", flush=True)
@@ -170,7 +162,7 @@ def on_gpu(device, large, draws, quick, results):
     model = network("resnet18", 10, device, stem="small")
     x = torch.randn(large, 3, 32, 32, device=device)
     for precision in ("tf32", "float16"):
-        K, seconds = timed(lambda p=precision: empirical_ntk(model, x, precision=p), device)
+        K, seconds = shortest(lambda p=precision: empirical_ntk(model, x, precision=p), device)
         whole = seconds * (60_000 / large) ** 2
         error, median = errors(model, x, K)
         print(f"ResNet-18, 32 px, N = {large}, {precision:<8} {seconds:7.2f} s", flush=True)

@@ -6,28 +6,31 @@
 Views are noisy copies of points with a power-law spectrum, 3072 features (64 with --quick), drawn on the device before
 the clock starts. RBF kernel, float32 values, float64 iteration and sums. Columns: "tiles" is the time until K̃ stands,
 "solve" the time of the modes once it does, "total" both; C − I is of all fitted pairs; "γ off" is the relative error
-against the same method in float64 on 1000 of the pairs. The peer is scikit-learn's Nystroem, with the same landmarks,
-batches and float64 sums, and scipy's eigh, on the CPU of the same machine. The last line is JSON.
+against the same method in float64 on 1000 of the pairs. The peers are scikit-learn's Nystroem, with the same landmarks,
+batches and float64 sums, and scipy's eigh, on the CPU of the same machine; and the same formulas in torch on the same
+device. The last line is JSON.
 """
 
 import argparse
 import json
-from time import perf_counter
 
 import numpy as np
 import scipy.linalg
 import torch
 from sklearn.kernel_approximation import Nystroem
 
+from benchmarks.clock import now
 from stairwise.distributed import choose_device
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.kernel.kernels import rbf
 from stairwise.kernel.models import Exact
 from stairwise.kernel.operators import Blocks
+from stairwise.kernel.routes import SPARE
 from stairwise.kernel.solvers import solve
 from stairwise.kernel.tiles import TilePairs
 
 BATCH = 8192
+FEW = 1000  # pairs on which float64 is computed too
 
 
 def batch(i, rows, features, device):
@@ -50,12 +53,6 @@ def views(n, features, device):
     return a, b
 
 
-def now(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return perf_counter()
-
-
 def off_identity(cross, n):
     """Largest entry of |C − I|, C = (Σ z_a z_bᵀ + z_b z_aᵀ) / 2n."""
     C = (cross + cross.T) / (2 * n)
@@ -74,7 +71,7 @@ def exact(n, d, features, device, memory):
     started = now(device)
     pairs = TilePairs(model.blocks, True, memory)
     tiles = now(device)
-    solution = solve(pairs, d, "krylov")
+    solution = solve(pairs, d, "krylov", spare=SPARE)
     done = now(device)
     z = pairs.matmul(solution.coefficients) / torch.as_tensor(solution.eigenvalues**0.5, device=device)  # one more pass
     few = min(n, 1000)
@@ -109,7 +106,7 @@ def nystroem(n, d, features, width, device):
     for i, rows in enumerate(sizes(n)):
         z_a, z_b = map(est.transform, batch(i, rows, features, device))
         cross = cross + z_a.T @ z_b
-    few = [one[:1000] for one in batch(0, min(n, BATCH), features, device)]
+    few = batch(0, min(n, FEW), features, device)
     parts = [
         KernelSSL(d, kernel=kernel, method="nystroem", n_features=width, dtype=t).fit(few[0], X_b=few[1])
         for t in ("float32", "float64")
@@ -120,28 +117,68 @@ def nystroem(n, d, features, width, device):
         "C_off": off_identity(cross, n),
         "gamma_off": gamma_error(*parts),
         "gamma": gamma,
+        "double": parts[1],
         "landmarks": est._model.maps[0].points,
         "kernel": kernel,
     }
 
 
-def peer(n, d, features, device, ours):
-    """scikit-learn's Nystroem with our landmarks, batches of features, and eigh of their correlation."""
-    points = ours["landmarks"].cpu().numpy()
-    spent = -perf_counter()
-    drawing = 0.0
+def on_cpu(points, gamma):
+    """Features of scikit-learn's Nystroem with our landmarks, and eigh, on the CPU."""
     # all of `points` are its basis, whatever their order
-    peer_map = Nystroem(gamma=ours["kernel"].gamma, n_components=len(points), random_state=0).fit(points)
-    total = np.zeros((len(points), len(points)))
-    for i, rows in enumerate(sizes(n)):
-        start = perf_counter()
-        a, b = (one.cpu().numpy() for one in batch(i, rows, features, device))
-        drawing += perf_counter() - start
-        total += peer_map.transform(a).astype(np.float64).T @ peer_map.transform(b).astype(np.float64)
-    size = len(points)
-    gamma = scipy.linalg.eigh((total + total.T) / (2 * n), subset_by_index=[size - d, size - 1])[0][::-1]
-    spent += perf_counter() - drawing
-    return spent, float(np.abs(gamma / ours["gamma"] - 1).max())
+    peer_map = Nystroem(gamma=gamma, n_components=len(points), random_state=0).fit(points.cpu().numpy())
+
+    def top(matrix, d):
+        return scipy.linalg.eigh(matrix, subset_by_index=[len(matrix) - d, len(matrix) - 1])[0][::-1]
+
+    return lambda x: peer_map.transform(x).astype(np.float64), lambda x: x.cpu().numpy(), top
+
+
+def on_device(points, gamma):
+    """The same formulas in torch, where our solution is computed: features of every batch are whitened."""
+
+    def kernel(x):
+        squares = (x * x).sum(1)[:, None] + (points * points).sum(1) - 2 * x @ points.T
+        return (-gamma * squares.clamp_(min=0)).exp_()
+
+    values, vectors = torch.linalg.eigh(kernel(points))  # scikit-learn's SVD is the same and takes much longer
+    white = (vectors / values.clamp(min=1e-12).sqrt()) @ vectors.T
+
+    def top(matrix, d):
+        return torch.linalg.eigvalsh(matrix)[-d:].flip(0).cpu().numpy()
+
+    return lambda x: (kernel(x) @ white.T).double(), lambda x: x, top
+
+
+def peer_modes(start, batches, d, points, gamma, device):
+    """Seconds and γ of a peer, from features of every batch and eigh of their correlation; drawing is not counted."""
+    spent, drawing, total, n = -now(device), 0.0, 0, 0
+    features, placed, top = start(points, gamma)
+    for i, rows in batches:
+        began = now(device)
+        a, b = map(placed, batch(i, rows, points.shape[1], device))
+        drawing += now(device) - began
+        total, n = total + features(a).T @ features(b), n + rows
+    found = top((total + total.T) / (2 * n), d)
+    return spent + now(device) - drawing, found
+
+
+PEERS = {"sklearn": on_cpu, "torch": on_device}
+
+
+def compared(name, n, d, device, ours):
+    """Seconds of a peer, the largest difference of its γ from ours, and from float64 on 1000 pairs."""
+    gamma, double = ours["kernel"].gamma, ours["double"]
+    spent, found = peer_modes(PEERS[name], enumerate(sizes(n)), d, ours["landmarks"], gamma, device)
+    points = double._model.maps[0].points.float()
+    few = [(0, min(n, FEW))]
+    _, part = peer_modes(PEERS[name], few, d, points, gamma, device)
+    off = np.abs(part / double.eigenvalues_ - 1).max()
+    return {
+        f"{name}_s": spent,
+        f"{name}_differ": float(np.abs(found / ours["gamma"] - 1).max()),
+        f"{name}_off": float(off),
+    }
 
 
 def exponent(rows, name):
@@ -174,33 +211,44 @@ def measure_exact(counts, d, features, device, memory):
 
 
 def measure_nystroem(counts, d, features, width, device, peer_most):
-    nystroem(width, d, features, width, device)  # warm up
-    if peer_most:
-        peer(400, d, features, device, nystroem(400, d, features, 200, device))
-    print(f"Nyström, {width} landmarks")
-    print(f"{'n':>9}{'ours':>10}{'scikit-learn':>14}{'ratio':>8}{'γ differ':>10}{'|C-I|':>10}{'γ off':>9}")
+    warm = nystroem(width, d, features, width, device)
+    for name in PEERS if peer_most else ():
+        compared(name, 400, d, device, nystroem(400, d, features, 200, device) if name == "sklearn" else warm)
+    print(f"Nyström, {width} landmarks; γ off: against float64 on {FEW} pairs, ours, scikit-learn's, torch's")
+    print(f"{'n':>9}{'ours':>10}{'scikit-learn':>14}{'ratio':>8}{'torch':>10}{'ratio':>8}{'|C-I|':>10}{'γ off':>27}")
     rows = []
     for n in counts:
-        row = nystroem(n, d, features, width, device)
-        theirs, differ = peer(n, d, features, device, row) if n <= peer_most else (np.nan, np.nan)
-        row = {key: row[key] for key in ("n", "total_s", "C_off", "gamma_off")} | {"peer_s": theirs, "differ": differ}
+        ours = nystroem(n, d, features, width, device)
+        row = {key: ours[key] for key in ("n", "total_s", "C_off", "gamma_off")}
+        for name in PEERS:
+            keys = [f"{name}_{key}" for key in ("s", "differ", "off")]
+            wanted = peer_most and (name == "torch" or n <= peer_most)
+            row |= compared(name, n, d, device, ours) if wanted else dict.fromkeys(keys, np.nan)
         rows.append(row)
         print(
-            f"{n:>9,}{row['total_s']:>8.2f} s{theirs:>12.2f} s{theirs / row['total_s']:>7.1f}x{differ:>10.1e}"
-            f"{row['C_off']:>10.1e}{row['gamma_off']:>9.1e}",
+            f"{n:>9,}{row['total_s']:>8.2f} s{row['sklearn_s']:>12.2f} s{row['sklearn_s'] / row['total_s']:>7.1f}x"
+            f"{row['torch_s']:>8.2f} s{row['torch_s'] / row['total_s']:>7.1f}x{row['C_off']:>10.1e}"
+            f"{row['gamma_off']:>9.1e}{row['sklearn_off']:>9.1e}{row['torch_off']:>9.1e}",
             flush=True,
         )
+    return short(growth_of(rows))
+
+
+def growth_of(rows):
+    """The last row, the exponents, and the ratios at the largest n that each peer has reached."""
     summary = {key: value for key, value in rows[-1].items() if np.isfinite(value)}
     summary["exponent"] = exponent(rows, "total_s")
-    compared = [row for row in rows if np.isfinite(row["peer_s"])]
-    if compared:
-        summary |= {"peer_n": compared[-1]["n"], "peer_ratio": compared[-1]["peer_s"] / compared[-1]["total_s"]}
-    if len(compared) > 1:
-        summary["peer_exponent"] = exponent(compared, "peer_s")
-    print(
-        f"ours grows like n^{summary['exponent']:.2f}, scikit-learn's like n^{summary.get('peer_exponent', np.nan):.2f}"
-    )
-    return short(summary)
+    for name in PEERS:
+        done = [row for row in rows if np.isfinite(row[f"{name}_s"])]
+        if done:
+            last = done[-1]
+            summary |= {key: last[key] for key in last if key.startswith(name)}
+            summary |= {f"{name}_n": last["n"], f"{name}_ratio": last[f"{name}_s"] / last["total_s"]}
+        if len(done) > 1:
+            summary[f"{name}_exponent"] = exponent(done, f"{name}_s")
+    shown = {name: summary.get(f"{name}_exponent", np.nan) for name in PEERS}
+    print(f"grows like n^{summary['exponent']:.2f}, " + ", ".join(f"{k}'s n^{v:.2f}" for k, v in shown.items()))
+    return summary
 
 
 def main():
@@ -208,7 +256,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--quick", action="store_true", help="small sizes, for a CPU")
     parser.add_argument("--memory", type=float, default=100.0, help="GiB for the tiles")
-    parser.add_argument("--peer-most", type=int, default=100_000, help="largest n of the peer")
+    parser.add_argument("--peer-most", type=int, default=100_000, help="largest n of scikit-learn; 0: no peers")
     options = parser.parse_args()
     device = choose_device("cpu" if options.quick else options.device)
     if options.quick:

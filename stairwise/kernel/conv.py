@@ -28,6 +28,7 @@ from stairwise.kernel.convnet import Axis, ConvNet, Taps, build_axis
 MEMORY = 1 << 23  # bytes for the tensors of a tile on a CPU: tiles that stay in its cache are faster
 GPU_MEMORY = 1 << 32  # on a GPU: many entries per call, and the same number in each call, for which layers are compiled
 LIVE = 10  # number of tensors of the size of the covariance that exist at the same time
+OVERLAP = 1.05  # entries computed per entry that is wanted; more is worth another shape of tiles
 WORTH_COMPILING = 10_000  # entries with global average pooling; compiling takes longer than it saves for fewer
 
 
@@ -104,8 +105,9 @@ def conv_covariances(
         compiled = x.is_cuda and many and find_spec("triton") is not None
     out = Pair(X.new_empty(len(x), len(y)), X.new_empty(len(x), len(y)) if tangent else None)
     pairs = max(1, _budget(x, memory) // (LIVE * x.element_size() * largest))
+    scales_of = [_wide(x_scales, steps, 0), _wide(y_scales, steps, 1)]
     for rows, columns in _tiles(len(x), len(y), pairs, same):
-        scales = [(a[rows], b[columns]) for a, b in zip(x_scales, y_scales, strict=True)]
+        scales = [(a[rows], b[columns]) for a, b in zip(*scales_of, strict=True)]
         tile = _propagate(net, steps, _products(x[rows], y[columns], first), scales, tangent, compiled)
         for whole, part in zip(out, tile, strict=True):
             if whole is not None and part is not None:
@@ -126,13 +128,21 @@ def _tiles(n: int, k: int, pairs: int, same: bool) -> Iterator[tuple[slice, slic
 
     All tiles have one shape, for which layers are compiled: the last ones overlap with those before.
     """
-    tall = min(n, isqrt(pairs))
-    wide = tall if same else min(k, pairs // tall)
+    tall = _side(n, isqrt(pairs))
+    wide = tall if same else _side(k, pairs // tall)
     for i in range(0, n, tall):
         top = min(i, n - tall)
         for j in range(i if same else 0, k, wide):
             left = min(j, k - wide)
             yield slice(top, top + tall), slice(left, left + wide)
+
+
+def _side(n: int, most: int) -> int:
+    """Images per tile: `most`, or of at least half as many those that cover n with the least overlap, if it matters."""
+    side = min(n, most)
+    if -(-n // side) * side <= OVERLAP * n:
+        return side
+    return min(range(side, side // 2, -1), key=lambda one: -(-n // one) * one)
 
 
 # --- the plan: index tensors
@@ -145,7 +155,7 @@ def _plan(net: ConvNet, x: Tensor, diagonal: bool) -> tuple[tuple[Indices, Indic
     axes = alone if diagonal else [build_axis(net, side, diagonal=False) for side in sides]
 
     def both(arrays: list) -> Indices:
-        rows, columns = (torch.as_tensor(array, device=x.device) for array in arrays)
+        rows, columns = (torch.as_tensor(array, dtype=torch.int32, device=x.device) for array in arrays)
         return rows, columns
 
     def at(layer: int, which: int) -> Indices:
@@ -173,7 +183,7 @@ def _is_identity(axis: Axis, layer: int, skip: int) -> bool:
 def _window(net: ConvNet, taps: Taps, like: Tensor) -> Window:
     values = taps.valid * net.weight_variance**0.5 / net.kernel_size
     weight = torch.as_tensor(values, dtype=like.dtype, device=like.device)
-    return Window(torch.as_tensor(taps.index, device=like.device), weight, taps.shifts)
+    return Window(torch.as_tensor(taps.index, dtype=torch.int32, device=like.device), weight, taps.shifts)
 
 
 # --- the recursion
@@ -181,11 +191,11 @@ def _window(net: ConvNet, taps: Taps, like: Tensor) -> Window:
 
 def _products(x: Tensor, y: Tensor, first: tuple[Indices, Indices]) -> Tensor:
     """x_p · y_q / channels, (n, k, pairs of rows, pairs of columns), for x (n, channels, height, width)."""
-    x, y = (_select(z, at) for z, at in zip((x, y), first, strict=True))
+    x, y = _select(x, first[0]), _select(y / y.shape[1], first[1])
     out = x[:, None, 0] * y[None, :, 0]
     for channel in range(1, x.shape[1]):
         out.addcmul_(x[:, None, channel], y[None, :, channel])
-    return out.div_(x.shape[1])
+    return out
 
 
 def _variances(net: ConvNet, x: Tensor) -> list[Tensor]:
@@ -198,6 +208,11 @@ def _variances(net: ConvNet, x: Tensor) -> list[Tensor]:
         out.append(_scale(net, before.sigma))
         state = Pair(_second_moment(net, before.sigma), None)
     return out
+
+
+def _wide(scales: list[Tensor], steps: list[Step], which: int) -> list[Tensor]:
+    """Scales at the columns of the pairs of pixels; their rows are selected by each layer, which needs no memory."""
+    return [scale.index_select(-1, (step.x_at, step.y_at)[which][1]) for scale, step in zip(scales, steps, strict=True)]
 
 
 def _propagate(
@@ -220,8 +235,8 @@ def _layer(
 ) -> tuple[Pair | None, Pair]:
     """A convolution, its shortcut and the activation: values before the activation, if needed again, and after it."""
     before = _convolve(net, step, state, entry, first, fused)
-    x_scale, y_scale = _select(scale[0], step.x_at)[:, None], _select(scale[1], step.y_at)[None]
-    sigma, slope = _expectations(net, before.sigma, x_scale, y_scale)
+    x_scale, y_scale = (one.index_select(-2, at[0]) for one, at in zip(scale, (step.x_at, step.y_at), strict=True))
+    sigma, slope = _expectations(net, before.sigma, x_scale[:, None], y_scale[None])
     after = Pair(sigma, None if before.theta is None else slope.mul_(before.theta))
     return before if step.enters else None, after
 
@@ -229,7 +244,9 @@ def _layer(
 @cache
 def _compiled_layer() -> Callable:
     # one kernel per kind of layer and shape of tile; the default limit of eight is too low for networks with strides
-    return torch._dynamo.config.patch(recompile_limit=64)(torch.compile(_layer, dynamic=False))
+    # and no check of indices on the device, which are ours
+    layer = torch.compile(_layer, dynamic=False, options={"assert_indirect_indexing": False})
+    return torch._dynamo.config.patch(recompile_limit=64)(layer)
 
 
 def _convolve(net: ConvNet, step: Step, state: Pair, entry: Pair | None, first: bool, fused: bool) -> Pair:
@@ -269,9 +286,9 @@ def _mean_fused(values: Tensor, windows: tuple[Window, Window]) -> Tensor:
     padded = pad(values, [reach[0], reach[0], reach[1], reach[1]])
     out = torch.zeros((), dtype=values.dtype, device=values.device)
     for i, row_weight in enumerate(rows.weight):
-        for j, weight in enumerate(columns.weight):
-            moved = _moved(_moved(padded, rows, i, -2), columns, j, -1)
-            out = out + (row_weight[:, None] * weight) * moved
+        row = _moved(padded, rows, i, -2)
+        parts = [weight * _moved(row, columns, j, -1) for j, weight in enumerate(columns.weight)]
+        out = out + row_weight[:, None] * sum(parts)
     return out
 
 

@@ -17,7 +17,6 @@ from stairwise.checks import InputError, TheoryWarning, as_numpy, instance, is_t
 from stairwise.kernel import stored
 from stairwise.kernel.arrays import Matrix, check_parameters, checked, like, namespace, validated
 from stairwise.kernel.fitting import (
-    SPARE,
     batch,
     first_stream,
     fit_exact,
@@ -30,8 +29,9 @@ from stairwise.kernel.kernels import KERNELS
 from stairwise.kernel.landmarks import CHOICES
 from stairwise.kernel.models import AbstractModel, Exact, Given, Stream, dual_embedding, total_over_processes
 from stairwise.kernel.operators import MEMORY, Blocks
-from stairwise.kernel.routes import METHODS, MOST_FEATURES, MOST_MEMORY, Route
-from stairwise.kernel.solvers import SOLVERS, Solution
+from stairwise.kernel.routes import METHODS, MOST_FEATURES, MOST_MEMORY, SPARE, Route
+from stairwise.kernel.solution import Solution
+from stairwise.kernel.solvers import SOLVERS
 from stairwise.kernel.start import initial_weights
 from stairwise.progress import Progress, part, silent
 from stairwise.theory.ensemble import predict_staircase
@@ -171,7 +171,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self._model = fit_exact(self, X, X_b)
         else:
             self._model = fit_stream(self, X, X_b, part(tell, 0.0, 0.9))
-        self._solution = self._model.modes(self.n_components, progress=tell)
+        self._solution = self._model.modes(self.n_components, progress=tell, spare=SPARE)
         tell(1.0, 1.0, "done")
         return self
 
@@ -219,7 +219,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def solution_(self) -> Solution:
         """The modes with residual, number of products and precision."""
         check_is_fitted(self)
-        self._solution = self._solution or self._model.modes(self.n_components)
+        self._solution = self._solution or self._model.modes(self.n_components, spare=SPARE)
         return self._solution
 
     @property
@@ -370,8 +370,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return as_numpy(out) if self._to_numpy else out
 
     def _modes(self) -> Solution:
-        """Modes for the dynamics: n_components and up to SPARE more, computed on first use."""
-        self._more = self._more or self._model.modes(self.n_components + SPARE, at_most=True)
+        """Modes for the dynamics: n_components and up to SPARE more. The fit has found them, unless they were hard."""
+        self._more = self._more or self.solution_.more or self._model.modes(self.n_components + SPARE, at_most=True)
         return self._more
 
     def _start(self, alpha: float | None, init: Any, seed: int) -> tuple[Solution, NDArray[np.float64]]:

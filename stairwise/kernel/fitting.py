@@ -14,14 +14,13 @@ from stairwise.kernel.maps import width
 from stairwise.kernel.models import Exact, Given, Stream, shared_maps, start_stream, stream_over
 from stairwise.kernel.operators import Blocks, DensePairs
 from stairwise.kernel.processes import place, require_same
-from stairwise.kernel.routes import Route, Size, choose_route
+from stairwise.kernel.routes import SPARE, Route, Size, choose_route
 from stairwise.kernel.solvers import solve
 from stairwise.progress import Progress
 
 if TYPE_CHECKING:
     from stairwise.kernel.estimator import KernelSSL
 
-SPARE = 20  # number of modes beyond n_components, which compete with the last ones during training
 SAMPLE = 1000  # points from which a kernel's scale is estimated
 
 
@@ -105,8 +104,8 @@ def fit_precomputed(est: "KernelSSL", X: ArrayLike, X_b: ArrayLike | None) -> Gi
     pairs = DensePairs((K + K.T) / 2, swaps=True, precision=float(np.finfo(np.float32).eps) if single else 0.0)
     if pairs.size <= 5000:  # beyond, the solver notices
         pairs.refuse_indefinite("X")
-    found = solve(pairs, est.n_components, est.solver)
-    more = solve(pairs, min(est.n_components + SPARE, pairs.size), est.solver, at_most=True)
+    found = solve(pairs, est.n_components, est.solver, spare=SPARE)
+    more = found.more or solve(pairs, min(est.n_components + SPARE, pairs.size), est.solver, at_most=True)
     return Given(found, more, est.dtype)
 
 

@@ -15,7 +15,8 @@ from stairwise.kernel.maps import AbstractMap, Identity, build_map, restore_map,
 from stairwise.kernel.operators import AbstractPairs, Blocks, DensePairs, FeaturePairs
 from stairwise.kernel.processes import from_first, place, solve_together, summed
 from stairwise.kernel.routes import CHUNK
-from stairwise.kernel.solvers import Solution, refuse_large, solve
+from stairwise.kernel.solution import Solution
+from stairwise.kernel.solvers import refuse_large, solve
 from stairwise.kernel.sums import PairSums
 from stairwise.kernel.tiles import TilePairs, build_pairs
 from stairwise.progress import Progress, part, silent
@@ -28,8 +29,8 @@ class AbstractModel(ABC):
     features_b: int | None = None  # number of features of the second modality, if there are two
 
     @abstractmethod
-    def modes(self, k: int, at_most: bool = False, progress: Progress = silent) -> Solution:
-        """The k leading modes; with `at_most`, fewer if fewer exist."""
+    def modes(self, k: int, at_most: bool = False, progress: Progress = silent, spare: int = 0) -> Solution:
+        """The k leading modes; with `at_most`, fewer if fewer exist. With `spare`, see `solvers.solve`."""
 
     @abstractmethod
     def rows(self, X: Matrix, view: int) -> Matrix:
@@ -83,13 +84,12 @@ class Exact(AbstractModel):
             return DensePairs(blocks.matrix(), self.swaps)
         return build_pairs(blocks, self.swaps, self.memory, progress, *place())
 
-    def modes(self, k: int, at_most: bool = False, progress: Progress = silent) -> Solution:
+    def modes(self, k: int, at_most: bool = False, progress: Progress = silent, spare: int = 0) -> Solution:
         pairs = self.operator(part(progress, 0.0, 0.6))
 
         def work(operator: AbstractPairs) -> Solution:
-            return solve(
-                operator, min(k, operator.size) if at_most else k, self.solver, at_most, part(progress, 0.6, 1.0)
-            )
+            count = min(k, operator.size) if at_most else k
+            return solve(operator, count, self.solver, at_most, part(progress, 0.6, 1.0), spare)
 
         if place()[1] > 1 and isinstance(pairs, TilePairs):
             return solve_together(pairs, work)
@@ -108,7 +108,7 @@ class Given(AbstractModel):
     dtype: str
     swaps: bool = True
 
-    def modes(self, k: int, at_most: bool = False, progress: Progress = silent) -> Solution:
+    def modes(self, k: int, at_most: bool = False, progress: Progress = silent, spare: int = 0) -> Solution:
         return self.more if at_most else self.found
 
     def rows(self, X: Matrix, view: int) -> Matrix:
@@ -149,10 +149,10 @@ class Stream(AbstractModel):
         else:
             self.sums += PairSums(alike(other.sums.cross, self.sums.cross, "float64"), other.sums.pairs)
 
-    def modes(self, k: int, at_most: bool = False, progress: Progress = silent) -> Solution:
+    def modes(self, k: int, at_most: bool = False, progress: Progress = silent, spare: int = 0) -> Solution:
         if self.sums is None:
             raise InputError("KernelSSL", "must have seen at least one pair", 0, "call partial_fit first")
-        return feature_sums.modes(self.sums, self.maps, k, at_most)
+        return feature_sums.modes(self.sums, self.maps, k, at_most, spare)
 
     def rows(self, X: Matrix, view: int) -> Matrix:
         return self.maps[view if len(self.maps) == 2 else 0].rows(X)

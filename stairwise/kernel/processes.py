@@ -7,7 +7,7 @@ the process group. torch is loaded only if it is already in use.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import numpy as np
 from stairwise.checks import InputError, as_numpy, is_tensor
 from stairwise.kernel.arrays import Matrix, like
 from stairwise.kernel.operators import AbstractPairs
-from stairwise.kernel.solvers import SOLVERS, Solution
+from stairwise.kernel.solution import Solution
+from stairwise.kernel.solvers import SOLVERS
 from stairwise.kernel.tiles import TilePairs
 
 DONE, MULTIPLY, FAILED = range(3)
@@ -91,8 +92,10 @@ def solve_together(own: TilePairs, work: Callable[[AbstractPairs], Solution]) ->
         _announce(FAILED, len(text), own.seed_like)
         from_first(like(text, own.seed_like))
         raise
-    _announce(DONE, len(solution.eigenvalues), own.seed_like)
-    _shared(solution, own)
+    for one in (solution, solution.more):
+        _announce(DONE, 0 if one is None else len(one.eigenvalues), own.seed_like)
+        if one is not None:
+            _shared(one, own)
     return solution
 
 
@@ -106,8 +109,14 @@ def _serve(own: TilePairs) -> Solution:
             text = as_numpy(from_first(like(np.zeros(columns), own.seed_like))).astype(np.uint8).tobytes().decode()
             raise InputError("the first process", f"stopped: {text}")
         else:
-            empty = like(np.zeros((own.size, columns)), own.seed_like)
-            return _shared(Solution(np.zeros(columns), empty, 0.0, 0, "krylov", 0.0), own)
+            solution = _received(columns, own)
+            _, columns = _announce(0, 0, own.seed_like)
+            return replace(solution, more=_received(columns, own) if columns else None)
+
+
+def _received(columns: int, own: TilePairs) -> Solution:
+    empty = like(np.zeros((own.size, columns)), own.seed_like)
+    return _shared(Solution(np.zeros(columns), empty, 0.0, 0, "krylov", 0.0), own)
 
 
 def _shared(solution: Solution, own: TilePairs) -> Solution:

@@ -9,6 +9,7 @@ from stairwise.kernel.tiles import triangle_bytes
 METHODS = ("auto", "exact", "nystroem", "features")
 MOST_MEMORY = 1 << 50  # bytes
 MOST_FEATURES = 10**6  # landmarks or random features; their sums would take 8 TB
+SPARE = 20  # number of modes beyond n_components, which compete with the last ones during training
 CHUNK = 4096  # pairs that are turned into features at a time
 
 
@@ -51,7 +52,7 @@ def choose_route(
 ) -> Route:
     """`method`, or for "auto" exact while the tiles of K̃ fit into memory, and Nyström beyond."""
     item = np.dtype(size.dtype).itemsize
-    basis = 2 * 8 * size.points * max(8 * size.modes, 60)  # of the Krylov space, with its image
+    basis = 2 * 8 * size.points * max(8 * size.modes, 6 * (size.modes + SPARE))  # of the Krylov space, with its image
     points = f"{size.points:,} points"
     if precomputed:
         return Route("exact", "K̃ was given", basis)

@@ -9,7 +9,7 @@ from stairwise.checks import InputError, as_numpy, scale
 from stairwise.checks import seed as check_seed
 from stairwise.kernel.arrays import checked, stack
 from stairwise.kernel.models import AbstractModel, Given, Stream
-from stairwise.kernel.solvers import Solution
+from stairwise.kernel.solution import Solution
 
 
 def initial_weights(

@@ -21,7 +21,8 @@ from stairwise.kernel.maps import MAPS, AbstractMap, Landmarks, restore_map, wid
 from stairwise.kernel.models import Exact, Given, Stream
 from stairwise.kernel.operators import Blocks
 from stairwise.kernel.routes import METHODS, MOST_FEATURES, MOST_MEMORY, Route
-from stairwise.kernel.solvers import SOLVERS, Solution
+from stairwise.kernel.solution import Solution
+from stairwise.kernel.solvers import SOLVERS
 from stairwise.kernel.sums import PairSums
 
 if TYPE_CHECKING:
@@ -61,11 +62,16 @@ def _described(solution: Solution, model: Any) -> tuple[dict[str, Any], dict[str
     arrays = {"eigenvalues": solution.eigenvalues, "dual_coef": as_numpy(solution.coefficients)}
     if isinstance(model, Given):
         facts |= {"kernels": "precomputed", "shared": True, "swaps": True}
-        more = {"more_eigenvalues": model.more.eigenvalues, "more_coef": as_numpy(model.more.coefficients)}
-        return facts, arrays | more
+        return facts, arrays | _described_more(model.more)
+    if solution.more is not None:
+        arrays |= _described_more(solution.more)
     kernels = [describe(kernel) for kernel in model.blocks.kernels]
     facts |= {"kernels": kernels, "shared": model.blocks.shared, "swaps": model.swaps}
     return facts, arrays | {f"part{i}": as_numpy(part) for i, part in enumerate(model.blocks.parts)}
+
+
+def _described_more(more: Solution) -> dict[str, np.ndarray]:
+    return {"more_eigenvalues": more.eigenvalues, "more_coef": as_numpy(more.coefficients)}
 
 
 def _described_stream(model: Stream) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -151,16 +157,21 @@ def _exact(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Stored:
     if facts["kernels"] == "precomputed":
         if not (swaps and shared and features == points):
             raise InputError("n_features_in", f"must be {points}, the number of points", features)
-        more = _spectrum(arrays, "more_eigenvalues", None)
-        if len(more) < d:
-            raise InputError("more_eigenvalues", f"must be at least {d}", len(more))
-        spare = Solution(more, _array(arrays, "more_coef", "f", (points, len(more))), *facts["solution"])
-        return Stored(facts, (), Given(solution, spare, facts["dtype"]), solution)
+        return Stored(facts, (), Given(solution, _more(facts, arrays, points), facts["dtype"]), solution)
     kernels = _kernels(facts["kernels"], 2 if swaps else 1, shared)
     rows, other = points // len(kernels), features if shared else None
     parts = tuple(_array(arrays, f"part{i}", "f", (rows, features if i == 0 else other)) for i in range(len(kernels)))
+    if "more_eigenvalues" in arrays:
+        solution = dataclasses.replace(solution, more=_more(facts, arrays, points))
     blocks = Blocks(parts, kernels, shared, facts["dtype"])
     return Stored(facts, kernels, Exact(blocks, swaps, facts["solver"], facts["memory"]), solution)
+
+
+def _more(facts: dict[str, Any], arrays: dict[str, np.ndarray], points: int) -> Solution:
+    gamma = _spectrum(arrays, "more_eigenvalues", None)
+    if len(gamma) < facts["n_components"]:
+        raise InputError("more_eigenvalues", f"must be at least {facts['n_components']}", len(gamma))
+    return Solution(gamma, _array(arrays, "more_coef", "f", (points, len(gamma))), *facts["solution"])
 
 
 def _stream(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Stored:

@@ -7,7 +7,7 @@ import numpy as np
 from stairwise.checks import InputError, as_numpy, positive_int
 from stairwise.kernel.arrays import Matrix, cast, finite, like, stack
 from stairwise.kernel.maps import AbstractMap
-from stairwise.kernel.solvers import UNCERTAIN, Solution
+from stairwise.kernel.solution import UNCERTAIN, Solution
 from stairwise.theory.correlation import Correlation
 
 
@@ -50,12 +50,15 @@ def correlation(sums: PairSums, maps: tuple[AbstractMap, ...]) -> tuple[Correlat
     return Correlation.from_matrix(np.block([[zero_a, cross], [cross.T, zero_b]]), sums.pairs), whitenings
 
 
-def modes(sums: PairSums, maps: tuple[AbstractMap, ...], k: int, at_most: bool = False) -> Solution:
-    """The k leading modes of Γ as coefficients of raw rows, (Σ widths, k); with `at_most`, fewer if fewer exist."""
+def modes(sums: PairSums, maps: tuple[AbstractMap, ...], k: int, at_most: bool = False, spare: int = 0) -> Solution:
+    """The k leading modes of Γ as coefficients of raw rows, (Σ widths, k); with `at_most`, fewer if fewer exist.
+
+    `spare`: up to so many further modes are in `Solution.more`.
+    """
     corr, whitenings = correlation(sums, maps)
     remedy = f"there are {corr.features} features"
     k = min(k, corr.features) if at_most else positive_int(k, "n_components", corr.features, remedy)
-    gamma, g = corr.top(k)
+    gamma, g = corr.top(min(k + spare, corr.features))
     eps = float(np.finfo(maps[0].dtype).eps)
     floor = UNCERTAIN * eps * float(np.abs(gamma).max(initial=0.0))
     usable = int((gamma > max(floor, 0.0)).sum())
@@ -66,10 +69,15 @@ def modes(sums: PairSums, maps: tuple[AbstractMap, ...], k: int, at_most: bool =
         raise InputError("n_components", f"must be at most {usable}: {noise}", k, f"lower n_components to {usable}")
     gamma, g = gamma[:usable].copy(), g[:, :usable]
     size = np.sqrt((g * g).sum(0))
-    residual = float((np.sqrt(((corr.product(g) - g * gamma) ** 2).sum(0)) / (gamma * size)).max())
+    residuals = np.sqrt(((corr.product(g) - g * gamma) ** 2).sum(0)) / (gamma * size)
     first = sums.cross.shape[0] if whitenings[0] is None else whitenings[0].shape[1]  # features of the first map
     parts = np.split(g, [first]) if len(maps) == 2 else [g]
     coefficients = stack(
         [like(part, sums.cross) if W is None else W @ like(part, W) for W, part in zip(whitenings, parts, strict=True)]
     )
-    return Solution(gamma, coefficients, residual, usable, "features", eps * float(gamma[0] / gamma[-1]))
+
+    def leading(count: int, more: Solution | None = None) -> Solution:
+        residual, precision = float(residuals[:count].max()), eps * float(gamma[0] / gamma[:count][-1])
+        return Solution(gamma[:count], coefficients[:, :count], residual, usable, "features", precision, more)
+
+    return leading(k, leading(usable) if spare else None)

@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from stairwise.checks import InputError
 from stairwise.dynamics.flow import gradient_flow
-from stairwise.kernel import kernels
+from stairwise.kernel import kernels, operators, tiles
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.theory.correlation import Correlation
 from stairwise.theory.solutions import top_spectral_weights
@@ -156,6 +156,42 @@ def test_ends_where_fit_says(law):
     np.testing.assert_allclose(late @ late.T, z @ z.T, atol=1e-5)
     assert est.transform_at(NEW, [[0.0, 1.0]], alpha=1e-5).shape == (1, 2, 20, 3)
     assert np.abs(est.transform_at(NEW, 0.0, alpha=1e-5)).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"solver": "krylov"},
+        {"solver": "krylov", "dtype": "float32"},
+        {"solver": "krylov", "memory": 50_000},
+        {"solver": "cholesky"},
+        {"kernel": "linear"},
+        {"method": "nystroem", "n_features": 60},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_the_fit_finds_the_modes_of_the_dynamics_too(settings, tmp_path, monkeypatch):
+    """K̃ is not multiplied, nor Γ diagonalized, again after the fit; also not after loading an exact model."""
+    a, b = views(150)
+    est = KernelSSL(3, **settings).fit(a, X_b=b)
+    exact = est._model.modes(23, at_most=True).eigenvalues
+    est.save(tmp_path / "model.npz")
+    loaded = [] if settings.get("method") == "nystroem" else [KernelSSL.load(tmp_path / "model.npz")]
+
+    def refuse(*_):
+        raise AssertionError("solved again")
+
+    for place in (operators.DensePairs, operators.FeaturePairs, tiles.TilePairs):
+        monkeypatch.setattr(place, "matmul", refuse)
+    monkeypatch.setattr(Correlation, "top", refuse)
+    for one in (est, *loaded):
+        assert one.step_times(1e-5).shape == (3, 3)
+        assert one.spectrum_at([1.0], alpha=1e-5).shape == (1, 3)
+        assert one.transform_at(NEW, 1.0, alpha=1e-5).shape == (20, 3)
+        found = one._modes().eigenvalues
+        assert len(found) == len(exact) >= 8
+        np.testing.assert_allclose(found, exact, rtol=1e-5)
+        np.testing.assert_array_equal(found[:3], one.eigenvalues_)
 
 
 def test_step_times():

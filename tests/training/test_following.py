@@ -10,30 +10,14 @@ from stairwise.evaluate.representations import eval_mode
 from stairwise.runs.followed import read_followed, write_followed
 from stairwise.training.following import PROJECTED
 from stairwise.training.loop import Trainer
-from stairwise.training.recipe import Recipe
+from tests.training.tiny import TINY
 
-TINY = Recipe(
-    data="photos",
-    pretrain=80,
-    views="simclr-small",
-    size=16,
-    encoder="resnet18",
-    encoder_options={"stem": "small", "width": 4},
-    hidden=[16],
-    d=6,
-    batch=16,
-    window=16,
-    steps=8,
-    lr=0.02,
-    records=4,
-    precision="float32",
-    follow=24,
-)
+FOLLOWED = TINY.with_settings({"window": 16, "follow": 24})
 
 
 @pytest.mark.parametrize("loss", ["barlow_twins", "simclr", "vicreg", "byol"])
 def test_records_of_fixed_views(tmp_path, loss):
-    recipe = TINY.with_settings({"loss": loss})
+    recipe = FOLLOWED.with_settings({"loss": loss})
     run = sw.train(recipe, tmp_path / loss, device="cpu")
     found = read_followed(run.folder)
     assert found.t == pytest.approx(run.times)
@@ -54,13 +38,13 @@ def test_records_of_fixed_views(tmp_path, loss):
 
 
 def test_following_does_not_change_the_training(tmp_path):
-    runs = [sw.train(TINY.with_settings({"follow": n}), tmp_path / str(n), device="cpu") for n in (0, 24)]
+    runs = [sw.train(FOLLOWED.with_settings({"follow": n}), tmp_path / str(n), device="cpu") for n in (0, 24)]
     assert runs[0].series("loss").tolist() == runs[1].series("loss").tolist()
     assert read_followed(runs[0].folder) is None
     with pytest.warns(RunWarning, match="up to step 12"):
-        longer = sw.train(TINY.with_settings({"steps": 12}), tmp_path / "24", device="cpu")
+        longer = sw.train(FOLLOWED.with_settings({"steps": 12}), tmp_path / "24", device="cpu")
     assert read_followed(longer.folder).t == pytest.approx(longer.times)
-    again = sw.train(TINY.with_settings({"seed": 3, "follow": 0}), tmp_path / "24", device="cpu", restart=True)
+    again = sw.train(FOLLOWED.with_settings({"seed": 3, "follow": 0}), tmp_path / "24", device="cpu", restart=True)
     assert read_followed(again.folder) is None
 
 
@@ -76,11 +60,11 @@ def test_float16_keeps_small_columns(tmp_path):
 
 
 def test_large_representations_are_projected(tmp_path):
-    recipe = TINY.with_settings({"encoder_options.width": 24, "steps": 2, "records": 1})
+    recipe = FOLLOWED.with_settings({"encoder_options.width": 24, "steps": 2, "records": 1})
     found = read_followed(sw.train(recipe, tmp_path / "wide", device="cpu").folder)
     assert found.h.shape[2] == PROJECTED < 24 * 8
 
 
 def test_bad_input(tmp_path):
     with pytest.raises(InputError, match="follow must be at most 80"):
-        sw.train(TINY.with_settings({"follow": 81}), tmp_path, device="cpu")
+        sw.train(FOLLOWED.with_settings({"follow": 81}), tmp_path, device="cpu")

@@ -15,36 +15,24 @@ from stairwise.ntk.study import Outputs, compare, embed, kernel_drift
 from stairwise.theory.spectra import subspace_alignment
 from stairwise.training.loop import Trainer
 from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
-from stairwise.training.recipe import Recipe
 from stairwise.training.studies import drift_of, stored_drift, study_of
 from tests.command_lines import stairwise
+from tests.training.tiny import TINY
 
 CPU = torch.device("cpu")
 SHARED = True
 pytestmark = pytest.mark.slow
-TINY = Recipe(
-    data="photos",
-    pretrain=80,
-    views="simclr-small",
-    size=16,
-    encoder="resnet18",
-    encoder_options={"stem": "small", "width": 8},
-    hidden=[16],
-    d=4,
-    batch=64,
-    steps=30,
-    lr=0.02,
-    records=3,
-    alpha=0.5,
-    precision="float32",
-    keep=3,
+STUDIED = TINY.with_settings(
+    {"encoder_options.width": 8, "d": 4, "batch": 64, "steps": 30, "records": 3, "alpha": 0.5, "keep": 3}
 )
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return [sw.train(TINY.with_settings({"loss": loss}), folder / loss, device="cpu") for loss in ("vicreg", "simclr")]
+    return [
+        sw.train(STUDIED.with_settings({"loss": loss}), folder / loss, device="cpu") for loss in ("vicreg", "simclr")
+    ]
 
 
 def test_scores_are_what_they_say(runs):
@@ -82,7 +70,7 @@ def test_method_against_method(runs):
 
 
 def test_the_network_with_which_a_run_began(runs, tmp_path):
-    trainer = Trainer(TINY, tmp_path, CPU)
+    trainer = Trainer(STUDIED, tmp_path, CPU)
     again = initial_network(runs[0]).state_dict()
     for name, value in trainer.network.state_dict().items():
         assert torch.equal(value, again[name]), name
@@ -113,7 +101,7 @@ def test_the_kernel_through_training(runs, tmp_path):
         assert (arrays["theory"][-1] == pytest.approx(found.theory[-1])) == (n == 30)
     last = list(kept_networks(runs[0]))[-1][2].state_dict()
     assert all(torch.equal(value, last[name]) for name, value in load_network(runs[0]).state_dict().items())
-    bare = sw.train(TINY.with_settings({"keep": 0, "steps": 9}), tmp_path / "bare", device="cpu")
+    bare = sw.train(STUDIED.with_settings({"keep": 0, "steps": 9}), tmp_path / "bare", device="cpu")
     with pytest.raises(InputError, match="keep=10"):
         drift_of(bare, n=30, device="cpu")
     assert stored_drift(bare, 30, 0, "cpu", "float32", lambda *_: None) is None
@@ -121,7 +109,7 @@ def test_the_kernel_through_training(runs, tmp_path):
 
 def test_few_modes(tmp_path):
     """Early in training the kernel has fewer modes than the embedding has dimensions; the error says what to do."""
-    run = sw.train(TINY.with_settings({"steps": 2}), tmp_path / "young", device="cpu")
+    run = sw.train(STUDIED.with_settings({"steps": 2}), tmp_path / "young", device="cpu")
     with pytest.raises(InputError, match=r"4 modes above rounding error.*take more pairs \(n\)"):
         study_of(run, n=1, device="cpu")
 
