@@ -154,7 +154,7 @@ def search_table(runs: dict[str, Result]) -> str:
     shared = {k: v for k, v in (settings[0] if settings else {}).items() if all(s.get(k) == v for s in settings)}
     rows = []
     for own, (stage, _, _, r) in zip(settings, trials, strict=True):
-        words = ", ".join(f"{k} {v}" for k, v in own.items() if k not in shared and v not in (True, False))
+        words = ", ".join(f"{k} {v}" for k, v in own.items() if k not in shared and not isinstance(v, bool))
         scores = [f"{100 * r[name]:.2f}" if name in r else "" for name in ("logistic", "folded")]
         scores = ["diverged", ""] if r["diverged"] else scores
         rows.append([stage.partition(" ")[2], words, f"{r['views'] / 1e6:.2f} M", *scores])

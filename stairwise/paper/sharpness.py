@@ -37,7 +37,7 @@ from stairwise.table import Table
 CONTROL = "simclr-lars"
 TITLES = trained.METHODS | {CONTROL: "SimCLR with LARS"}
 NUMBERS = {"gap": "gap", "contrast": "contrast of the loss"}
-MODES, RECORDS = 16, 320  # that are stored of each run
+MODES, RECORDS = 32, 320  # that are stored of each run
 SMOKE = {"seeds": 1}
 ALT = "Relative eigenvalues over time, standard initialization, and the gap and the contrast of every run."
 
@@ -92,13 +92,12 @@ def _stored(name: str, run: Run) -> dict[str, Any]:
     rows = np.unique(np.geomspace(1, len(t), 4 * RECORDS).round().astype(int)) - 1
     if len(rows) > RECORDS:
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, RECORDS).round().astype(int))]
+    x, of_covariance = (relative_variance(values)[rows, :MODES] for values in (lam, run.series("covariance")))
     return {
         f"{name}.t": t[rows],
         f"{name}.loss": run.series("loss")[rows].astype(np.float32),
-        f"{name}.x": relative_variance(lam)[rows, :MODES].astype(np.float16),
-        f"{name}.covariance": separation(t, relative_variance(run.series("covariance"))).gap
-        if len(t) >= FEWEST
-        else 0.0,
+        f"{name}.x": x.astype(np.float16),
+        f"{name}.covariance": separation(t[rows], of_covariance).gap if len(rows) >= FEWEST else 0.0,
         f"{name}.steps": len(detect_steps(t, lam)) if len(t) >= FEWEST else 0,
     }
 

@@ -7,7 +7,7 @@ the scale of z and let it drift. A mode rises if x_j goes from below ¼ to ½ an
 another learning rate change nothing. In the linear theory x_j grows as e^{8γ_j t} and the gap is
 (1 − γ_{j+1}/γ_j) log₁₀ 1/(2 x_j(0)): it grows with the logarithm of 1/α². A gap above one decade is a clean step: the
 next mode then needs less time from a tenth to a half than has passed since the step before. A spectrum that grows in
-proportion has no rising mode, and one that flattens smoothly, λ_j = j^{-a(t)}, has a median gap of 0.1.
+proportion has no rising mode, and one that flattens smoothly, λ_j = j^{-a(t)}, has a median gap of 0.06.
 
 *Contrast of the loss*: the loss falls while mode j rises from x = 0.1 to 0.5. How much more than its share of the time
 in log t, between the middles to the steps before and after? 1: the loss falls evenly and no step can be seen in it.

@@ -16,6 +16,8 @@ from stairwise.runs.reader import Run
 from stairwise.training import checkpoint
 from stairwise.training.recipe import Recipe, recipe_of
 
+LARGEST = 4  # times the full size: views in `sizes`, so that a slip does not fill the memory
+
 
 def network_of(recipe: Recipe, view_shape: tuple[int, ...]) -> Network:
     """Build the network of a recipe, with random weights, for views of shape (channels, height, width)."""
@@ -30,7 +32,10 @@ def network_of(recipe: Recipe, view_shape: tuple[int, ...]) -> Network:
 
 def _check_sizes(network: Network, recipe: Recipe, view_shape: tuple[int, ...]) -> None:
     """Try the encoder with views of every side in `sizes`."""
+    most = LARGEST * view_shape[1]
     for side in dict.fromkeys(int(side) for _, side in recipe.sizes if side != view_shape[1]):
+        if side > most:
+            raise InputError("a side in sizes", f"must be at most {most}, {LARGEST} times the full size", side)
         try:
             with eval_mode(network):
                 network(torch.zeros(2, view_shape[0], side, side))

@@ -35,7 +35,7 @@ class Recipe:
         views: name of the augmentation pipeline.
         size: side of a view in pixels; 0: that of the images.
         sizes: views that grow during training: [[0.0, 20], [0.5, 32]] trains on views of 20 pixels, and of 32 from
-            half of the steps on. Probes and other measurements take `size`. Empty: `size` always.
+            half of the steps on. Records are of these views, probes of `size`. Empty: always `size`.
         fixed_views: draw the pairs once and train on all of them at every step (the paper's MLP).
         encoder, encoder_options: name or import path `package.module:factory`, and arguments of the factory.
         hidden: widths of the head's hidden layers. head_norm, head_bias: batch norm and biases in the head.

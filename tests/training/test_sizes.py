@@ -164,6 +164,8 @@ def test_what_cannot_take_other_sizes_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"sizes need an encoder .*leave sizes out, or use a conv"):
         sw.train(replace(TINY, **FIXED_SIZE), tmp_path)
     sw.train(replace(TINY, **FIXED_SIZE, sizes=[[0.0, 8]], steps=1), tmp_path / "full")
+    with pytest.raises(InputError, match="a side in sizes must be at most 32, 4 times the full size"):
+        sw.train(replace(TINY, sizes=[[0.0, 8], [0.5, 20_000]]), tmp_path / "huge")
     with pytest.raises(InputError, match="fixed_views"):
         replace(TINY, fixed_views=True)
     with pytest.raises(InputError, match="at most 8, the side of the images"):
