@@ -72,12 +72,34 @@ def modes(sums: PairSums, maps: tuple[AbstractMap, ...], k: int, at_most: bool =
     residuals = np.sqrt(((corr.product(g) - g * gamma) ** 2).sum(0)) / (gamma * size)
     first = sums.cross.shape[0] if whitenings[0] is None else whitenings[0].shape[1]  # features of the first map
     parts = np.split(g, [first]) if len(maps) == 2 else [g]
-    coefficients = stack(
-        [like(part, sums.cross) if W is None else W @ like(part, W) for W, part in zip(whitenings, parts, strict=True)]
-    )
+    raw = [like(part, sums.cross) if W is None else W @ like(part, W) for W, part in zip(whitenings, parts, strict=True)]
+    coefficients, lost = stack(raw), _lost(sums, maps, raw) / (gamma * size) ** 2
+    rounded = eps * float(gamma[0]) + _rounding(sums, whitenings)
 
     def leading(count: int, more: Solution | None = None) -> Solution:
-        residual, precision = float(residuals[:count].max()), eps * float(gamma[0] / gamma[:count][-1])
-        return Solution(gamma[:count], coefficients[:, :count], residual, usable, "features", precision, more)
+        residual, precision = float(residuals[:count].max()), rounded / float(gamma[count - 1]) + lost[:count].max()
+        return Solution(gamma[:count], coefficients[:, :count], residual, usable, "features", float(precision), more)
 
     return leading(k, leading(usable) if spare else None)
+
+
+def _rounding(sums: PairSums, whitenings: list[Matrix | None]) -> float:
+    """Size of a mode of Γ that is nothing but rounding of the sums, divided by the smallest directions of landmarks."""
+    longest = [1.0 if W is None else float((W * W).sum(0).max()) ** 0.5 for W in whitenings]
+    return float(np.finfo(float).eps) * float(abs(sums.cross).max()) / sums.pairs * longest[0] * longest[-1]
+
+
+def _lost(sums: PairSums, maps: tuple[AbstractMap, ...], raw: list[Matrix]) -> np.ndarray:
+    """Squared length of Γ g_j in directions of landmarks that W leaves out; over γ_j² it is the relative error of γ_j.
+
+    `raw`: coefficients of raw rows, one matrix per map.
+    """
+    if len(maps) == 1:
+        images = [sums.cross @ raw[0] + sums.cross.T @ raw[0]]
+    else:
+        images = [sums.cross @ raw[1], sums.cross.T @ raw[0]]
+    total = np.zeros(raw[0].shape[1])
+    for one, image in zip(maps, images, strict=True):
+        if one.lost is not None:
+            total += as_numpy(((one.lost.T @ image / (2 * sums.pairs)) ** 2).sum(0))
+    return total

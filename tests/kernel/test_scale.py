@@ -84,6 +84,32 @@ def test_more_landmarks_are_better_and_pivots_beat_chance():
     assert errors["pivoted"][1] < errors["uniform"][1]
 
 
+@pytest.mark.parametrize("kinds", [1, 2], ids=["one kernel", "two modalities"])
+@pytest.mark.parametrize("features", [3, 8])
+def test_landmarks_in_float32_know_their_error(features, kinds):
+    """Directions of landmarks that are small are kept, or counted in `precision`."""
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((3000, features)) * np.linspace(2, 0.3, features)
+    a, b = (base + 0.3 * rng.standard_normal(base.shape) for _ in "ab")
+    a, b = (x.astype(np.float32).astype(float) for x in (a, b))
+    kernel = kernels.rbf(0.02)
+    settings = {"kernel": kernel if kinds == 1 else (kernel, kernel), "method": "nystroem", "n_features": 150}
+    double, single = (KernelSSL(10, dtype=dtype, **settings).fit(a, X_b=b) for dtype in ("float64", "float32"))
+    assert error(single, double) < single.solution_.precision < 1e-2
+    assert error(single, double) < 1e-4
+
+
+def test_rounding_of_sums_is_no_mode():
+    """Two features with a smooth kernel: k(landmarks, landmarks) has 38 directions in float64, the last ones noise."""
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((6000, 2)) * [2, 0.3]
+    a, b = (base + 0.3 * rng.standard_normal(base.shape) for _ in "ab")
+    settings = {"kernel": kernels.rbf(0.02), "method": "nystroem"}
+    many, few = (KernelSSL(10, n_features=m, **settings).fit(a, X_b=b) for m in (300, 40))
+    assert error(many, few) < 0.02  # 40 landmarks are almost all directions that there are
+    assert not KernelSSL(20, n_features=300, **settings).fit(a, X_b=b).solution_.trusted
+
+
 # --- one pass over batches
 
 
