@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -194,19 +195,19 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._model, self._solution, self._more = model, None, None
         return self
 
-    def combine(self, *others: "KernelSSL") -> Self:
+    def combine(self, *others: "KernelSSL", start: "KernelSSL | None" = None) -> Self:
         """Add the sums of other estimators with the same landmarks or random features; without any, of all processes.
 
-        In a process group call it once, in every process, after the last `partial_fit`.
+        If all of them went on from one file, `start` is that file, loaded: its pairs then count once. Without it such
+        estimators are refused. In a process group call it once, in every process, after the last `partial_fit`.
         """
-        check_is_fitted(self)
-        if not isinstance(self._model, Stream):
-            raise InputError("combine", "needs estimators fitted with partial_fit", self.route_.method)
+        mine, begun = self._stream(), None if start is None else instance(start, "start", KernelSSL)._stream()
+        total = replace(mine, batches=set(mine.batches))  # nothing changes if one of the others is refused
         if not others:
-            total_over_processes(self._model)
+            total_over_processes(total, begun)
         for other in others:
-            check_is_fitted(instance(other, "others", KernelSSL))
-            self._model.include(other._model)
+            total.include(instance(other, "others", KernelSSL)._stream(), begun)
+        self._model = total
         self._solution = self._more = None
         return self
 
@@ -347,6 +348,12 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if not str(instance(path, "path", (str, Path))):
             raise InputError("path", "must name a file", "an empty text")
         return stored.load(cls, path, largest)
+
+    def _stream(self) -> Stream:
+        check_is_fitted(self)
+        if not isinstance(self._model, Stream):
+            raise InputError("combine", "needs estimators fitted with partial_fit", self.route_.method)
+        return self._model
 
     def _begin(self, X: object) -> None:
         """Check the parameters and forget an earlier fit."""

@@ -1,5 +1,6 @@
 """Sums over pairs of finite features. Each pair is seen once, and sums of different processes can be added."""
 
+import secrets
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,25 @@ class PairSums:
 
     def __add__(self, other: "PairSums") -> "PairSums":
         return PairSums(self.cross + other.cross, self.pairs + other.pairs)
+
+    def __sub__(self, other: "PairSums") -> "PairSums":
+        return PairSums(self.cross - other.cross, self.pairs - other.pairs)
+
+
+def new_batch() -> int:
+    """A random number for a batch of pairs. Sums keep those of their batches, so that none counts twice."""
+    return 1 + secrets.randbits(62)
+
+
+def require_once(held: list[set[int]], start: set[int]) -> None:
+    """Raise an error if batches would count twice; all of `held` must contain `start`, which is counted once."""
+    if not all(start <= batches for batches in held):
+        rule = "must hold only pairs that all estimators hold"
+        raise InputError("start", rule, None, "load it from the file that all of them were loaded from")
+    rest = [batches - start for batches in held]
+    if sum(map(len, rest)) > len(set().union(*rest)):
+        remedy = "if all began with one file, give it too: combine(…, start=KernelSSL.load(file))"
+        raise InputError("estimators", "must not hold the same pairs, which would count twice", None, remedy)
 
 
 def correlation(sums: PairSums, maps: tuple[AbstractMap, ...]) -> tuple[Correlation, list[Matrix | None]]:
@@ -72,7 +92,9 @@ def modes(sums: PairSums, maps: tuple[AbstractMap, ...], k: int, at_most: bool =
     residuals = np.sqrt(((corr.product(g) - g * gamma) ** 2).sum(0)) / (gamma * size)
     first = sums.cross.shape[0] if whitenings[0] is None else whitenings[0].shape[1]  # features of the first map
     parts = np.split(g, [first]) if len(maps) == 2 else [g]
-    raw = [like(part, sums.cross) if W is None else W @ like(part, W) for W, part in zip(whitenings, parts, strict=True)]
+    raw = [
+        like(part, sums.cross) if W is None else W @ like(part, W) for W, part in zip(whitenings, parts, strict=True)
+    ]
     coefficients, lost = stack(raw), _lost(sums, maps, raw) / (gamma * size) ** 2
     rounded = eps * float(gamma[0]) + _rounding(sums, whitenings)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stairwise.checks import TheoryWarning
+from stairwise.checks import InputError, TheoryWarning
 from stairwise.kernel import kernels
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.kernel.landmarks import CHOICES
@@ -127,9 +127,10 @@ def test_batches_are_one_fit(tmp_path):
     begun.save(tmp_path / "begun.npz")
     one, other = (KernelSSL.load(tmp_path / "begun.npz") for _ in range(2))
     batches(one, (26, 52))
-    other._model.sums = None  # the file holds the first batch, which must count once
-    batches(other, (104, 78))
-    merged = one.combine(other)
+    batches(other, (104, 78)).save(tmp_path / "other.npz")
+    other, start = (KernelSSL.load(tmp_path / f"{name}.npz") for name in ("other", "begun"))
+    merged = one.combine(other, start=start)  # the first batch, which both hold, counts once
+    assert merged.pairs_ == 130
     np.testing.assert_allclose(
         merged.eigenvalues_, whole.eigenvalues_, rtol=1e-4
     )  # the mean of the first batch differs
@@ -140,6 +141,27 @@ def test_batches_are_one_fit(tmp_path):
     spans_agree(merged.transform(X_A), again.transform(X_A))
     z_a, z_b = again.transform(X_A), again.transform(X_B)
     np.testing.assert_allclose((z_a.T @ z_b + z_b.T @ z_a) / 260, np.eye(4), atol=1e-8)
+
+
+def test_no_pair_counts_twice(tmp_path):
+    begun = KernelSSL(3, n_features=20).partial_fit(X_A[:30], X_b=X_B[:30])
+    begun.save(tmp_path / "begun.npz")
+    start, one, other = (KernelSSL.load(tmp_path / "begun.npz") for _ in range(3))
+    one.partial_fit(X_A[30:60], X_b=X_B[30:60])
+    other.partial_fit(X_A[60:], X_b=X_B[60:])
+    for wrong in (lambda: one.combine(other), lambda: one.combine(one), lambda: one.combine(begun)):
+        with pytest.raises(InputError, match=r"must not hold the same pairs.*start=KernelSSL\.load\(file\)"):
+            wrong()
+    with pytest.raises(InputError, match="start must hold only pairs that all estimators hold"):
+        one.combine(other, start=one)
+    with pytest.raises(InputError, match="must not hold the same pairs"):
+        one.combine(other, other, start=start)
+    assert one.pairs_ == 60  # a refusal changes nothing
+    assert one.combine(other, start=start).pairs_ == 130
+    with pytest.raises(InputError, match="must not hold the same pairs"):
+        one.combine(other, start=start)
+    whole = begun.partial_fit(X_A[30:], X_b=X_B[30:])
+    np.testing.assert_allclose(one.eigenvalues_, whole.eigenvalues_, rtol=1e-10)
 
 
 def test_linear_batches_are_gamma():
@@ -177,7 +199,9 @@ def test_save_and_load_a_stream(tmp_path, kernel):
     if kernel == "rbf":  # goes on where it is told to
         back.set_params(device="cpu").partial_fit(X_A, X_b=X_B)
         assert isinstance(back.dual_coef_, torch.Tensor)
-        np.testing.assert_allclose(back.combine(est).eigenvalues_, est.eigenvalues_, rtol=1e-10)
+        est.partial_fit(X_A, X_b=X_B)
+        start = KernelSSL.load(tmp_path / "est.npz")
+        np.testing.assert_allclose(back.combine(est, start=start).eigenvalues_, est.eigenvalues_, rtol=1e-10)
         assert back.pairs_ == 390
 
 
@@ -251,7 +275,8 @@ def test_two_processes_are_one_until_one_is_lost(tmp_path, capfd):
     assert run_two(WORKER, str(tmp_path)) == [1, -9]
     assert "process 0 of 2 has lost another one, which has ended or does not answer" in capfd.readouterr().err
     assert float((tmp_path / "seconds").read_text()) < 30
-    alone = in_processes.results()
+    (tmp_path / "alone").mkdir()
+    alone = in_processes.results(tmp_path / "alone")
     for rank in range(2):
         found = np.load(tmp_path / f"{rank}.npz")
         assert set(found) == set(alone)
