@@ -188,10 +188,11 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self._begin(X)
             a, b = batch(self, X, X_b, first=True)
             model = first_stream(self, a, b)
-            self.route_ = Route(model.method, "pairs are added batch by batch", 0)
+            self.route_ = Route(model.method, "pairs are added batch by batch")
         else:
             a, b = batch(self, X, X_b, first=False)
         model.add(a, b)
+        self._to_numpy = not is_tensor(X)
         self._model, self._solution, self._more = model, None, None
         return self
 
@@ -248,6 +249,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     @property
     def pairs_(self) -> int:
         """Number of pairs seen by an approximate method."""
+        check_is_fitted(self)
         if not isinstance(self._model, Stream):
             raise AttributeError("only the approximate methods count their pairs")
         return 0 if self._model.sums is None else self._model.sums.pairs
@@ -255,6 +257,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     @property
     def blocks_(self) -> Blocks:
         """The fitted points and their kernels; only the exact method keeps them."""
+        check_is_fitted(self)
         if not isinstance(self._model, Exact):
             raise AttributeError("only the exact method keeps its points")
         return self._model.blocks

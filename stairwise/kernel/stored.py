@@ -103,7 +103,7 @@ def load(kind: type["KernelSSL"], path: str | Path, largest: int) -> "KernelSSL"
     est.precomputed_, est.n_features_in_, est._n_features_out = precomputed, facts["n_features_in"], est.n_components
     est._to_numpy, est._more = True, None
     est._model, est._solution = stored.model, stored.solution
-    est.route_ = Route(facts["route"] if isinstance(stored.model, Stream) else "exact", "loaded from a file", 0)
+    est.route_ = Route(facts["route"] if isinstance(stored.model, Stream) else "exact", "loaded from a file")
     if not precomputed:
         est.kernel_ = kernel
     return est

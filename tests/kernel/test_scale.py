@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
 
 from stairwise.checks import InputError, TheoryWarning
 from stairwise.kernel import kernels
@@ -266,6 +267,39 @@ def test_bad_input(make, words):
 def test_embeddings_of_streamed_points_are_not_kept():
     with pytest.raises(AttributeError, match="use transform"):
         _ = KernelSSL(2, method="nystroem").fit(X_A).embedding_
+
+
+@pytest.mark.parametrize("kernel", ["linear", ("linear", kernels.linear())], ids=["one", "two"])
+@pytest.mark.parametrize("method", ["nystroem", "features"])
+def test_linear_kernels_are_exact_by_any_method(kernel, method):
+    est = KernelSSL(3, kernel=kernel, method=method, n_features=5).fit(X_A, X_b=X_B)
+    exact = KernelSSL(3, kernel=kernel, method="exact").fit(X_A, X_b=X_B)
+    np.testing.assert_allclose(est.eigenvalues_, exact.eigenvalues_, rtol=1e-10)
+    assert est.route_.method == method
+    assert est.route_.reason.startswith(f"a linear kernel, so Γ of {8 if kernel == 'linear' else 16} features")
+
+
+def test_two_modalities_have_no_tiles_between_them():
+    both, one = ({"kernel": kernel, "memory": 200_000} for kernel in (("rbf", "rbf"), "rbf"))
+    assert KernelSSL(**both).plan(X_A, X_B).method == "exact"  # 2 × 8 × 130 × 131 / 2 bytes
+    assert KernelSSL(**one).plan(X_A, X_B).method == "nystroem"
+    assert KernelSSL(kernel=("linear", "linear"), memory=10_000).plan(X_A, X_B).method == "features"
+
+
+def test_unfitted_and_continued(tmp_path):
+    for name in ("pairs_", "blocks_"):
+        with pytest.raises(NotFittedError, match="not fitted yet"):
+            getattr(KernelSSL(), name)
+    est = KernelSSL(2, n_features=20).partial_fit(X_A, X_b=X_B)
+    est.save(tmp_path / "est.npz")
+    back = KernelSSL.load(tmp_path / "est.npz")
+    assert [str(one.route_) for one in (est, back)] == [
+        "nystroem: pairs are added batch by batch",
+        "nystroem: loaded from a file",
+    ]
+    x = torch.tensor(X_A)
+    assert isinstance(back.partial_fit(x).transform(x), torch.Tensor)
+    assert isinstance(back.partial_fit(X_A).transform(X_A), np.ndarray)
 
 
 # --- several processes
