@@ -128,8 +128,8 @@ def fitted(est, sets, device):
     while True:
         try:
             return timed(lambda: est.fit(sets.a, X_b=sets.b), device)
-        except InputError:
-            if est.n_components == 1:
+        except InputError as error:
+            if est.n_components == 1 or not str(error).startswith("n_components "):
                 raise
             est.set_params(n_components=est.n_components // 2)
 

@@ -90,7 +90,7 @@ def embed(
         random_state=seed,
     )
     pairs = read_pairs(source, source_b, n=n, crop=crop, pixels=pixels, size=size, seed=seed)
-    with _processes(device), bar("embedding") as progress:
+    with _processes(device), _progress() as progress:
         files, table, summary = _embedded(est, pairs, alpha, folder, progress)
     if not files:  # another process prints
         return
@@ -110,6 +110,14 @@ def _processes(device: str | None) -> AbstractContextManager[None]:
     from stairwise.distributed import choose_device, process_group
 
     return process_group(choose_device(device or "cpu"), TIMEOUT)
+
+
+def _progress() -> AbstractContextManager["Progress"]:
+    """A bar in the first process; the others are silent."""
+    from stairwise.kernel.processes import place
+    from stairwise.progress import silent
+
+    return nullcontext(silent) if place()[0] else bar("embedding")
 
 
 def _embedded(
@@ -167,6 +175,25 @@ def _summary(pairs: "RowPairs", est: "KernelSSL", alpha: float) -> dict[str, Any
     }
 
 
+def _write_embeddings(est: "KernelSSL", pairs: "RowPairs", folder: Path, progress: "Progress") -> None:
+    """z_a.npy and z_b.npy: those that an exact fit has found, or chunk by chunk."""
+    import numpy as np
+
+    from stairwise.checks import as_numpy
+    from stairwise.files import atomic
+
+    n, d = len(pairs.x_a), len(est.eigenvalues_)
+    found = getattr(est, "embedding_", None)
+    for i, (view, x) in enumerate(zip("ab", (pairs.x_a, pairs.x_b), strict=True)):
+        with atomic(folder / f"z_{view}.npy") as part:
+            z = np.lib.format.open_memmap(part, "w+", np.float64, (n, d))
+            for start in range(0, n, CHUNK):
+                progress(i * n + start, 2 * n, f"z_{view}.npy")
+                rows = slice(start, min(start + CHUNK, n))
+                z[rows] = est.transform(x[rows], view=view) if found is None else as_numpy(found[i * n :][rows])
+            z.flush()
+
+
 def _write(
     est: "KernelSSL", pairs: "RowPairs", alpha: float, summary: dict[str, Any], folder: Path, progress: "Progress"
 ) -> list[Path]:
@@ -177,14 +204,7 @@ def _write(
     from stairwise.files import atomic, save_json
 
     folder.mkdir(parents=True, exist_ok=True)
-    n, shape = len(pairs.x_a), (len(pairs.x_a), len(est.eigenvalues_))
-    for i, (view, x) in enumerate(zip("ab", (pairs.x_a, pairs.x_b), strict=True)):
-        with atomic(folder / f"z_{view}.npy") as part:
-            z = np.lib.format.open_memmap(part, "w+", np.float64, shape)
-            for start in range(0, n, CHUNK):
-                progress(i * n + start, 2 * n, f"z_{view}.npy")
-                z[start : start + CHUNK] = est.transform(x[start : start + CHUNK], view=view)
-            z.flush()
+    _write_embeddings(est, pairs, folder, progress)
     est.save(folder / "model.npz")
     t = np.linspace(0, 1.3 * est.step_times(alpha, 0.95)[0].max(), 400)
     spectra = est.spectrum_at(t, alpha=alpha)

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -187,26 +188,27 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self._begin(X)
             a, b = batch(self, X, X_b, first=True)
             model = first_stream(self, a, b)
-            self.route_ = Route(model.method, "pairs are added batch by batch", 0)
+            self.route_ = Route(model.method, "pairs are added batch by batch")
         else:
             a, b = batch(self, X, X_b, first=False)
         model.add(a, b)
+        self._to_numpy = not is_tensor(X)
         self._model, self._solution, self._more = model, None, None
         return self
 
-    def combine(self, *others: "KernelSSL") -> Self:
+    def combine(self, *others: "KernelSSL", start: "KernelSSL | None" = None) -> Self:
         """Add the sums of other estimators with the same landmarks or random features; without any, of all processes.
 
-        In a process group call it once, in every process, after the last `partial_fit`.
+        If all of them went on from one file, `start` is that file, loaded: its pairs then count once. Without it such
+        estimators are refused. In a process group call it once, in every process, after the last `partial_fit`.
         """
-        check_is_fitted(self)
-        if not isinstance(self._model, Stream):
-            raise InputError("combine", "needs estimators fitted with partial_fit", self.route_.method)
+        mine, begun = self._stream(), None if start is None else instance(start, "start", KernelSSL)._stream()
+        total = replace(mine, batches=set(mine.batches))  # nothing changes if one of the others is refused
         if not others:
-            total_over_processes(self._model)
+            total_over_processes(total, begun)
         for other in others:
-            check_is_fitted(instance(other, "others", KernelSSL))
-            self._model.include(other._model)
+            total.include(instance(other, "others", KernelSSL)._stream(), begun)
+        self._model = total
         self._solution = self._more = None
         return self
 
@@ -247,6 +249,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     @property
     def pairs_(self) -> int:
         """Number of pairs seen by an approximate method."""
+        check_is_fitted(self)
         if not isinstance(self._model, Stream):
             raise AttributeError("only the approximate methods count their pairs")
         return 0 if self._model.sums is None else self._model.sums.pairs
@@ -254,6 +257,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     @property
     def blocks_(self) -> Blocks:
         """The fitted points and their kernels; only the exact method keeps them."""
+        check_is_fitted(self)
         if not isinstance(self._model, Exact):
             raise AttributeError("only the exact method keeps its points")
         return self._model.blocks
@@ -347,6 +351,12 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if not str(instance(path, "path", (str, Path))):
             raise InputError("path", "must name a file", "an empty text")
         return stored.load(cls, path, largest)
+
+    def _stream(self) -> Stream:
+        check_is_fitted(self)
+        if not isinstance(self._model, Stream):
+            raise InputError("combine", "needs estimators fitted with partial_fit", self.route_.method)
+        return self._model
 
     def _begin(self, X: object) -> None:
         """Check the parameters and forget an earlier fit."""

@@ -27,12 +27,15 @@ SAMPLE = 1000  # points from which a kernel's scale is estimated
 def planned(est: "KernelSSL", X: Any, X_b: object) -> Route:
     """The route of `fit`, from the shapes of X and X_b alone."""
     n, m = _shape(X, "X")
+    modalities = 2 if two_modalities(est) else 1
     if X_b is not None and not is_precomputed(est):
-        rows_b, _ = _shape(X_b, "X_b")
+        rows_b, m_b = _shape(X_b, "X_b")
+        m = m + m_b if modalities == 2 and is_linear(est) else m
         require_as_many(n, rows_b or n)  # the fit refuses empty ones
     require_kernels(est, X_b)
     points = max(1, n if X_b is None else 2 * n)
-    size = Size(points, m, min(est.n_components, points), est.n_features, est.dtype, est.memory, place()[1])
+    modes = min(est.n_components, points)
+    size = Size(points, m, modes, est.n_features, est.dtype, est.memory, place()[1], modalities)
     return choose_route(est.method, size, est.solver, is_linear(est), is_precomputed(est))
 
 
@@ -48,7 +51,9 @@ def is_precomputed(est: "KernelSSL") -> bool:
 
 
 def is_linear(est: "KernelSSL") -> bool:
-    return isinstance(est.kernel, linear) or (isinstance(est.kernel, str) and est.kernel == "linear")
+    """Whether all kernels are linear, so that finite features are exact."""
+    kernels = est.kernel if two_modalities(est) else [est.kernel]
+    return all(isinstance(kernel, linear) or (isinstance(kernel, str) and kernel == "linear") for kernel in kernels)
 
 
 def placed(est: "KernelSSL", X: Matrix, name: str) -> Matrix:

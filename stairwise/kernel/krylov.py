@@ -39,8 +39,8 @@ def krylov(
     is exhausted, the next block consists of residuals of Ritz pairs, which by Galerkin's condition are K̃-orthogonal to
     the old basis. It has converged when each residual is below `tol` relative to its γ (the error of γ is the square)
     or at the precision of K̃. A block finds at most as many copies of a multiple eigenvalue as it has columns. If it
-    found that many, a random block is added for a few steps, and the modes are accepted only if they do not change.
-    With `spare`, so many more modes must reach LOOSE; they are in `more`.
+    found that many, a random block is added for a few steps, and the k modes are accepted only if they do not change.
+    With `spare`, so many more modes must reach LOOSE; they are in `more`, which may lack copies of them.
     """
     N, xp = pairs.size, namespace(pairs.seed_like)
     block = min(N, max(4, k // (2 if pairs.reads_much else 5)))

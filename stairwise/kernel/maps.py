@@ -18,6 +18,7 @@ from stairwise.kernel.arrays import Matrix, cast, like, namespace
 from stairwise.kernel.kernels import Kernel, laplace, linear, nngp, rbf
 from stairwise.kernel.operators import evaluated
 
+SMALLEST = 1e-11  # of directions, relative to the largest: sums over pairs are rounded at 1e-16, and W divides by this
 ROUNDING = 1e-6  # of eigenvalues, relative to the largest: kernels of networks lose half of the digits at small angles
 
 
@@ -53,6 +54,11 @@ class AbstractMap(ABC):
     @property
     def whitening(self) -> Matrix | None:
         """W (width, rank) in float64; None for the identity."""
+        return None
+
+    @property
+    def lost(self) -> Matrix | None:
+        """Columns that W would have without rounding, as far as they are known; None if there are none."""
         return None
 
 
@@ -100,8 +106,17 @@ class Landmarks(AbstractMap):
     def suits(kernel: Kernel) -> bool:
         return not isinstance(kernel, linear)
 
-    @cached_property
+    @property
     def whitening(self) -> Matrix:
+        return self._columns[0]
+
+    @property
+    def lost(self) -> Matrix | None:
+        return self._columns[1]
+
+    @cached_property
+    def _columns(self) -> tuple[Matrix, Matrix | None]:
+        """Columns of k(landmarks, landmarks)^{-1/2}: those that are used, and those that are not."""
         points = cast(self.points, "float64")
         K = evaluated(self.kernel, points, points, "float64")
         xp = namespace(K)
@@ -111,11 +126,13 @@ class Landmarks(AbstractMap):
             raise InputError(
                 "kernel", "must be positive semidefinite", f"an eigenvalue of {least:.3g}", "choose another"
             )
-        noise = max(10 * float(np.finfo(self.dtype).eps), len(K) * float(np.finfo(float).eps)) * most
-        keep = sizes > max(noise, -2 * least)
+        known = sizes > max(len(K) * float(np.finfo(float).eps) * most, -2 * least)
+        keep = known & (sizes > SMALLEST * most)
         if not bool(keep.any()):
             raise InputError("kernel", "must not vanish on the landmarks")
-        return vectors[:, keep] / xp.sqrt(sizes[keep])
+        unused = known & ~keep
+        lost = vectors[:, unused] / xp.sqrt(sizes[unused]) if bool(unused.any()) else None
+        return vectors[:, keep] / xp.sqrt(sizes[keep]), lost
 
 
 @dataclass(frozen=True, eq=False)

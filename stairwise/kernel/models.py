@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from stairwise.kernel.kernels import Kernel
 from stairwise.kernel.kernels import linear as LinearKernel
 from stairwise.kernel.maps import AbstractMap, Identity, build_map, restore_map, same_map
 from stairwise.kernel.operators import AbstractPairs, Blocks, DensePairs, FeaturePairs
-from stairwise.kernel.processes import from_first, place, solve_together, summed
+from stairwise.kernel.processes import from_all, from_first, place, solve_together, summed
 from stairwise.kernel.routes import CHUNK
 from stairwise.kernel.solution import Solution
 from stairwise.kernel.solvers import refuse_large, solve
-from stairwise.kernel.sums import PairSums
+from stairwise.kernel.sums import PairSums, new_batch, require_once
 from stairwise.kernel.tiles import TilePairs, build_pairs
 from stairwise.progress import Progress, part, silent
 
@@ -117,37 +117,50 @@ class Given(AbstractModel):
 
 @dataclass(eq=False)
 class Stream(AbstractModel):
-    """Finite features and their sums over the pairs seen so far. Two maps: two modalities."""
+    """Finite features and their sums over the pairs seen so far. Two maps: two modalities.
+
+    `batches`: numbers of the batches in the sums, see `sums.new_batch`.
+    """
 
     method: str
     maps: tuple[AbstractMap, ...]
     features_b: int | None = None
     sums: PairSums | None = None
+    batches: set[int] = field(default_factory=set)
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
         return self.maps[0].dtype
 
-    def add(self, a: Matrix, b: Matrix) -> None:
-        """Add the pairs a[i], b[i]."""
+    def add(self, a: Matrix, b: Matrix, batch: int | None = None) -> None:
+        """Add the pairs a[i], b[i], as a part of `batch` or as a new one."""
         self._follow(a)
         with np.errstate(all="ignore"):  # `PairSums.of` refuses what is not finite
             rows_a = self.rows(a, 0)
             rows_b = rows_a if b is a else self.rows(b, 1)
         new = PairSums.of(rows_a, rows_b)
         self.sums = new if self.sums is None else self.sums + new
+        self.batches.add(batch or new_batch())
 
-    def include(self, other: AbstractModel) -> None:
-        """Add the sums of another stream with the same maps."""
-        if not isinstance(other, Stream) or len(self.maps) != len(other.maps) or other.sums is None:
+    def include(self, other: "Stream", start: "Stream | None" = None) -> None:
+        """Add the sums of another stream with the same maps, without those of `start`, which both began with."""
+        theirs, begun = self._comparable(other), set()
+        if start is not None:
+            theirs, begun = theirs - self._comparable(start), start.batches
+        require_once([self.batches, other.batches], begun)
+        self.sums = theirs if self.sums is None else self.sums + theirs
+        self.batches |= other.batches
+
+    def _comparable(self, other: "Stream") -> PairSums:
+        """The sums of another stream, if they can be added to these."""
+        if len(self.maps) != len(other.maps) or other.sums is None:
             raise InputError("combine", "needs estimators fitted with partial_fit, of as many modalities")
         if not all(map(same_map, self.maps, other.maps)):
             rule = "must have the same kernel and the same landmarks or random features"
-            raise InputError("estimators", rule, None, "start all of them from one file written by save")
-        if self.sums is None:
-            self.sums = other.sums
-        else:
-            self.sums += PairSums(alike(other.sums.cross, self.sums.cross, "float64"), other.sums.pairs)
+            remedy = "load all of them from one file written by save, and give it to combine as start="
+            raise InputError("estimators", rule, None, remedy)
+        own = other.sums if self.sums is None else self.sums
+        return PairSums(alike(other.sums.cross, own.cross, "float64"), other.sums.pairs)
 
     def modes(self, k: int, at_most: bool = False, progress: Progress = silent, spare: int = 0) -> Solution:
         if self.sums is None:
@@ -234,17 +247,26 @@ def stream_over(
     if len(a) < world:
         raise InputError("X", f"must have at least {world} rows, one per process", len(a))
     start, end = (len(a) * (rank + i) // world for i in range(2))
+    batch = new_batch()
     for at in range(start, end, CHUNK):
         rows = slice(at, min(at + CHUNK, end))
         some = placed(a[rows], "X")
-        model.add(some, some if b is a else placed(b[rows], "X_b"))
+        model.add(some, some if b is a else placed(b[rows], "X_b"), batch)
         progress(rows.stop - start, end - start, f"{rows.stop - start:,} of {end - start:,} pairs")
     total_over_processes(model)
 
 
-def total_over_processes(model: Stream) -> None:
-    """Replace the sums by those of all processes."""
-    assert model.sums is not None
-    cross = summed(model.sums.cross)
-    pairs = summed(like(np.array([float(model.sums.pairs)]), cross))
-    model.sums = PairSums(cross, int(float(pairs[0])))
+def total_over_processes(model: Stream, start: Stream | None = None) -> None:
+    """Replace the sums by those of all processes; those of `start`, which all began with, count once."""
+    held = from_all(model.batches, *(x for one in model.maps for x in one.arrays()))
+    if model.sums is None or not all(held):
+        without = [i for i, batches in enumerate(held) if not batches]
+        raise InputError("combine", "needs pairs in every process", f"none in {without}", "call partial_fit first")
+    own, begun = model.sums, set()
+    if start is not None:
+        common, begun = model._comparable(start), start.batches
+        own = own - common if place()[0] else own
+    require_once(held, begun)
+    cross = summed(own.cross)
+    pairs = summed(like(np.array([float(own.pairs)]), cross))
+    model.sums, model.batches = PairSums(cross, int(float(pairs[0]))), set().union(*held)

@@ -55,6 +55,21 @@ def from_first(x: Matrix) -> Matrix:
     return _back(sent, x)
 
 
+def from_all(numbers: set[int], *near: Matrix) -> list[set[int]]:
+    """The numbers (63 bits) of every process; they travel on the device of the arrays `near`, if there are any."""
+    rank, world = place()
+    if world == 1:
+        return [numbers]
+    x = near[0] if near else np.zeros(0)
+    counts = np.zeros(world, dtype=np.int64)
+    counts[rank] = len(numbers)
+    counts = as_numpy(summed(like(counts, x)))
+    table = np.zeros((world, max(1, *counts)), dtype=np.int64)
+    table[rank, : len(numbers)] = list(numbers)
+    table = as_numpy(summed(like(table, x)))
+    return [set(row[:count].tolist()) for row, count in zip(table, counts, strict=True)]
+
+
 def require_same(values: np.ndarray, name: str, rule: str, like_this: Matrix) -> None:
     """Raise an error in every process if float64 `values` differ between them."""
     if place()[1] == 1:

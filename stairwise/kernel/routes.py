@@ -1,6 +1,6 @@
 """Which way to the modes: exactly from K̃, or in one pass from landmarks or random features; and its memory."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,15 +23,19 @@ class Route:
 
     method: str
     reason: str
-    bytes: int
+    bytes: int | None = None  # None: not known
 
     def __str__(self) -> str:
-        return f"{self.method}: {self.reason}; takes about {shown(self.bytes)}"
+        memory = "" if self.bytes is None else f"; takes about {shown(self.bytes)}"
+        return f"{self.method}: {self.reason}{memory}"
 
 
 @dataclass(frozen=True)
 class Size:
-    """What the choice depends on: points N (both views), features m, modes k, features or landmarks M, processes."""
+    """What the choice depends on: points N (both views), features m, modes k, features or landmarks M, processes.
+
+    `features` and `width` are of one modality; for two linear kernels `features` is their sum.
+    """
 
     points: int
     features: int
@@ -40,11 +44,17 @@ class Size:
     dtype: str
     memory: int
     processes: int = 1
+    modalities: int = 1
 
     @property
     def tiles(self) -> int:
-        """Bytes of the tiles of one process."""
-        return triangle_bytes(self.points, self.dtype) // self.processes
+        """Bytes of the tiles of one process; there are none between two modalities."""
+        return self.modalities * triangle_bytes(self.points // self.modalities, self.dtype) // self.processes
+
+    @property
+    def columns(self) -> int:
+        """Number of landmarks or random features of all modalities."""
+        return self.modalities * min(self.width, max(1, self.points // self.modalities))
 
 
 def choose_route(
@@ -56,14 +66,22 @@ def choose_route(
     points = f"{size.points:,} points"
     if precomputed:
         return Route("exact", "K̃ was given", basis)
-    if linear and method in ("auto", "exact") and solver in ("auto", "features") and size.features <= size.points:
+    linear_pass = f"a linear kernel, so Γ of {size.features:,} features is diagonalized after one pass"
+    if linear and method in ("nystroem", "features"):
+        return Route(method, linear_pass, _stream_bytes(size, size.features))
+    if (
+        linear
+        and size.modalities == 1
+        and method in ("auto", "exact")
+        and solver in ("auto", "features")
+        and size.features <= size.points
+    ):
         data = 8 * size.points * size.features
-        reason = f"a linear kernel, so Γ of {size.features:,} features is diagonalized"
         if method == "auto" and solver == "auto" and (data > size.memory or size.processes > 1):
-            return Route("features", reason + " after one pass", _stream_bytes(replace(size, width=size.features)))
-        return Route("exact", reason, 3 * 8 * size.features**2 + data)
+            return Route("features", linear_pass, _stream_bytes(size, size.features))
+        return Route("exact", linear_pass.removesuffix(" after one pass"), 3 * 8 * size.features**2 + data)
     if method in ("nystroem", "features"):
-        return Route(method, _features(method, size), _stream_bytes(size))
+        return Route(method, _features(method, size), _stream_bytes(size, size.columns))
     tiles, limit = size.tiles, f"the limit memory={shown(size.memory)}"
     each = f" in each of {size.processes} processes" if size.processes > 1 else ""
     if item * size.points**2 <= size.memory and size.processes == 1:
@@ -76,18 +94,19 @@ def choose_route(
             f"{why}; tiles of K̃ of {points}, {shown(tiles)}{each}, exceed {limit} and are recomputed in each product"
         )
         return Route("exact", reason, size.memory + basis)
-    reason = f"tiles of K̃ of {points} would take {shown(tiles)}{each}, more than {limit}; {_features('nystroem', size)}"
-    return Route("nystroem", reason, _stream_bytes(size))
+    reason = f"tiles of K̃ of {points} would take {shown(tiles)}{each}, more than {limit}; "
+    if linear:
+        return Route("features", reason + linear_pass, _stream_bytes(size, size.features))
+    return Route("nystroem", reason + _features("nystroem", size), _stream_bytes(size, size.columns))
 
 
 def _features(method: str, size: Size) -> str:
     what = "landmarks" if method == "nystroem" else "random features"
-    return f"{min(size.width, size.points):,} {what} stand for {size.points:,} points (approximate)"
+    return f"{size.columns:,} {what} stand for {size.points:,} points (approximate)"
 
 
-def _stream_bytes(size: Size) -> int:
-    """Sums, Γ and its whitening in float64, and the rows of a few chunks."""
-    width = min(size.width, size.points)
+def _stream_bytes(size: Size, width: int) -> int:
+    """Sums, Γ and its whitening in float64, and the rows of a few chunks; `width`: columns of Γ."""
     item = np.dtype(size.dtype).itemsize
     return 4 * 8 * width**2 + 2 * CHUNK * ((8 + 3 * item) * width + 2 * item * size.features)
 

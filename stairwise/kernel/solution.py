@@ -21,7 +21,8 @@ class Solution:
         residual: max_j ‖P K̃ a_j − N γ_j a_j‖ / (N γ_j ‖a_j‖).
         products: number of columns that K̃ was multiplied with.
         solver: name of the solver that was used.
-        precision: expected relative error of the smallest γ, from the precision of K̃.
+        precision: expected relative error of γ, from the precision of K̃ (for landmarks also from that of the sums, and
+            from directions that were left out as rounding).
         more: these modes and the spare ones that were asked for, if they were found.
     """
 

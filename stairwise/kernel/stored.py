@@ -88,6 +88,7 @@ def _described_stream(model: Stream) -> tuple[dict[str, Any], dict[str, np.ndarr
     arrays = {f"map{i}_{j}": as_numpy(x) for i, one in enumerate(model.maps) for j, x in enumerate(one.arrays())}
     if model.sums is not None:
         arrays |= {"cross": as_numpy(model.sums.cross), "pairs": np.array(model.sums.pairs)}
+        arrays["batches"] = np.array(sorted(model.batches), dtype=np.int64)
     return facts, arrays
 
 
@@ -102,7 +103,7 @@ def load(kind: type["KernelSSL"], path: str | Path, largest: int) -> "KernelSSL"
     est.precomputed_, est.n_features_in_, est._n_features_out = precomputed, facts["n_features_in"], est.n_components
     est._to_numpy, est._more = True, None
     est._model, est._solution = stored.model, stored.solution
-    est.route_ = Route(facts["route"] if isinstance(stored.model, Stream) else "exact", "loaded from a file", 0)
+    est.route_ = Route(facts["route"] if isinstance(stored.model, Stream) else "exact", "loaded from a file")
     if not precomputed:
         est.kernel_ = kernel
     return est
@@ -189,7 +190,9 @@ def _stream(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Stored:
     )
     widths = [width(one, n) for one, n in zip(maps, features, strict=True)]
     positive_int(facts["n_components"], "n_components", min(widths), "as many as features")
-    return Stored(facts, kernels, Stream(facts["route"], maps, features_b, _sums(arrays, widths)), None)
+    sums = _sums(arrays, widths)
+    batches = set() if sums is None else set(_array(arrays, "batches", "i", (None,)).tolist())
+    return Stored(facts, kernels, Stream(facts["route"], maps, features_b, sums, batches), None)
 
 
 def _map(
@@ -228,7 +231,9 @@ def _array(arrays: dict[str, np.ndarray], name: str, kind: str, shape: tuple[int
     fits = x.ndim == len(shape) and all(n == (m or n) > 0 for n, m in zip(x.shape, shape, strict=True))
     if x.dtype.kind != kind or (kind == "f" and x.itemsize not in (4, 8)) or not fits:
         wanted = str(shape).replace("None", "any")
-        text = {"U": "text", "i": "a whole number"}.get(kind, f"float64 or float32 of shape {wanted}")
+        text = {"U": "text", "i": "a whole number" if shape == () else "whole numbers"}.get(
+            kind, f"float64 or float32 of shape {wanted}"
+        )
         raise InputError(name, f"must be {text}", f"{x.dtype} of shape {x.shape}")
     if kind == "f" and not np.isfinite(x).all():
         raise InputError(name, "must be finite", x[~np.isfinite(x)][0])

@@ -1,5 +1,6 @@
 """Sums over pairs of finite features. Each pair is seen once, and sums of different processes can be added."""
 
+import secrets
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,25 @@ class PairSums:
 
     def __add__(self, other: "PairSums") -> "PairSums":
         return PairSums(self.cross + other.cross, self.pairs + other.pairs)
+
+    def __sub__(self, other: "PairSums") -> "PairSums":
+        return PairSums(self.cross - other.cross, self.pairs - other.pairs)
+
+
+def new_batch() -> int:
+    """A random number for a batch of pairs. Sums keep those of their batches, so that none counts twice."""
+    return 1 + secrets.randbits(62)
+
+
+def require_once(held: list[set[int]], start: set[int]) -> None:
+    """Raise an error if batches would count twice; all of `held` must contain `start`, which is counted once."""
+    if not all(start <= batches for batches in held):
+        rule = "must hold only pairs that all estimators hold"
+        raise InputError("start", rule, None, "load it from the file that all of them were loaded from")
+    rest = [batches - start for batches in held]
+    if sum(map(len, rest)) > len(set().union(*rest)):
+        remedy = "if all began with one file, give it too: combine(…, start=KernelSSL.load(file))"
+        raise InputError("estimators", "must not hold the same pairs, which would count twice", None, remedy)
 
 
 def correlation(sums: PairSums, maps: tuple[AbstractMap, ...]) -> tuple[Correlation, list[Matrix | None]]:
@@ -72,12 +92,36 @@ def modes(sums: PairSums, maps: tuple[AbstractMap, ...], k: int, at_most: bool =
     residuals = np.sqrt(((corr.product(g) - g * gamma) ** 2).sum(0)) / (gamma * size)
     first = sums.cross.shape[0] if whitenings[0] is None else whitenings[0].shape[1]  # features of the first map
     parts = np.split(g, [first]) if len(maps) == 2 else [g]
-    coefficients = stack(
-        [like(part, sums.cross) if W is None else W @ like(part, W) for W, part in zip(whitenings, parts, strict=True)]
-    )
+    raw = [
+        like(part, sums.cross) if W is None else W @ like(part, W) for W, part in zip(whitenings, parts, strict=True)
+    ]
+    coefficients, lost = stack(raw), _lost(sums, maps, raw) / (gamma * size) ** 2
+    rounded = eps * float(gamma[0]) + _rounding(sums, whitenings)
 
     def leading(count: int, more: Solution | None = None) -> Solution:
-        residual, precision = float(residuals[:count].max()), eps * float(gamma[0] / gamma[:count][-1])
-        return Solution(gamma[:count], coefficients[:, :count], residual, usable, "features", precision, more)
+        residual, precision = float(residuals[:count].max()), rounded / float(gamma[count - 1]) + lost[:count].max()
+        return Solution(gamma[:count], coefficients[:, :count], residual, usable, "features", float(precision), more)
 
     return leading(k, leading(usable) if spare else None)
+
+
+def _rounding(sums: PairSums, whitenings: list[Matrix | None]) -> float:
+    """Size of a mode of Γ that is nothing but rounding of the sums, divided by the smallest directions of landmarks."""
+    longest = [1.0 if W is None else float((W * W).sum(0).max()) ** 0.5 for W in whitenings]
+    return float(np.finfo(float).eps) * float(abs(sums.cross).max()) / sums.pairs * longest[0] * longest[-1]
+
+
+def _lost(sums: PairSums, maps: tuple[AbstractMap, ...], raw: list[Matrix]) -> np.ndarray:
+    """Squared length of Γ g_j in directions of landmarks that W leaves out; over γ_j² it is the relative error of γ_j.
+
+    `raw`: coefficients of raw rows, one matrix per map.
+    """
+    if len(maps) == 1:
+        images = [sums.cross @ raw[0] + sums.cross.T @ raw[0]]
+    else:
+        images = [sums.cross @ raw[1], sums.cross.T @ raw[0]]
+    total = np.zeros(raw[0].shape[1])
+    for one, image in zip(maps, images, strict=True):
+        if one.lost is not None:
+            total += as_numpy(((one.lost.T @ image / (2 * sums.pairs)) ** 2).sum(0))
+    return total

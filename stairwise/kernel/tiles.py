@@ -136,7 +136,7 @@ def tile_height(points: int, memory: int, shares: int = 1) -> int:
 
 
 def triangle_bytes(points: int, dtype: str) -> int:
-    """Memory of all tiles of one kernel over all points."""
+    """Memory of all tiles of one kernel between so many points."""
     return np.dtype(dtype).itemsize * points * (points + 1) // 2
 
 

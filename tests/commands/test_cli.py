@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from stairwise.commands import embed
+from stairwise.kernel.estimator import KernelSSL
 from tests.command_lines import alone, stairwise
 
 
@@ -100,6 +103,29 @@ def test_embed(tmp_path):
     assert "step at t" in text.stdout
     assert text.stderr.startswith("nystroem: 50 landmarks stand for 120 points (approximate); takes about")
     assert np.load(tmp_path / "e" / "z_b.npy").shape == (60, 4)
+
+
+@pytest.mark.parametrize("kernel", ["ntk", "rbf,laplace"])
+def test_embed_evaluates_an_exact_kernel_once(tmp_path, monkeypatch, kernel):
+    """The fit has found the embeddings of its points."""
+    features(tmp_path)
+    monkeypatch.setattr(KernelSSL, "transform", None)
+    embed.embed(str(tmp_path / "x_a.npy"), str(tmp_path / "x_b.npy"), d=3, kernel=kernel, folder=tmp_path / "e")
+    monkeypatch.undo()
+    est = KernelSSL.load(tmp_path / "e" / "model.npz")
+    for view in "ab":
+        z = est.transform(np.load(tmp_path / f"x_{view}.npy"), view=view)
+        np.testing.assert_allclose(np.load(tmp_path / "e" / f"z_{view}.npy"), z, atol=1e-8)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_embed_shows_one_bar(monkeypatch, rank):
+    shown = []
+    monkeypatch.setattr(embed, "bar", lambda name: nullcontext(lambda *report: shown.append(report)))
+    monkeypatch.setattr("stairwise.kernel.processes.place", lambda: (rank, 2))
+    with embed._progress() as progress:
+        progress(1, 2, "half")
+    assert shown == ([] if rank else [(1, 2, "half")])
 
 
 def test_reproduce_and_read_back(tmp_path):

@@ -7,9 +7,11 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import pytest
 import torch.distributed as dist
 
 import stairwise as sw
+from stairwise.checks import InputError
 from stairwise.distributed import LostProcess
 from stairwise.kernel.processes import place
 
@@ -29,7 +31,7 @@ def views(n=130, m=8):
     return tuple(base + 0.3 * rng.standard_normal((n, m)) for _ in "ab")
 
 
-def results():
+def results(folder):
     """γ and embeddings of every case: all rows are given to fit, or each process adds its own."""
     x_a, x_b = views()
     found = {}
@@ -37,7 +39,9 @@ def results():
         est = sw.KernelSSL(4, **settings).fit(x_a, X_b=x_b)
         found |= {f"{name}.gamma": est.eigenvalues_, f"{name}.z": est.transform(x_a[:20])}
     est = added(sw.KernelSSL(4, method="nystroem", n_features=40), x_a, x_b)
-    return found | {"partial_fit.gamma": est.eigenvalues_, "partial_fit.z": est.transform(x_a[:20])}
+    found |= {"partial_fit.gamma": est.eigenvalues_, "partial_fit.z": est.transform(x_a[:20])}
+    est = resumed(x_a, x_b, folder / "begun.npz")
+    return found | {"resumed.gamma": est.eigenvalues_, "resumed.pairs": est.pairs_}
 
 
 def added(est, x_a, x_b):
@@ -46,6 +50,22 @@ def added(est, x_a, x_b):
     for start in range(26 * rank, len(x_a), 26 * world):
         est.partial_fit(x_a[start : start + 26], X_b=x_b[start : start + 26])
     return est.combine()
+
+
+def resumed(x_a, x_b, path):
+    """Every process goes on from one file, whose pairs count once; without it they are refused."""
+    rank, world = place()
+    begun = sw.KernelSSL(4, method="nystroem", n_features=40).partial_fit(x_a[:30], X_b=x_b[:30])
+    if rank == 0:
+        begun.save(path)
+    if world > 1:
+        dist.barrier()
+    start, est = (sw.KernelSSL.load(path) for _ in range(2))
+    est.partial_fit(x_a[30 + rank :: world], X_b=x_b[30 + rank :: world])
+    if world > 1:
+        with pytest.raises(InputError, match="must not hold the same pairs"):
+            est.combine()
+    return est.combine(start=start)
 
 
 def lose_one(x_a, x_b, folder):
@@ -70,5 +90,5 @@ def lose_one(x_a, x_b, folder):
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     folder = Path(sys.argv[1])
-    np.savez(folder / f"{place()[0]}.npz", **results())
+    np.savez(folder / f"{place()[0]}.npz", **results(folder))
     lose_one(*views(), folder)

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
+import stairwise as sw
 from benchmarks import bench_kernel_probes as bench
+from stairwise.checks import InputError
 
 
 @pytest.mark.slow
@@ -25,6 +27,17 @@ def test_every_embedding_is_probed(tmp_path):
     assert lines["pixels", "RBF", "exact"]["logistic"] > 60  # chance is about 50
     (tmp_path / "found.json").write_text(json.dumps(found))
     assert bench.table(tmp_path / "found.json").count("\n| ") == 9
+
+
+def test_only_too_many_modes_halve_d():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    sets = bench.Sets(x, x, x, x, None, None)
+    _, est = bench.fitted(sw.KernelSSL(8, kernel="linear"), sets, torch.device("cpu"))
+    assert est.n_components == 2
+    bad = sw.KernelSSL(8, kernel="ntk", method="features")
+    with pytest.raises(InputError, match="no random features"):
+        bench.fitted(bad, sets, torch.device("cpu"))
+    assert bad.n_components == 8
 
 
 def test_the_page_shows_what_is_stored(tmp_path):

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
 
-from stairwise.checks import TheoryWarning
+from stairwise.checks import InputError, TheoryWarning
 from stairwise.kernel import kernels
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.kernel.landmarks import CHOICES
@@ -84,6 +85,32 @@ def test_more_landmarks_are_better_and_pivots_beat_chance():
     assert errors["pivoted"][1] < errors["uniform"][1]
 
 
+@pytest.mark.parametrize("kinds", [1, 2], ids=["one kernel", "two modalities"])
+@pytest.mark.parametrize("features", [3, 8])
+def test_landmarks_in_float32_know_their_error(features, kinds):
+    """Directions of landmarks that are small are kept, or counted in `precision`."""
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((3000, features)) * np.linspace(2, 0.3, features)
+    a, b = (base + 0.3 * rng.standard_normal(base.shape) for _ in "ab")
+    a, b = (x.astype(np.float32).astype(float) for x in (a, b))
+    kernel = kernels.rbf(0.02)
+    settings = {"kernel": kernel if kinds == 1 else (kernel, kernel), "method": "nystroem", "n_features": 150}
+    double, single = (KernelSSL(10, dtype=dtype, **settings).fit(a, X_b=b) for dtype in ("float64", "float32"))
+    assert error(single, double) < single.solution_.precision < 1e-2
+    assert error(single, double) < 1e-4
+
+
+def test_rounding_of_sums_is_no_mode():
+    """Two features with a smooth kernel: k(landmarks, landmarks) has 38 directions in float64, the last ones noise."""
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((6000, 2)) * [2, 0.3]
+    a, b = (base + 0.3 * rng.standard_normal(base.shape) for _ in "ab")
+    settings = {"kernel": kernels.rbf(0.02), "method": "nystroem"}
+    many, few = (KernelSSL(10, n_features=m, **settings).fit(a, X_b=b) for m in (300, 40))
+    assert error(many, few) < 0.02  # 40 landmarks are almost all directions that there are
+    assert not KernelSSL(20, n_features=300, **settings).fit(a, X_b=b).solution_.trusted
+
+
 # --- one pass over batches
 
 
@@ -101,9 +128,10 @@ def test_batches_are_one_fit(tmp_path):
     begun.save(tmp_path / "begun.npz")
     one, other = (KernelSSL.load(tmp_path / "begun.npz") for _ in range(2))
     batches(one, (26, 52))
-    other._model.sums = None  # the file holds the first batch, which must count once
-    batches(other, (104, 78))
-    merged = one.combine(other)
+    batches(other, (104, 78)).save(tmp_path / "other.npz")
+    other, start = (KernelSSL.load(tmp_path / f"{name}.npz") for name in ("other", "begun"))
+    merged = one.combine(other, start=start)  # the first batch, which both hold, counts once
+    assert merged.pairs_ == 130
     np.testing.assert_allclose(
         merged.eigenvalues_, whole.eigenvalues_, rtol=1e-4
     )  # the mean of the first batch differs
@@ -114,6 +142,27 @@ def test_batches_are_one_fit(tmp_path):
     spans_agree(merged.transform(X_A), again.transform(X_A))
     z_a, z_b = again.transform(X_A), again.transform(X_B)
     np.testing.assert_allclose((z_a.T @ z_b + z_b.T @ z_a) / 260, np.eye(4), atol=1e-8)
+
+
+def test_no_pair_counts_twice(tmp_path):
+    begun = KernelSSL(3, n_features=20).partial_fit(X_A[:30], X_b=X_B[:30])
+    begun.save(tmp_path / "begun.npz")
+    start, one, other = (KernelSSL.load(tmp_path / "begun.npz") for _ in range(3))
+    one.partial_fit(X_A[30:60], X_b=X_B[30:60])
+    other.partial_fit(X_A[60:], X_b=X_B[60:])
+    for wrong in (lambda: one.combine(other), lambda: one.combine(one), lambda: one.combine(begun)):
+        with pytest.raises(InputError, match=r"must not hold the same pairs.*start=KernelSSL\.load\(file\)"):
+            wrong()
+    with pytest.raises(InputError, match="start must hold only pairs that all estimators hold"):
+        one.combine(other, start=one)
+    with pytest.raises(InputError, match="must not hold the same pairs"):
+        one.combine(other, other, start=start)
+    assert one.pairs_ == 60  # a refusal changes nothing
+    assert one.combine(other, start=start).pairs_ == 130
+    with pytest.raises(InputError, match="must not hold the same pairs"):
+        one.combine(other, start=start)
+    whole = begun.partial_fit(X_A[30:], X_b=X_B[30:])
+    np.testing.assert_allclose(one.eigenvalues_, whole.eigenvalues_, rtol=1e-10)
 
 
 def test_linear_batches_are_gamma():
@@ -151,7 +200,9 @@ def test_save_and_load_a_stream(tmp_path, kernel):
     if kernel == "rbf":  # goes on where it is told to
         back.set_params(device="cpu").partial_fit(X_A, X_b=X_B)
         assert isinstance(back.dual_coef_, torch.Tensor)
-        np.testing.assert_allclose(back.combine(est).eigenvalues_, est.eigenvalues_, rtol=1e-10)
+        est.partial_fit(X_A, X_b=X_B)
+        start = KernelSSL.load(tmp_path / "est.npz")
+        np.testing.assert_allclose(back.combine(est, start=start).eigenvalues_, est.eigenvalues_, rtol=1e-10)
         assert back.pairs_ == 390
 
 
@@ -218,6 +269,39 @@ def test_embeddings_of_streamed_points_are_not_kept():
         _ = KernelSSL(2, method="nystroem").fit(X_A).embedding_
 
 
+@pytest.mark.parametrize("kernel", ["linear", ("linear", kernels.linear())], ids=["one", "two"])
+@pytest.mark.parametrize("method", ["nystroem", "features"])
+def test_linear_kernels_are_exact_by_any_method(kernel, method):
+    est = KernelSSL(3, kernel=kernel, method=method, n_features=5).fit(X_A, X_b=X_B)
+    exact = KernelSSL(3, kernel=kernel, method="exact").fit(X_A, X_b=X_B)
+    np.testing.assert_allclose(est.eigenvalues_, exact.eigenvalues_, rtol=1e-10)
+    assert est.route_.method == method
+    assert est.route_.reason.startswith(f"a linear kernel, so Γ of {8 if kernel == 'linear' else 16} features")
+
+
+def test_two_modalities_have_no_tiles_between_them():
+    both, one = ({"kernel": kernel, "memory": 200_000} for kernel in (("rbf", "rbf"), "rbf"))
+    assert KernelSSL(**both).plan(X_A, X_B).method == "exact"  # 2 × 8 × 130 × 131 / 2 bytes
+    assert KernelSSL(**one).plan(X_A, X_B).method == "nystroem"
+    assert KernelSSL(kernel=("linear", "linear"), memory=10_000).plan(X_A, X_B).method == "features"
+
+
+def test_unfitted_and_continued(tmp_path):
+    for name in ("pairs_", "blocks_"):
+        with pytest.raises(NotFittedError, match="not fitted yet"):
+            getattr(KernelSSL(), name)
+    est = KernelSSL(2, n_features=20).partial_fit(X_A, X_b=X_B)
+    est.save(tmp_path / "est.npz")
+    back = KernelSSL.load(tmp_path / "est.npz")
+    assert [str(one.route_) for one in (est, back)] == [
+        "nystroem: pairs are added batch by batch",
+        "nystroem: loaded from a file",
+    ]
+    x = torch.tensor(X_A)
+    assert isinstance(back.partial_fit(x).transform(x), torch.Tensor)
+    assert isinstance(back.partial_fit(X_A).transform(X_A), np.ndarray)
+
+
 # --- several processes
 
 
@@ -225,7 +309,8 @@ def test_two_processes_are_one_until_one_is_lost(tmp_path, capfd):
     assert run_two(WORKER, str(tmp_path)) == [1, -9]
     assert "process 0 of 2 has lost another one, which has ended or does not answer" in capfd.readouterr().err
     assert float((tmp_path / "seconds").read_text()) < 30
-    alone = in_processes.results()
+    (tmp_path / "alone").mkdir()
+    alone = in_processes.results(tmp_path / "alone")
     for rank in range(2):
         found = np.load(tmp_path / f"{rank}.npz")
         assert set(found) == set(alone)

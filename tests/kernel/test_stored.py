@@ -286,6 +286,9 @@ SQUARE = np.ones((8, 8))
         ("landmarks", {"pairs": np.array(30.0)}, "pairs must be a whole number"),
         ("landmarks", {"pairs": np.array([30])}, "pairs must be a whole number"),
         ("landmarks", {"pairs": np.array(True)}, "pairs must be a whole number"),
+        ("landmarks", {"batches": None}, "it lacks batches"),
+        ("landmarks", {"batches": np.array([1.5])}, "batches must be whole numbers"),
+        ("landmarks", {"batches": np.array([], dtype=int)}, "batches must be whole numbers"),
         ("waves", {"map0_0": np.ones((3, 4))}, "map0_0 must be"),
         ("waves", {"map0_1": np.ones(5)}, r"map0_1 must be .* of shape \(4,\)"),
         ("waves", {"map0_1": None}, "it lacks map0_1"),
@@ -301,6 +304,14 @@ def test_forged_arrays_of_streams(tmp_path, streams, name, changes, says):
     path = forged(tmp_path / "forged.npz", streams[name], **changes)
     with pytest.raises(InputError, match=rf"forged\.npz must be a file written by KernelSSL\.save \(got .*{says}"):
         KernelSSL.load(path)
+
+
+def test_landmarks_without_pairs(tmp_path, streams):
+    bare = KernelSSL.load(forged(tmp_path / "bare.npz", streams["landmarks"], cross=None, pairs=None, batches=None))
+    with pytest.raises(InputError, match=r"combine needs pairs in every process \(got none in \[0\]\)"):
+        bare.combine()
+    full = KernelSSL.load(forged(tmp_path / "full.npz", streams["landmarks"]))
+    assert bare.combine(full).pairs_ == 30
 
 
 def test_sums_that_no_data_can_have(tmp_path, streams):
