@@ -20,25 +20,11 @@ from stairwise.runs.reader import Run
 from stairwise.runs.record import CLOCKS
 from stairwise.training import checkpoint
 from stairwise.training.loop import Stopped
-from stairwise.training.recipe import Recipe
+from tests.training.tiny import DIGITS
 
 SHARED = True  # one training for all tests
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-RECIPE = Recipe(
-    data="digits",
-    views="simclr-small",
-    encoder="mlp",
-    encoder_options={"inputs": 64, "widths": [16]},
-    hidden=[16],
-    d=4,
-    batch=64,
-    steps=20,
-    lr=0.05,
-    window=128,
-    records=10,
-    precision="float32",
-    schedule="constant",
-)
+RECIPE = replace(DIGITS, steps=20, records=10, schedule="constant")
 FACTS = {
     "recipe": {"lr": 0.1},
     "about": {"steps": 20},

@@ -20,26 +20,11 @@ from stairwise.runs.reader import Run
 from stairwise.runs.record import CLOCKS
 from stairwise.training import checkpoint
 from stairwise.training.loop import Stopped
-from stairwise.training.recipe import Recipe
 from stairwise.training.schedule import Schedule
 from stairwise.training.setup import Calendar
 from tests.command_lines import stairwise
+from tests.training.tiny import DIGITS as SHORT
 from tests.two_processes import run_two
-
-SHORT = Recipe(
-    data="digits",
-    views="simclr-small",
-    encoder="mlp",
-    encoder_options={"inputs": 64, "widths": [16]},
-    hidden=[16],
-    d=4,
-    batch=64,
-    steps=12,
-    lr=0.05,
-    window=128,
-    records=5,
-    precision="float32",
-)
 
 
 def train(recipe, folder, **more):
