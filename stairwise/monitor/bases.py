@@ -12,7 +12,7 @@ from stairwise.monitor.moments import COLUMNS, count
 from stairwise.monitor.products import representable
 
 Bases = dict[str, Tensor]
-Product = Callable[[Bases, bool], Bases]
+Product = Callable[[str, Tensor, bool], Tensor]
 
 BLOCK, BLOCKS = 256, 3  # columns and number of blocks in which the leading eigenvalues of a dense matrix are found
 PASSES, COLD = 1, 3  # products with the matrix before the first block, with the basis of the last record and without
@@ -37,16 +37,15 @@ def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Te
     waits for the device.
 
     Arguments:
-        product: from bases Q, by name of the matrix, to A Q; its second argument asks for all digits.
+        product: from the name of the matrix and Q to A Q; its last argument asks for all digits.
         names: of the matrices.
         bases: where to start, by name; they are replaced.
         like: a row of A, for its size and device.
     """
     names = list(names)
 
-    def image(q: Tensor, exact: bool) -> Tensor:
-        found = product(dict(zip(names, q, strict=True)), exact)
-        return torch.stack([found[name] for name in names])
+    def image(bases: Tensor, exact: bool) -> Tensor:
+        return torch.stack([product(name, q, exact) for name, q in zip(names, bases, strict=True)])
 
     passes = PASSES if all(name in bases for name in names) else COLD
     last = torch.stack([_start(bases.get(name), like) for name in names])  # all at once: small products are slow

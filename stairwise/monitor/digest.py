@@ -8,7 +8,7 @@ from stairwise.distributed import reduced, total, world
 from stairwise.monitor.bases import Bases, ritz_matrices
 from stairwise.monitor.frames import Frames, sums_of
 from stairwise.monitor.moments import COLUMNS, ONES, facts
-from stairwise.monitor.products import Symmetric, representable
+from stairwise.monitor.products import centred, centred_pair, representable
 
 
 def alike(x: Tensor, y: Tensor) -> bool:
@@ -100,6 +100,8 @@ def without_sums(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def condensed(sums: dict[str, Tensor], frames: Frames, bases: Bases, normalized: bool = False) -> dict[str, Tensor]:
     """Replace sums that are not to be decomposed completely by small matrices; all others are returned as they are.
 
+    Dense sums are overwritten, all but Σ x and the number of rows.
+
     Arguments:
         bases: those in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
         normalized: include the spectrum of C of standardized embeddings, of dense sums.
@@ -126,26 +128,19 @@ def _dense_pairs(u: Tensor, v: Tensor, centre: Tensor, bases: Bases, normalized:
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
     mean, half = of_u[1] / (2 * n), of_v[1] / (2 * n)  # the views' own means are mean ± half
-    U, V = (Symmetric(sums[:d, :d], 2 * n.sqrt() * x) for sums, x in ((u, mean), (v, half)))  # centred
+    both, difference = centred_pair(u[:d, :d], v[:d, :d], 2 * n.sqrt() * mean, 2 * n.sqrt() * half)
     variance = (of_u[0] + of_v[0]) / (4 * n) - mean.square() - half.square()  # mean of both views'
     scale = torch.where(variance > 0, variance.rsqrt(), 0.0)[:, None]
     largest = scale.max().clamp(min=torch.finfo(scale.dtype).tiny)
     scale = scale / largest
 
-    def product(q: Bases, exact: bool) -> Bases:
-        taken = q | {name: representable(scale * basis) for name, basis in q.items() if name == "normalized"}
-        both = torch.cat(list(taken.values()), dim=1)
-        products = (S.times(both, exact).chunk(len(q), dim=1) for S in (U, V))
-        out = {}
-        for (name, basis), of_U, of_V in zip(taken.items(), *products, strict=True):
-            C, differing = (of_U - of_V) / (4 * n), torch.outer(half, half @ basis)
-            if name == "covariance":
-                out[name] = (of_U + of_V) / (4 * n) + differing
-            elif name == "C":
-                out[name] = C - differing + torch.outer(mean + centre, (mean + centre) @ basis)
-            else:
-                out[name] = largest**2 * scale * C
-        return out
+    def product(name: str, q: Tensor, exact: bool) -> Tensor:
+        if name == "normalized":
+            return largest**2 * scale * difference.times(representable(scale * q), exact) / (4 * n)
+        differing = torch.outer(half, half @ q)
+        if name == "covariance":
+            return both.times(q, exact).div_(4 * n).add_(differing)
+        return difference.times(q, exact).div_(4 * n).sub_(differing).addr_(mean + centre, (mean + centre) @ q)
 
     names = ("covariance", "C", "normalized") if normalized else ("covariance", "C")
     found = ritz_matrices(product, names, bases, mean)
@@ -158,14 +153,12 @@ def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
 
 
 def _dense_hidden(h: Tensor, bases: Bases) -> dict[str, Tensor]:
-    known = facts(h, len(h) - ONES)
+    d = len(h) - ONES
+    known = facts(h, d)
     n = known[2, 0].clamp(min=1)
-    H = Symmetric(h[:-ONES, :-ONES], known[1] / n.sqrt())  # centred
-
-    def product(q: Bases, exact: bool) -> Bases:
-        return {name: H.times(basis, exact) / n for name, basis in q.items()}
-
-    return {"h.facts": known, "ritz.hidden": ritz_matrices(product, ["hidden"], bases, known[1])["hidden"]}
+    H = centred(h[:d, :d], known[1] / n.sqrt())
+    found = ritz_matrices(lambda name, q, exact: H.times(q, exact).div_(n), ["hidden"], bases, known[1])
+    return {"h.facts": known, "ritz.hidden": found["hidden"]}
 
 
 def _tracked_pairs(u: Tensor, v: Tensor, centre: Tensor, basis: Tensor) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stairwise.monitor.bases import moved, turned
-from stairwise.monitor.moments import STREAMS, facts, plain_products, shift
+from stairwise.monitor.moments import STREAMS, facts, plain_products, shift, size
 
 Sums = dict[str, Tensor]
 
@@ -24,16 +24,14 @@ class Frames:
         self.next_bases: dict[str, Tensor] = {}
         self.shared: set[str] = set()  # those that are the same in all processes
 
-    def centred(self, name: str, batches: Tensor, finite: Tensor) -> Tensor:
-        """Embeddings minus their centre in float32, (batches, rows, views, d); batches that are not finite are zero.
-
-        The centre begins as the mean.
-        """
+    def centre(self, name: str, rows: Tensor, finite: Tensor) -> Tensor:
+        """The centre of z or h, (d,); it begins as the mean of batches, (batches, rows, d or 2d)."""
         if name not in self.centres:
-            number = finite.sum() * batches.shape[1] * batches.shape[2]
-            self.centres[name] = batches.sum(dim=(0, 1, 2), dtype=torch.float32) / number.clamp(min=1)
-        self.centres[name] = self.centres[name].to(batches.device)
-        return batches - finite[:, None, None, None] * self.centres[name]
+            views = rows.sum(dim=(0, 1), dtype=torch.float32).unflatten(0, (-1, size(name, rows[0])))
+            number = finite.sum() * rows.shape[1] * len(views)
+            self.centres[name] = views.sum(dim=0) / number.clamp(min=1)
+        self.centres[name] = self.centres[name].to(rows.device)
+        return self.centres[name]
 
     def adapted(self, name: str, sums: Tensor, to: "Frames") -> Tensor:
         """Sums in this frame, expressed in another one."""

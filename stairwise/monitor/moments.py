@@ -79,9 +79,9 @@ def add(sums: Tensor, x: Tensor, weights: Tensor | None, rows: Tensor, keep: flo
     if x.dtype == torch.float64:
         sums[:d, :d].addmm_(x.T, x, beta=keep)
     else:
-        diagonal = sums.diagonal()[:d]
-        exact = keep * diagonal + torch.linalg.vector_norm(x, dim=0).square()
-        add_square(sums[:d, :d], x, keep)
+        diagonal, squares = sums.diagonal()[:d], torch.linalg.vector_norm(x, dim=0).square_()
+        exact = keep * diagonal + squares
+        add_square(sums[:d, :d], x, keep, squares.sum().sqrt())
         diagonal.copy_(exact)  # products may be rounded; the trace is not
     sums[:d, d:].mul_(keep).add_(total[:, None])
     sums[d:].mul_(keep)

@@ -3,17 +3,14 @@
 Factors are rounded to 11 bits, products and sums are float32. That is TF32's precision and about ten times faster than
 float32, and it leaves torch's settings for the whole process alone. On a CPU products are float32.
 
-Of symmetric matrices only the blocks on and above the diagonal are computed, kept and used.
+Of sums only the blocks on and above the diagonal are computed and kept. Matrices that are made of them for products
+with a basis are complete, because one large product is faster than several of blocks.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-Product = Callable[[Tensor, Tensor], Tensor]
-
-BLOCKS, ROWS, ROWS_GPU = 4, 512, 2048  # number of row blocks, and the fewest rows per block
+BLOCKS, ROWS, ROWS_GPU = 8, 512, 1024  # number of row blocks, and the fewest rows per block
 UNIT = 2.0**-14  # scale of numbers between −1 and 1
 RETURNS_FLOAT32 = "dtype" in torch.ops.aten.mm.overloads()  # whether torch can multiply halves into float32 (2.8)
 
@@ -23,11 +20,10 @@ def uses_halves(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32 and RETURNS_FLOAT32
 
 
-def add_square(sums: Tensor, x: Tensor, keep: float) -> None:
-    """sums ← keep · sums + xᵀx for rows x, (rows, d), in the blocks on and above the diagonal."""
+def add_square(sums: Tensor, x: Tensor, keep: float, length: Tensor) -> None:
+    """sums ← keep · sums + xᵀx for rows x, (rows, d), in blocks on and above the diagonal; `length` is that of x."""
     scale = None
-    if uses_halves(x):
-        length = torch.linalg.vector_norm(x)  # no entry is longer, so none overflows
+    if uses_halves(x):  # no entry is longer than x, so none overflows
         scale = power_of_two(torch.maximum(length / 2**15, length / (8 * x.numel() ** 0.5)))
         x = _halved(x, scale)
     for start, end in _blocks(sums):
@@ -41,47 +37,77 @@ def add_square(sums: Tensor, x: Tensor, keep: float) -> None:
 
 
 class Symmetric:
-    """Products of A = S − w wᵀ with q; S is symmetric, known in the blocks on and above the diagonal, and A positive.
+    """Products with a symmetric matrix A, on a GPU as the sum of two matrices in float16.
 
-    >>> A = Symmetric(torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor([1.0, 0.0]))
+    A takes the place of a matrix in float32, (d, d), whose blocks on and above the diagonal it may be made of: `fill`
+    overwrites nothing but the rows it is given.
+
+    Arguments:
+        place: the matrix whose memory is used.
+        largest: no entry of A is larger.
+    """
+
+    def __init__(self, place: Tensor, largest: Tensor) -> None:
+        self.parts, self.scale = [place], None
+        if uses_halves(place):  # A rounded, and the digits lost in rounding
+            self.parts = list(place.view(torch.float16).chunk(2, dim=1))
+            self.scale = power_of_two(largest) * UNIT
+
+    def fill(self, start: int, rows: Tensor) -> None:
+        """Set the rows of A from `start` on, given from the diagonal on."""
+        here = slice(start, start + len(rows)), slice(start, None)
+        if self.scale is not None:
+            rows = rows * (1 / self.scale)
+        for part in self.parts:
+            part[here] = rows
+            rows = rows - part[here] if part is not self.parts[-1] else rows
+
+    def mirror(self) -> "Symmetric":
+        """Fill the blocks below the diagonal, after all rows."""
+        for part in self.parts:
+            for start, end in _blocks(part):
+                part[end:, start:end] = part[start:end, end:].T
+        return self
+
+    def times(self, q: Tensor, exact: bool = False) -> Tensor:
+        """A q for q between −1 and 1; `exact`: with all digits of A, and those of q that are `representable`."""
+        if self.scale is None:
+            return self.parts[0] @ q
+        right = _halved(q, UNIT)
+        out = _of_halves(self.parts[0], right)
+        if exact:
+            out += _of_halves(self.parts[1], right)
+        return out.mul_(self.scale * UNIT)
+
+
+def centred(sums: Tensor, w: Tensor) -> Symmetric:
+    """S − w wᵀ, positive, in the place of the sums S.
+
+    >>> A = centred(torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor([1.0, 0.0]))
     >>> A.times(torch.tensor([[1.0], [0.0]]))
     tensor([[1.],
             [1.]])
     """
-
-    def __init__(self, known: Tensor, w: Tensor) -> None:
-        self.known, self.w = known, w
-        self.blocks, self.scale = _blocks(known), None
-        if uses_halves(known):  # no entry is larger than the largest on the diagonal
-            self.scale = scale = power_of_two((known.diagonal() - w.square()).max()) * UNIT
-            self.rounded, self.lost = zip(*(self._split(*block, scale) for block in self.blocks), strict=True)
-
-    def times(self, q: Tensor, exact: bool = False) -> Tensor:
-        """A q for q between −1 and 1; `exact`: with all digits of A, and those of q that are `representable`."""
-        out = torch.zeros_like(q)
-        if self.scale is None:
-            for start, end in self.blocks:
-                _add_products(out, self.known[start:end, start:], q, start, torch.matmul)
-            return out.sub_(torch.outer(self.w, self.w @ q))
-        right = _halved(q, UNIT)
-        for halves in (self.rounded, self.lost) if exact else (self.rounded,):
-            for (start, _), block in zip(self.blocks, halves, strict=True):
-                _add_products(out, block, right, start, _of_halves)
-        return out.mul_(self.scale * UNIT)
-
-    def _split(self, start: int, end: int, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of A from start to end, from the diagonal on, in float16, and the digits lost in rounding."""
-        rows = torch.addcmul(self.known[start:end, start:], self.w[start:end, None], self.w[start:], value=-1)
-        rounded = rows.mul_(1 / scale).half()
-        return rounded, rows.sub_(rounded).half()
+    A = Symmetric(sums, (sums.diagonal() - w.square()).max())
+    for start, end in _blocks(sums):
+        A.fill(start, _centred_rows(sums, w, start, end))
+    return A.mirror()
 
 
-def _add_products(out: Tensor, block: Tensor, right: Tensor, start: int, product: Product) -> None:
-    """Add to A q what a block of rows of A, from `start` and from the diagonal on, and its mirror image contribute."""
-    end = start + len(block)
-    out[start:end] += product(block, right[start:])
-    if end < len(out):
-        out[end:] += product(block[:, end - start :].T, right[start:end])
+def centred_pair(first: Tensor, second: Tensor, w: Tensor, x: Tensor) -> tuple[Symmetric, Symmetric]:
+    """A + B and A − B, where A = S − w wᵀ and B = T − x xᵀ are positive, in the places of the sums S and T."""
+    largest = (first.diagonal() - w.square() + second.diagonal() - x.square()).max()
+    both, difference = Symmetric(first, largest), Symmetric(second, largest)
+    for start, end in _blocks(first):
+        A, B = (_centred_rows(sums, y, start, end) for sums, y in ((first, w), (second, x)))
+        both.fill(start, A + B)
+        difference.fill(start, A.sub_(B))
+    return both.mirror(), difference.mirror()
+
+
+def _centred_rows(sums: Tensor, w: Tensor, start: int, end: int) -> Tensor:
+    """Rows of S − w wᵀ, from the diagonal on."""
+    return torch.addcmul(sums[start:end, start:], w[start:end, None], w[start:], value=-1)
 
 
 def representable(q: Tensor) -> Tensor:

@@ -103,10 +103,11 @@ class Recorder:
         loss, wanted = self._mean_loss(joint), self.monitor.pairs_wanted()  # all collectives come before what may fail
         record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted)
         self.fresh = False
+        resets = self._resets() and self.log_size is None
         try:
-            copies = self.monitor.copies(joint=joint)
+            copies = self.monitor.copies(joint=joint, spent=resets)
         finally:
-            if self._resets() and self.log_size is None:
+            if resets:
                 self.monitor.reset()
         if self.first_process and len(self.writer) < WAITING:
             self.writer.submit(partial(self._made, record, copies))

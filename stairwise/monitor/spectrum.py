@@ -1,8 +1,8 @@
 r"""Spectra of embeddings, from moments that are accumulated batch by batch.
 
-Sums are kept on the device of the embeddings; `update` neither synchronizes nor decomposes anything, and `copies` works
-on a stream of its own. `collect` sums several batches at once, in a few operations per step; use it where launching
-kernels limits the speed.
+Sums are kept on the device of the embeddings, and made on a CUDA stream of their own. Nothing synchronizes or
+decomposes before `compute`. `update` lets the current stream wait for the sums. `collect` does not, and sums several
+batches at once, in a few operations per step; it is faster.
 """
 
 import math
@@ -84,6 +84,7 @@ class SpectrumMonitor:
         """Add a batch of pairs, each of shape (N, d)."""
         self.collect(z_a, z_b, h_a, h_b)
         self.flush()
+        self.aside.wait()
 
     def collect(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
         """Like `update`, but keep a copy of the batch and sum several batches together later."""
@@ -97,11 +98,15 @@ class SpectrumMonitor:
         self._see(len(z_a))
 
     def add_batches(self, z: Tensor, h: Tensor | None = None) -> None:
-        """Add batches of N pairs, (batches, N, 2d), z_a next to z_b, and of h, (batches, 2N, …); overwrites both."""
+        """Add batches of N pairs, (batches, N, 2d), z_a next to z_b, and of h, (batches, 2N, …); overwrites both.
+
+        The current stream waits until they have been read, and may then be used for others.
+        """
         self.flush()
-        for name, rows in (("z", z), ("h", h)):
+        for name, rows in (("h", h), ("z", z)):
             if rows is not None:
-                self._sum(name, rows)
+                self._sum(name, [rows])
+                self.aside.wait_for_reading()
         self._see(z.shape[0] * z.shape[1])
 
     def _see(self, pairs: int) -> None:
@@ -110,11 +115,11 @@ class SpectrumMonitor:
         if self.seen < (self.window or self.half_life or math.inf):
             return
         self.flush()
-        self.aside.wait()
         self.seen = 0
-        if self.window is not None:
-            self.frames.turn(self.sums, keep=True)
-        self.frames.recentre(self.sums, keep=True)
+        with self.aside.work(self._device(), self._held()):
+            if self.window is not None:
+                self.frames.turn(self.sums, keep=True)
+            self.frames.recentre(self.sums, keep=True)
         if self.window is not None:
             self.before, self.sums = self.sums, {}
 
@@ -144,38 +149,52 @@ class SpectrumMonitor:
     def _flush(self, name: str) -> None:
         waiting, self.waiting[name] = self.waiting[name], []
         if waiting:
-            self._sum(name, torch.stack(waiting))
+            self._sum(name, [rows[None] for rows in waiting])
 
-    def _sum(self, name: str, batches: Tensor) -> None:
-        """Add batches, (batches, rows, columns), to the sums."""
-        if batches.is_cuda and torch.cuda.is_current_stream_capturing():
+    def _sum(self, name: str, parts: list[Tensor]) -> None:
+        """Add batches, (batches, rows, columns) in each part, to the sums; may overwrite a single part."""
+        device = parts[0].device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.aside.allowed = False
-        else:
-            self.aside.wait()
-        kind = moments.layout(moments.size(name, batches[0]), self.exact)
-        precision = moments.precision(kind)
-        if precision == torch.float32 and batches.dtype == torch.float64:
-            batches = batches.float()
-        with moments.plain_products(batches.device):
+        kind = moments.layout(moments.size(name, parts[0][0]), self.exact)
+        with self.aside.work(device, [*parts, *self._held()]), moments.plain_products(device):
+            batches = parts.pop() if len(parts) == 1 else torch.cat(parts)
+            parts.clear()
+            batches = batches.float() if kind != "all" and batches.dtype == torch.float64 else batches
             if name == "z":
                 self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
             # squares must be finite, too
-            finite = torch.isfinite(torch.linalg.vector_norm(batches, dim=(1, 2), dtype=precision))
+            finite = torch.isfinite(torch.linalg.vector_norm(batches, dim=(1, 2), dtype=moments.precision(kind)))
             batches.masked_fill_(~finite[:, None, None], 0.0)
             pairs = batches.shape[1] if name == "z" else batches.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
             if name == "z":
                 self.flaws = counted(self.flaws, finite)
                 self._add_statistics(batches, finite, keep, kind)
-            views = batches.unflatten(2, (-1, moments.size(name, batches[0])))
-            # in float32 a large mean would hide the variance
-            views = views.double() if kind == "all" else self.frames.centred(name, views, finite)
+            streams = self._streams(name, batches, finite, kind)
+            self.aside.has_read()
             if kind == "tracked" and name not in self.frames.bases:
-                self.frames.bases[name] = first_basis(views.flatten(0, 2))
-            if name == "z":
-                self._add_pairs(views[:, :, 0], views[:, :, 1], finite, keep)
-            else:
-                self._add("hh", views.flatten(2), finite, keep)
+                self.frames.bases[name] = first_basis(torch.cat([x.flatten(0, 1) for x in streams.values()]))
+            if self.normalized and name == "z" and kind == "all":
+                a, b = batches.double().chunk(2, dim=2)
+                self._accumulate("ab", cross_sums(a, b, ages(a, keep)), keep ** len(a))
+            del batches
+            for stream in list(streams):
+                self._add(stream, streams.pop(stream), finite, keep)
+
+    def _streams(self, name: str, batches: Tensor, finite: Tensor, kind: str) -> dict[str, Tensor]:
+        """What is summed of batches: u and v, or h, (batches, rows, d) each.
+
+        In float32 a large mean would hide the variance, so the centre is subtracted.
+        """
+        rows = batches.to(moments.precision(kind))
+        centre: Tensor | float = 0.0
+        if kind != "all":
+            centre = finite[:, None, None] * self.frames.centre(name, rows, finite)
+        if name == "h":
+            return {"hh": rows - centre}
+        a, b = rows.chunk(2, dim=2)
+        return {"uu": (a + b).sub_(2 * centre), "vv": a - b}
 
     def _add_statistics(self, batches: Tensor, finite: Tensor, keep: float, kind: str) -> None:
         """Add sums over directions and pairs; directions of large embeddings from the last batch only, to save time."""
@@ -183,13 +202,6 @@ class SpectrumMonitor:
         rows = batches[last:].to(moments.precision(kind))
         self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite[last:], keep, keep ** len(batches))
         self._add_sums("pairs", pair_sums(batches if kind != "all" else rows, full=kind == "all"), finite, keep)
-
-    def _add_pairs(self, a: Tensor, b: Tensor, finite: Tensor, keep: float) -> None:
-        """Add batches of pairs, (batches, N, d) each, those not finite set to zero."""
-        self._add("uu", a + b, finite, keep)
-        self._add("vv", a - b, finite, keep)
-        if self.normalized and a.dtype == torch.float64:
-            self._accumulate("ab", cross_sums(a, b, ages(a, keep)), keep ** len(a))
 
     def attach(
         self,
@@ -272,10 +284,12 @@ class SpectrumMonitor:
         """What `decompose` needs, on the CPU (waits for the device); `joint` as for `copies`."""
         return self.copies(joint).arrays()
 
-    def copies(self, joint: bool = False) -> Copies:
+    def copies(self, joint: bool = False, spent: bool = False) -> Copies:
         """Copies of what `decompose` needs, perhaps later and in another thread; does not wait for the device.
 
-        joint: sum over the processes of a process group, all of which must call this; only the first one gets it.
+        Arguments:
+            joint: sum over the processes of a process group, all of which must call this; only the first one gets it.
+            spent: `reset` follows, so sums may be overwritten; without it, large ones are copied first.
         """
         joint = joint and world() > 1
         self.flush()
@@ -286,6 +300,8 @@ class SpectrumMonitor:
             flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
             mine = not joint or rank() == 0
             if mine and self.flaws is not None:
+                if not spent:
+                    values = {name: v.clone() if name in moments.STREAMS else v for name, v in values.items()}
                 with moments.plain_products(self.flaws.device):
                     values = condensed(values, self.frames, self.bases, self.normalized)
             values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}

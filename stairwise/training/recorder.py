@@ -13,10 +13,13 @@ from stairwise.monitor.commentary import Commentary, Floats
 from stairwise.monitor.decompose import decompose_on_one_core
 from stairwise.monitor.digest import joint_state, without_sums
 from stairwise.monitor.loggers import destinations, send
-from stairwise.monitor.spectrum import AT_ONCE, WAITING_BYTES, SpectrumMonitor
+from stairwise.monitor.spectrum import AT_ONCE, SpectrumMonitor
 from stairwise.runs.record import Record
 from stairwise.runs.writer import BackgroundWriter
 from stairwise.training.objective import Embedded
+
+SHELF_BYTES = 120e6  # memory of embeddings that wait to be summed
+AXES = {"z": 2, "h": 1}  # along which both views lie on a shelf: z_a next to z_b, and h_b below h_a
 
 
 class Shelf:
@@ -35,18 +38,19 @@ class Shelf:
         self.filled = 0
         self.earlier: dict[str, Tensor] = {}
 
-    def put(self, **batches: Tensor) -> None:
-        """Keep a batch."""
+    def put(self, **views: tuple[Tensor, Tensor]) -> None:
+        """Keep both views of a batch."""
         if not self.rows:
-            self._begin(batches)
-        for name, x in batches.items():
-            self.rows[name].index_copy_(0, self.place, x[None])
+            self._begin({name: torch.cat(pair, dim=AXES[name] - 1) for name, pair in views.items()})
+        for name, pair in views.items():
+            for part, x in zip(self.rows[name].chunk(2, dim=AXES[name]), pair, strict=True):
+                part.index_copy_(0, self.place, x[None])
         self.place.add_(1).remainder_(len(self.rows["z"]))
 
     def _begin(self, batches: dict[str, Tensor]) -> None:
         """Make room for batches like these, and place those of a checkpoint there, if they are alike."""
         largest = max(1, *(x.nbytes for x in batches.values()))
-        places = max(1, min(AT_ONCE, int(WAITING_BYTES // largest)))
+        places = max(1, min(AT_ONCE, int(SHELF_BYTES // largest)))
         self.rows = {name: x.new_zeros(places, *x.shape) for name, x in batches.items()}
         kinds = [
             {name: (rows.shape[1:], rows.dtype) for name, rows in held.items()} for held in (self.rows, self.earlier)
@@ -110,8 +114,8 @@ class Recorder:
         bad = ~(torch.isfinite(loss) & torch.isfinite(gradient)) & (v[4] == 0)
         v[4].copy_(torch.where(bad, v[3], v[4]))
         if measure:
-            h = {"h": torch.cat([out.h_a.detach(), out.h_b.detach()])} if self.hidden else {}
-            self.shelf.put(z=torch.cat([out.z_a.detach(), out.z_b.detach()], dim=1), **h)
+            h = {"h": (out.h_a.detach(), out.h_b.detach())} if self.hidden else {}
+            self.shelf.put(z=(out.z_a.detach(), out.z_b.detach()), **h)
 
     def observed(self) -> None:
         """A step has been measured: sum its embeddings, together with those of a few other steps."""
@@ -142,7 +146,7 @@ class Recorder:
         copies = None
         if spectrum:
             self.flush()
-            copies = self.monitor.copies(joint=True)
+            copies = self.monitor.copies(joint=True, spent=True)
             self.monitor.reset()
             self.values[:2] = 0
         self.settle(wait=False)
