@@ -20,7 +20,6 @@ class Aside:
         self.allowed = True
         self.stream: torch.cuda.Stream | None = None
         self.done: torch.cuda.Event | None = None
-        self.read: torch.cuda.Event | None = None
 
     @contextmanager
     def work(self, device: torch.device | None, uses: Iterable[Tensor | None] = ()) -> Iterator[None]:
@@ -43,17 +42,6 @@ class Aside:
                 yield
             finally:
                 self.done = self.stream.record_event()
-
-    def has_read(self) -> None:
-        """Say, during the work, that what it was given has been read, and may be overwritten."""
-        self.read = None
-        if self.stream is not None and torch.cuda.current_stream(self.stream.device) == self.stream:
-            self.read = self.stream.record_event()
-
-    def wait_for_reading(self) -> None:
-        """Let the current stream wait until the work has read what it was given, not the host."""
-        if self.read is not None and self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_event(self.read)
 
     def wait(self) -> None:
         """Let the current stream wait for the work, not the host; before tensors are used that the work uses, too."""

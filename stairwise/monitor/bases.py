@@ -53,12 +53,13 @@ def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Te
         last = _orthonormal(image(last, False), last)
     images = image(last, True)
     bases |= {name: basis.clone() for name, basis in zip(names, _orthonormal(images, last), strict=True)}
-    spans, products = last, images
+    spans, products = [last], [images]
     for _ in range(BLOCKS - 1):
         last = _orthonormal(_without(spans, images), last)
         images = image(last, True)
-        spans, products = torch.cat([spans, last], dim=2), torch.cat([products, images], dim=2)
-    return {name: _small(p.double(), Ap.double()) for name, p, Ap in zip(names, spans, products, strict=True)}
+        spans, products = [*spans, last], [*products, images]
+    both = (torch.cat(blocks, dim=2) for blocks in (spans, products))
+    return {name: _small(p.double(), Ap.double()) for name, p, Ap in zip(names, *both, strict=True)}
 
 
 def _small(p: Tensor, image: Tensor) -> Tensor:
@@ -109,7 +110,8 @@ def _orthonormal(products: Tensor, bases: Tensor) -> Tensor:
 
     By Cholesky's factors of the products of columns, which GPUs compute much faster than QR.
     """
-    columns = nn.functional.normalize(products.double(), dim=1, eps=TINY)
+    columns = products.to(torch.float64, copy=True)
+    columns /= torch.linalg.vector_norm(columns, dim=1, keepdim=True).clamp_(min=TINY)
     overlaps = columns.mT @ columns
     overlaps.diagonal(dim1=1, dim2=2).add_(ROUNDING)
     factors = torch.linalg.cholesky_ex(overlaps).L
@@ -120,11 +122,12 @@ def _orthonormal(products: Tensor, bases: Tensor) -> Tensor:
     return representable(torch.where(usable, found, bases))
 
 
-def _without(bases: Tensor, columns: Tensor) -> Tensor:
+def _without(spans: list[Tensor], columns: Tensor) -> Tensor:
     """The part of the columns that is orthogonal to bases, which are almost orthonormal; twice removes nearly all."""
-    q, columns = bases.double(), columns.double()
-    for _ in range(2):
-        columns = columns - q @ (q.mT @ columns)
+    columns = columns.to(torch.float64, copy=True)
+    for basis in 2 * spans:
+        q = basis.double()
+        columns.baddbmm_(q, q.mT @ columns, alpha=-1)
     return columns
 
 

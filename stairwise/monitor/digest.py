@@ -109,21 +109,25 @@ def condensed(sums: dict[str, Tensor], frames: Frames, bases: Bases, normalized:
     out = dict(sums)
     for stream, centre in frames.centres.items():
         names, basis = sums_of(stream, sums), frames.bases.get(stream)
+        unit = frames.units.get(stream, centre.new_ones(()))
         parts = [out.pop(name) for name in names]
         if stream == "z" and parts:
             u, v = parts
             if basis is None:
-                out |= _dense_pairs(u, v, centre, bases, normalized)
+                out |= _dense_pairs(u, v, centre, unit, bases, normalized)
             else:
                 out |= _tracked_pairs(u, v, centre, basis)
             out["z.centre"] = centre
         elif parts:
-            out |= _dense_hidden(parts[0], bases) if basis is None else _tracked_hidden(parts[0], basis)
+            out |= _dense_hidden(parts[0], unit, bases) if basis is None else _tracked_hidden(parts[0], basis)
     return out
 
 
-def _dense_pairs(u: Tensor, v: Tensor, centre: Tensor, bases: Bases, normalized: bool) -> dict[str, Tensor]:
+def _dense_pairs(
+    u: Tensor, v: Tensor, centre: Tensor, unit: Tensor, bases: Bases, normalized: bool
+) -> dict[str, Tensor]:
     """Of the centred moments of u and v; means are added where they belong."""
+    centre = centre / unit
     d = len(u) - ONES
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
@@ -144,7 +148,18 @@ def _dense_pairs(u: Tensor, v: Tensor, centre: Tensor, bases: Bases, normalized:
 
     names = ("covariance", "C", "normalized") if normalized else ("covariance", "C")
     found = ritz_matrices(product, names, bases, mean)
-    return {"z.facts": torch.stack([of_u, of_v])} | {f"ritz.{name}": matrices for name, matrices in found.items()}
+    ritz = {f"ritz.{name}": _in_ones(found[name], unit if name != "normalized" else unit / unit) for name in names}
+    return {"z.facts": torch.stack([_facts_in_ones(x, unit) for x in (of_u, of_v)])} | ritz
+
+
+def _in_ones(ritz: Tensor, unit: Tensor) -> Tensor:
+    """Pᵀ P and Pᵀ A P, where A was in units."""
+    return ritz * torch.stack([torch.ones_like(unit), unit.square()]).double()[:, None, None]
+
+
+def _facts_in_ones(known: Tensor, unit: Tensor) -> Tensor:
+    """Σ x², Σ x and the number of rows, where x was in units."""
+    return known * torch.stack([unit.square(), unit, torch.ones_like(unit)])[:, None]
 
 
 def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
@@ -152,13 +167,13 @@ def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
     return torch.outer(mean, centre @ q) + torch.outer(centre, (mean + centre) @ q)
 
 
-def _dense_hidden(h: Tensor, bases: Bases) -> dict[str, Tensor]:
+def _dense_hidden(h: Tensor, unit: Tensor, bases: Bases) -> dict[str, Tensor]:
     d = len(h) - ONES
     known = facts(h, d)
     n = known[2, 0].clamp(min=1)
     H = centred(h[:d, :d], known[1] / n.sqrt())
     found = ritz_matrices(lambda name, q, exact: H.times(q, exact).div_(n), ["hidden"], bases, known[1])
-    return {"h.facts": known, "ritz.hidden": found["hidden"]}
+    return {"h.facts": _facts_in_ones(known, unit), "ritz.hidden": _in_ones(found["hidden"], unit)}
 
 
 def _tracked_pairs(u: Tensor, v: Tensor, centre: Tensor, basis: Tensor) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
-"""What sums in float32 refer to: a centre that was subtracted, and for tracked sums a basis, of z and of h.
+"""What sums in float32 refer to, for z and for h: a centre that was subtracted; a basis, if they are tracked; a unit,
+if they are dense sums on a GPU, whose factors are in half precision.
 
-Both follow the embeddings from one window to the next. Of several processes, all take those of the first one, and
+All follow the embeddings from one window to the next. Of several processes, all take those of the first one, and
 change them alike, so that their sums can be added.
 """
 
@@ -9,29 +10,51 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stairwise.monitor.bases import moved, turned
-from stairwise.monitor.moments import STREAMS, facts, plain_products, shift, size
+from stairwise.monitor.moments import STREAMS, facts, layout, plain_products, rescale, shift, size
+from stairwise.monitor.products import LARGEST, TYPICAL, power_of_two, uses_halves
 
 Sums = dict[str, Tensor]
 
 
 class Frames:
-    """Centres and tracked bases, by "z" and "h"; changed in place, because a captured graph refers to them."""
+    """Centres, tracked bases and units, by "z" and "h"; changed in place, because a captured graph refers to them."""
 
     def __init__(self) -> None:
         self.centres: dict[str, Tensor] = {}
         self.bases: dict[str, Tensor] = {}
+        self.units: dict[str, Tensor] = {}  # powers of two, (); the size of what is summed is about TYPICAL units
         self.next_centres: dict[str, Tensor] = {}  # on which processes have agreed
+        self.next_units: dict[str, Tensor] = {}
         self.next_bases: dict[str, Tensor] = {}
         self.shared: set[str] = set()  # those that are the same in all processes
 
-    def centre(self, name: str, rows: Tensor, finite: Tensor) -> Tensor:
+    def centre(self, name: str, rows: Tensor) -> Tensor:
         """The centre of z or h, (d,); it begins as the mean of batches, (batches, rows, d or 2d)."""
         if name not in self.centres:
-            views = rows.sum(dim=(0, 1), dtype=torch.float32).unflatten(0, (-1, size(name, rows[0])))
-            number = finite.sum() * rows.shape[1] * len(views)
-            self.centres[name] = views.sum(dim=0) / number.clamp(min=1)
+            sums = rows.sum(dim=1)
+            finite = torch.isfinite(sums).all(dim=1)
+            views = torch.where(finite[:, None], sums, 0.0).sum(dim=0).unflatten(0, (-1, size(name, rows[0])))
+            self.centres[name] = views.sum(dim=0) / (finite.sum() * rows.shape[1] * len(views)).clamp(min=1)
         self.centres[name] = self.centres[name].to(rows.device)
         return self.centres[name]
+
+    def usable(self, name: str, x: Tensor, squares: dict[str, Tensor]) -> Tensor:
+        """Whether each batch can be summed: it is finite, and so are its squares in their unit, (batches,).
+
+        The unit begins with the first batches, of which x is u or h, (batches, rows, d).
+
+        Arguments:
+            squares: Σ x² of what is summed, (batches, d) each.
+        """
+        lengths = torch.stack([value.sum(dim=1) for value in squares.values()]).sqrt()
+        finite = torch.isfinite(lengths).all(dim=0)
+        if not uses_halves(x) or name in self.bases or layout(x.shape[2]) == "tracked":
+            return finite
+        if name not in self.units:
+            mean = torch.where(finite, lengths[0], 0.0).square().sum() / (finite.sum() * x[0].numel()).clamp(min=1)
+            self.units[name] = power_of_two(mean.sqrt()) / TYPICAL
+        self.units[name] = self.units[name].to(x.device)
+        return finite & (lengths <= LARGEST * self.units[name]).all(dim=0)
 
     def adapted(self, name: str, sums: Tensor, to: "Frames") -> Tensor:
         """Sums in this frame, expressed in another one."""
@@ -39,41 +62,57 @@ class Frames:
         basis, new = self.bases.get(stream), to.bases.get(stream)
         sums = sums.clone()
         self._shift(name, sums, to.centres[stream])
+        self._rescale(name, sums, to.units.get(stream))
         return sums if basis is None or new is None else moved(sums, basis, new.to(sums.device))
 
     def _shift(self, name: str, sums: Tensor, to: Tensor) -> None:
         """Express sums relative to another centre, in place."""
         stream = STREAMS[name]
         by, basis = (self.centres[stream] - to.to(self.centres[stream].device)).to(sums.device), self.bases.get(stream)
+        by = by / self.units[stream].to(by.device) if stream in self.units else by
         if name != "vv":  # the centre falls out of differences
             shift(sums, 2 * by if name == "uu" else by, None if basis is None else basis.to(sums.device))
 
+    def _rescale(self, name: str, sums: Tensor, to: Tensor | None) -> None:
+        """Express sums in another unit, in place; without one it is 1."""
+        unit = self.units.get(STREAMS[name])
+        if unit is not None or to is not None:
+            old, new = (sums.new_ones(()) if x is None else x.to(sums.device) for x in (unit, to))
+            rescale(sums, old / new)
+
     def adopt(self, stream: str, other: "Frames") -> None:
-        """Take the centre and the basis of another frame."""
-        for mine, theirs in ((self.centres, other.centres), (self.bases, other.bases)):
+        """Take the centre, basis and unit of another frame."""
+        for mine, theirs in zip(self.parts(), other.parts(), strict=True):
             mine |= {name: tensor.clone() for name, tensor in theirs.items() if name == stream}
+
+    def parts(self) -> tuple[dict[str, Tensor], ...]:
+        return self.centres, self.bases, self.units
 
     def share(self, *held: Sums) -> None:
         """Take the frame of the first process, in which all sums are then expressed."""
         for stream in sorted(self.centres.keys() - self.shared):
             first = Frames()
             first.adopt(stream, self)
-            for tensor in (*first.centres.values(), *first.bases.values()):
-                dist.broadcast(tensor, 0)
+            for part in first.parts():
+                for tensor in part.values():
+                    dist.broadcast(tensor, 0)
             for sums in held:
                 for name in sums_of(stream, sums):
                     sums[name].copy_(self.adapted(name, sums[name], first))
-            for mine, theirs in ((self.centres, first.centres), (self.bases, first.bases)):
+            for mine, theirs in zip(self.parts(), first.parts(), strict=True):
                 for name, tensor in theirs.items():
                     mine[name].copy_(tensor)
             self.shared.add(stream)
 
     def agree(self, joint: Sums) -> None:
         """Let all processes choose the next frame, from the joint sums, which only the first one may have."""
-        for stream, centre in sorted(self.centres.items()):
+        for stream in sorted(self.centres):
             name = sums_of(stream, joint)[0]
-            self.next_centres[stream] = centre + _mean(name, joint[name], len(centre))
+            self.next_centres[stream], unit = self._following(name, joint[name])
             dist.broadcast(self.next_centres[stream], 0)
+            if unit is not None:
+                dist.broadcast(unit, 0)
+                self.next_units[stream] = unit
             if stream in self.bases:  # their sums are known to all
                 self.next_bases[stream] = turned(self.bases[stream], joint[name])
 
@@ -95,11 +134,12 @@ class Frames:
                 basis.copy_(to)
 
     def recentre(self, sums: Sums, *more: Sums, keep: bool = False) -> None:
-        """Let centres follow what was summed; `keep`: express all sums relative to the new centres."""
+        """Let centres and units follow what was summed; `keep`: express all sums relative to the new ones."""
         for stream, centre in self.centres.items():
             names, to = sums_of(stream, sums), self.next_centres.pop(stream, None)
+            unit = self.next_units.pop(stream, None)
             if to is None and names and stream not in self.shared:
-                to = centre + _mean(names[0], sums[names[0]], len(centre))
+                to, unit = self._following(names[0], sums[names[0]])
             if to is None:
                 continue
             to = torch.where(torch.isfinite(to).all(), to, centre)
@@ -107,15 +147,25 @@ class Frames:
                 for held in (sums, *more) if keep else ():
                     for name in sums_of(stream, held):
                         self._shift(name, held[name], to)
+                        self._rescale(name, held[name], unit)
             centre.copy_(to)
+            if unit is not None:
+                self.units[stream].copy_(unit)
+
+    def _following(self, name: str, sums: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The centre and the unit that sums of u or h suggest; as they were, if there are none."""
+        stream = STREAMS[name]
+        centre, unit = self.centres[stream], self.units.get(stream)
+        squares, total, number = facts(sums, len(centre))
+        n, scale = number.clamp(min=1), 2 if name == "uu" else 1
+        mean = total / n
+        if unit is None:
+            return centre + mean / scale, None
+        size = (squares / n - mean.square()).clamp(min=0).mean().sqrt()
+        following = torch.where((size > 0) & torch.isfinite(size), unit * power_of_two(size) / TYPICAL, unit)
+        return centre + unit * mean / scale, following
 
 
 def sums_of(stream: str, sums: Sums) -> list[str]:
     """Names of the sums of z or h; the first one is that of u or h."""
     return [name for name in STREAMS if name in sums and STREAMS[name] == stream]
-
-
-def _mean(name: str, sums: Tensor, d: int) -> Tensor:
-    """Mean of z or h relative to its centre, from the sums of u or h."""
-    _, total, number = facts(sums, d)
-    return total / number.clamp(min=1) / (2 if name == "uu" else 1)

@@ -4,7 +4,8 @@ all      S = Σ x xᵀ in float64, whose eigenvalues are computed later, all of 
 dense    S in float32, its blocks on and above the diagonal; the device finds the leading modes by subspace iteration
 tracked  only S Q, with a basis Q of COLUMNS columns that follows the leading modes, so that a row costs d · COLUMNS
 
-A stream is u = z_a + z_b, v = z_a − z_b, or h. Σ x and the number of rows are summed as well, by columns of ones.
+A stream is u = z_a + z_b, v = z_a − z_b, or h, in float32 relative to a centre, and on a GPU in a unit (`frames`).
+Σ x and the number of rows are summed as well, in columns next to S.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from stairwise.monitor.products import add_square
 ALL, DENSE = 1024, 8192  # the largest d of the layouts "all" and "dense"
 KEPT = 128  # number of leading eigenvalues that are reported
 COLUMNS = 512  # columns of a tracked basis
-ONES = 8  # columns of ones next to the data; one is enough, but eight keep rows aligned, which is faster on GPUs
+ONES = 8  # columns next to S; one is enough, but eight keep rows aligned, which is faster on GPUs
 STREAMS = {"uu": "z", "vv": "z", "hh": "h"}  # sums, and what they are sums of
 AT_ONCE = 1024  # rows that are shifted at once, to save memory
 EXTRA = 3  # columns of a tracked sum after S Q: Σ x², Σ x and the number of rows
@@ -61,32 +62,49 @@ def empty(d: int, kind: str, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=precision(kind), device=device)
 
 
-def add(sums: Tensor, x: Tensor, weights: Tensor | None, rows: Tensor, keep: float, basis: Tensor | None) -> None:
-    """sums ← keep · sums + the sums of x; overwrites x, to save memory.
+def add(
+    sums: Tensor,
+    x: Tensor,
+    squares: Tensor,
+    weights: Tensor,
+    keep: float,
+    basis: Tensor | None = None,
+    unit: Tensor | None = None,
+) -> None:
+    """sums ← keep · sums + the sums of batches x / unit with their weights; overwrites x, to save memory.
 
     Arguments:
-        x: (rows, d); rows that do not count are zero.
-        weights: of the rows, (rows,); None if all are 1.
-        rows: sum of the weights of those that count.
+        x: (batches, rows, d); batches whose weight is zero are zero.
+        squares: Σ x² of each batch, (batches, d).
+        weights: of the batches, (batches,).
     """
-    total, d = x.sum(dim=0) if weights is None else weights @ x, x.shape[1]
-    if weights is not None:
-        x.mul_(weights.sqrt()[:, None])
+    d = x.shape[2]
+    rows, total, squares = weights.sum() * x.shape[1], _weighted(weights, x.sum(dim=1)), _weighted(weights, squares)
+    if unit is not None:
+        total, squares = total / unit, squares / unit.square()
+    if keep != 1:
+        x.mul_(weights.sqrt()[:, None, None])
+    x = x.flatten(0, 1)
     if basis is not None:
-        more = torch.stack([torch.linalg.vector_norm(x, dim=0).square(), total, rows.expand(d)], dim=1)
+        more = torch.stack([squares, total, rows.expand(d)], dim=1)
         sums.mul_(keep).add_(torch.cat([x.T @ (x @ basis), more], dim=1))
         return
     if x.dtype == torch.float64:
         sums[:d, :d].addmm_(x.T, x, beta=keep)
     else:
-        diagonal, squares = sums.diagonal()[:d], torch.linalg.vector_norm(x, dim=0).square_()
+        diagonal = sums.diagonal()[:d]
         exact = keep * diagonal + squares
-        add_square(sums[:d, :d], x, keep, squares.sum().sqrt())
+        add_square(sums[:d, :d], x, keep, unit)
         diagonal.copy_(exact)  # products may be rounded; the trace is not
     sums[:d, d:].mul_(keep).add_(total[:, None])
     sums[d:].mul_(keep)
     sums[d:, :d] += total
     sums[d:, d:] += rows
+
+
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """Σ w v over batches, (d,), of those with a weight; without matrix products, in which TF32 may be allowed."""
+    return torch.where(weights[:, None] > 0, weights[:, None] * values, 0.0).sum(dim=0)
 
 
 def count(sums: Tensor) -> Tensor:
@@ -117,6 +135,7 @@ def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]
             value = value.to(precision(kind))
             if kind == "dense":
                 value = mirrored(value)
+                out.setdefault(f"units.{STREAMS[key]}", value.new_ones(()))  # sums of older versions and CPUs have none
             if kind != "all":
                 out.setdefault(f"centres.{STREAMS[key]}", value.new_zeros(d))  # older sums have no centre
         out[name] = value
@@ -147,6 +166,12 @@ def shift(sums: Tensor, by: Tensor, basis: Tensor | None) -> None:
         sums[:, :COLUMNS].addr_(w, by @ basis).addr_(by, w @ basis)
         sums[:, COLUMNS] += 2 * by * w
         sums[:, COLUMNS + 1] += n * by
+
+
+def rescale(sums: Tensor, ratio: Tensor) -> None:
+    """Replace dense sums of x by those of ratio · x."""
+    sums[:-ONES].mul_(ratio)
+    sums[:, :-ONES].mul_(ratio)
 
 
 def _from_older(state: dict[str, Tensor]) -> dict[str, Tensor]:

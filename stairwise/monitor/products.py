@@ -12,6 +12,8 @@ from torch import Tensor
 
 BLOCKS, ROWS, ROWS_GPU = 8, 512, 1024  # number of row blocks, and the fewest rows per block
 UNIT = 2.0**-14  # scale of numbers between −1 and 1
+LARGEST = 2.0**15  # of numbers in float16
+TYPICAL = 2.0**-10  # size of numbers that may grow to LARGEST; what is smaller than 2^-15 of it is lost
 RETURNS_FLOAT32 = "dtype" in torch.ops.aten.mm.overloads()  # whether torch can multiply halves into float32 (2.8)
 
 
@@ -20,20 +22,20 @@ def uses_halves(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32 and RETURNS_FLOAT32
 
 
-def add_square(sums: Tensor, x: Tensor, keep: float, length: Tensor) -> None:
-    """sums ← keep · sums + xᵀx for rows x, (rows, d), in blocks on and above the diagonal; `length` is that of x."""
-    scale = None
-    if uses_halves(x):  # no entry is longer than x, so none overflows
-        scale = power_of_two(torch.maximum(length / 2**15, length / (8 * x.numel() ** 0.5)))
-        x = _halved(x, scale)
+def add_square(sums: Tensor, x: Tensor, keep: float, unit: Tensor | None) -> None:
+    """sums ← keep · sums + yᵀy for rows y = x / unit, (rows, d), in the blocks on and above the diagonal.
+
+    On a GPU y is rounded to float16, in which no entry may be larger than LARGEST.
+    """
+    halves = unit is not None and uses_halves(x)
+    if unit is not None:
+        x = _halved(x, unit) if halves else x / unit
     for start, end in _blocks(sums):
         into, left, right = sums[start:end, start:], x[:, start:end].T, x[:, start:]
-        if scale is None:
+        if halves:
+            _add_of_halves(into, left, right, keep)
+        else:
             into.addmm_(left, right, beta=keep)
-            continue
-        if keep != 1:
-            into.mul_(keep)
-        into.addcmul_(_of_halves(left, right), scale.square())
 
 
 class Symmetric:
@@ -128,6 +130,11 @@ def power_of_two(x: Tensor) -> Tensor:
 def _halved(x: Tensor, scale: Tensor | float) -> Tensor:
     """x / scale in float16, without a copy in float32."""
     return torch.mul(x, 1 / scale, out=torch.empty(x.shape, dtype=torch.float16, device=x.device))
+
+
+def _add_of_halves(into: Tensor, left: Tensor, right: Tensor, keep: float) -> None:
+    """into ← keep · into + left right, in float32, of matrices in float16; only on GPUs."""
+    torch.addmm(into, left, right, beta=keep, out_dtype=torch.float32, out=into)
 
 
 def _of_halves(left: Tensor, right: Tensor) -> Tensor:

@@ -98,15 +98,14 @@ class SpectrumMonitor:
         self._see(len(z_a))
 
     def add_batches(self, z: Tensor, h: Tensor | None = None) -> None:
-        """Add batches of N pairs, (batches, N, 2d), z_a next to z_b, and of h, (batches, 2N, …); overwrites both.
+        """Add batches of N pairs, (batches, N, 2d), z_a next to z_b, and of h, (batches, 2N, …).
 
-        The current stream waits until they have been read, and may then be used for others.
+        Their memory may be used again after `aside.wait`.
         """
         self.flush()
-        for name, rows in (("h", h), ("z", z)):
+        for name, rows in (("z", z), ("h", h)):
             if rows is not None:
                 self._sum(name, [rows])
-                self.aside.wait_for_reading()
         self._see(z.shape[0] * z.shape[1])
 
     def _see(self, pairs: int) -> None:
@@ -152,7 +151,7 @@ class SpectrumMonitor:
             self._sum(name, [rows[None] for rows in waiting])
 
     def _sum(self, name: str, parts: list[Tensor]) -> None:
-        """Add batches, (batches, rows, columns) in each part, to the sums; may overwrite a single part."""
+        """Add batches, (batches, rows, columns) in each part, to the sums."""
         device = parts[0].device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.aside.allowed = False
@@ -161,40 +160,34 @@ class SpectrumMonitor:
             batches = parts.pop() if len(parts) == 1 else torch.cat(parts)
             parts.clear()
             batches = batches.float() if kind != "all" and batches.dtype == torch.float64 else batches
-            if name == "z":
-                self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
-            # squares must be finite, too
-            finite = torch.isfinite(torch.linalg.vector_norm(batches, dim=(1, 2), dtype=moments.precision(kind)))
-            batches.masked_fill_(~finite[:, None, None], 0.0)
+            streams = self._streams(name, batches, kind)
+            squares = {key: torch.linalg.vector_norm(x, dim=1).square_() for key, x in streams.items()}
+            finite = self.frames.usable(name, next(iter(streams.values())), squares)
             pairs = batches.shape[1] if name == "z" else batches.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
             if name == "z":
+                self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
                 self.flaws = counted(self.flaws, finite)
                 self._add_statistics(batches, finite, keep, kind)
-            streams = self._streams(name, batches, finite, kind)
-            self.aside.has_read()
-            if kind == "tracked" and name not in self.frames.bases:
-                self.frames.bases[name] = first_basis(torch.cat([x.flatten(0, 1) for x in streams.values()]))
-            if self.normalized and name == "z" and kind == "all":
-                a, b = batches.double().chunk(2, dim=2)
-                self._accumulate("ab", cross_sums(a, b, ages(a, keep)), keep ** len(a))
             del batches
-            for stream in list(streams):
-                self._add(stream, streams.pop(stream), finite, keep)
+            for key in list(streams):
+                self._add(key, streams.pop(key), squares[key], finite, keep)
 
-    def _streams(self, name: str, batches: Tensor, finite: Tensor, kind: str) -> dict[str, Tensor]:
+    def _streams(self, name: str, batches: Tensor, kind: str) -> dict[str, Tensor]:
         """What is summed of batches: u and v, or h, (batches, rows, d) each.
 
         In float32 a large mean would hide the variance, so the centre is subtracted.
         """
         rows = batches.to(moments.precision(kind))
-        centre: Tensor | float = 0.0
-        if kind != "all":
-            centre = finite[:, None, None] * self.frames.centre(name, rows, finite)
+        centre = 0.0 if kind == "all" else self.frames.centre(name, rows)
         if name == "h":
-            return {"hh": rows - centre}
-        a, b = rows.chunk(2, dim=2)
-        return {"uu": (a + b).sub_(2 * centre), "vv": a - b}
+            streams = {"hh": rows - centre}
+        else:
+            a, b = rows.chunk(2, dim=2)
+            streams = {"uu": (a + b).sub_(2 * centre), "vv": a - b}
+        if kind == "tracked" and name not in self.frames.bases:
+            self.frames.bases[name] = first_basis(torch.cat([x.flatten(0, 1) for x in streams.values()]))
+        return streams
 
     def _add_statistics(self, batches: Tensor, finite: Tensor, keep: float, kind: str) -> None:
         """Add sums over directions and pairs; directions of large embeddings from the last batch only, to save time."""
@@ -202,6 +195,9 @@ class SpectrumMonitor:
         rows = batches[last:].to(moments.precision(kind))
         self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite[last:], keep, keep ** len(batches))
         self._add_sums("pairs", pair_sums(batches if kind != "all" else rows, full=kind == "all"), finite, keep)
+        if self.normalized and kind == "all":
+            a, b = torch.where(finite[:, None, None], rows, 0.0).chunk(2, dim=2)
+            self._accumulate("ab", cross_sums(a, b, ages(a, keep)), keep ** len(a))
 
     def attach(
         self,
@@ -316,7 +312,7 @@ class SpectrumMonitor:
         return None if self.flaws is None else self.flaws.device
 
     def _held(self) -> list[Tensor | None]:
-        parts = (self.sums, self.before, self.frames.centres, self.frames.bases)
+        parts = (self.sums, self.before, *self.frames.parts())
         return [self.flaws, self.sample, *(tensor for part in parts for tensor in part.values())]
 
     def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -332,7 +328,7 @@ class SpectrumMonitor:
         self.flush()
         self.aside.wait()
         flaws = {} if self.flaws is None else {"flaws": self.flaws, "seen": torch.tensor([self.seen])}
-        frames = {"tracked": self.frames.bases, "centres": self.frames.centres}
+        frames = {"tracked": self.frames.bases, "centres": self.frames.centres, "units": self.frames.units}
         parts = {"before": self.before, "bases": self.bases} | frames
         prefixed = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
         return dict(self.sums) | prefixed | flaws
@@ -344,9 +340,9 @@ class SpectrumMonitor:
         placed = {name: value.to(device, copy=True) for name, value in moments.continued(state, self.exact).items()}
         self.waiting, self.flaws = {"z": [], "h": []}, placed.pop("flaws", None)
         self.frames = Frames()
-        self.before, self.bases, self.frames.bases, self.frames.centres = (
+        self.before, self.bases, self.frames.bases, self.frames.centres, self.frames.units = (
             {name.removeprefix(part): placed.pop(name) for name in list(placed) if name.startswith(part)}
-            for part in ("before.", "bases.", "tracked.", "centres.")
+            for part in ("before.", "bases.", "tracked.", "centres.", "units.")
         )
         seen = placed.pop("seen", moments.count(placed["uu"]) if "uu" in placed else torch.tensor(0))  # older: none
         self.sums, self.seen = placed, int(seen)
@@ -382,19 +378,19 @@ class SpectrumMonitor:
         if known not in (None, a.shape[1]):
             raise InputError(f"{name}_a", f"must have {known} dimensions, as before", a.shape[1], "use a new monitor")
 
-    def _add(self, name: str, x: Tensor, finite: Tensor, keep: float) -> None:
+    def _add(self, name: str, x: Tensor, squares: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums of each finite batch x in turn, (batches, rows, d)."""
-        basis = self.frames.bases.get(moments.STREAMS[name])
+        stream = moments.STREAMS[name]
         if name not in self.sums:
             kind = moments.layout(x.shape[2], self.exact)
             self.sums[name] = moments.empty(x.shape[2], kind, x.device)
         if self.sums[name].device != x.device:  # it was read from a checkpoint
             self.sums[name] = self.sums[name].to(x.device)
-        if basis is not None and basis.device != x.device:
-            basis = self.frames.bases[moments.STREAMS[name]] = basis.to(x.device)
-        weights = ages(x, keep) * finite
-        each = None if keep == 1 else weights[:, None].expand(-1, x.shape[1]).flatten()
-        moments.add(self.sums[name], x.flatten(0, 1), each, weights.sum() * x.shape[1], keep ** len(x), basis)
+        for part in (self.frames.bases, self.frames.units):
+            part |= {key: tensor.to(x.device) for key, tensor in part.items() if key == stream}
+        basis, unit = (part.get(stream) for part in (self.frames.bases, self.frames.units))
+        x.masked_fill_(~finite[:, None, None], 0.0)
+        moments.add(self.sums[name], x, squares, ages(x, keep) * finite, keep ** len(x), basis, unit)
 
     def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float, decay: float | None = None) -> None:
         """Add the sums found in each finite batch in turn, (batches, number of sums); `decay`: weight of older sums."""

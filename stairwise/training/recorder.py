@@ -18,24 +18,27 @@ from stairwise.runs.record import Record
 from stairwise.runs.writer import BackgroundWriter
 from stairwise.training.objective import Embedded
 
-SHELF_BYTES = 120e6  # memory of embeddings that wait to be summed
+SHELF_BYTES = 135e6  # memory of embeddings that wait to be summed
 AXES = {"z": 2, "h": 1}  # along which both views lie on a shelf: z_a next to z_b, and h_b below h_a
 
 
 class Shelf:
     """Embeddings of a few steps, in memory that a CUDA graph can write to; they are summed together later.
 
+    It has two halves: one is filled while the other one is summed.
+
     Attributes:
-        rows: batches by name, (places, …).
+        rows: batches by name, (2 places, …).
         place: the next free one, on the device; a graph advances it.
-        filled: number of batches that the host knows of.
+        half: the one that is filled, 0 or 1.
+        filled: number of batches in it that the host knows of.
         earlier: batches of a checkpoint, until the first new one shows whether they have its size and precision.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.rows: dict[str, Tensor] = {}
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
-        self.filled = 0
+        self.half, self.filled = 0, 0
         self.earlier: dict[str, Tensor] = {}
 
     def put(self, **views: tuple[Tensor, Tensor]) -> None:
@@ -45,13 +48,13 @@ class Shelf:
         for name, pair in views.items():
             for part, x in zip(self.rows[name].chunk(2, dim=AXES[name]), pair, strict=True):
                 part.index_copy_(0, self.place, x[None])
-        self.place.add_(1).remainder_(len(self.rows["z"]))
+        self.place.add_(1)
 
     def _begin(self, batches: dict[str, Tensor]) -> None:
         """Make room for batches like these, and place those of a checkpoint there, if they are alike."""
         largest = max(1, *(x.nbytes for x in batches.values()))
-        places = max(1, min(AT_ONCE, int(SHELF_BYTES // largest)))
-        self.rows = {name: x.new_zeros(places, *x.shape) for name, x in batches.items()}
+        places = max(1, min(AT_ONCE, int(SHELF_BYTES / 2 // largest)))
+        self.rows = {name: x.new_zeros(2 * places, *x.shape) for name, x in batches.items()}
         kinds = [
             {name: (rows.shape[1:], rows.dtype) for name, rows in held.items()} for held in (self.rows, self.earlier)
         ]
@@ -63,18 +66,25 @@ class Shelf:
             self.earlier = {}
 
     def full(self) -> bool:
-        return self.filled >= len(self.rows["z"])
+        return self.filled >= len(self.rows["z"]) // 2
+
+    def held(self) -> dict[str, Tensor]:
+        """All batches that it holds."""
+        if not self.filled:
+            return {}
+        first = self.half * (len(self.rows["z"]) // 2)
+        return {name: rows[first : first + self.filled] for name, rows in self.rows.items()}
 
     def emptied(self) -> dict[str, Tensor]:
-        """All batches that it holds; they are overwritten by the next ones."""
-        filled, self.filled = self.filled, 0
-        self.place.zero_()
-        return {name: rows[:filled] for name, rows in self.rows.items()} if filled else {}
+        """All batches that it holds, and go on with the other half."""
+        held = self.held()
+        self.half, self.filled = 1 - self.half, 0
+        self.place.fill_(self.half * (len(self.rows["z"]) // 2))
+        return held
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
-        held = {name: rows[: self.filled] for name, rows in self.rows.items()} if self.filled else self.earlier
-        return {f"shelf.{name}": rows for name, rows in held.items()}
+        return {f"shelf.{name}": rows for name, rows in (self.held() or self.earlier).items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.earlier = {name: rows.to(self.place.device, copy=True) for name, rows in state.items()}
@@ -122,13 +132,17 @@ class Recorder:
         self.shelf.filled += 1
         self._sum_earlier()
         if self.shelf.full():
-            self.monitor.add_batches(**self.shelf.emptied())
+            self._empty_shelf()
 
     def flush(self) -> None:
         """Sum all embeddings that have been measured."""
         self._sum_earlier()
         if self.shelf.filled:
-            self.monitor.add_batches(**self.shelf.emptied())
+            self._empty_shelf()
+
+    def _empty_shelf(self) -> None:
+        self.monitor.aside.wait()  # the other half, which is filled next, must have been summed
+        self.monitor.add_batches(**self.shelf.emptied())
 
     def _sum_earlier(self) -> None:
         """Sum embeddings of a checkpoint that do not fit on the shelf."""

@@ -20,7 +20,9 @@ def layout(request, monkeypatch):
     """Both layouts for embeddings of a few hundred dimensions; dense also with products of halves, as on a GPU."""
     if request.param == "halves":
         monkeypatch.setattr(products, "uses_halves", lambda x: x.dtype == torch.float32)
+        monkeypatch.setattr("stairwise.monitor.frames.uses_halves", lambda x: x.dtype == torch.float32)
         monkeypatch.setattr(products, "_of_halves", lambda left, right: left.float() @ right.float())
+        monkeypatch.setattr(products, "_add_of_halves", _add)
     monkeypatch.setattr(products, "ROWS", 64)
     monkeypatch.setattr(moments, "ALL", 64)
     monkeypatch.setattr(moments, "AT_ONCE", 128)
@@ -32,6 +34,10 @@ def layout(request, monkeypatch):
         monkeypatch.setattr(f"{module}.COLUMNS", 96)
     monkeypatch.setattr(moments, "DENSE", 64 if request.param == "tracked" else 8192)
     return request.param
+
+
+def _add(into, left, right, keep):
+    into.addmm_(left.float(), right.float(), beta=keep)
 
 
 def embeddings(n, d=300, seed=0, turn=0.0, mean=0.5):

@@ -53,7 +53,7 @@ def test_batches_of_another_size_or_precision_are_taken_over(before, n, dtype):
 
 
 def test_large_representations_take_few_places(monkeypatch):
-    monkeypatch.setattr(recorder, "WAITING_BYTES", 1000)
+    monkeypatch.setattr(recorder, "SHELF_BYTES", 2000)
     shelf = recorder.Shelf(CPU)
-    shelf.put(z=torch.zeros(2, 2), h=torch.zeros(4, 30))  # 480 bytes of h
-    assert {name: len(rows) for name, rows in shelf.rows.items()} == {"z": 2, "h": 2}
+    shelf.put(z=(torch.zeros(2, 1), torch.zeros(2, 1)), h=(torch.zeros(2, 30), torch.zeros(2, 30)))  # 480 bytes of h
+    assert {name: len(rows) for name, rows in shelf.rows.items()} == {"z": 4, "h": 4}  # two per half
