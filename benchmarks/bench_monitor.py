@@ -18,6 +18,7 @@ seconds from the last step to the last record. The last line is JSON with the co
 import argparse
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -91,8 +92,8 @@ class Loop:
         self.optimizer.step()
 
 
-def recorded(device, folder, measure, size, d, batch):
-    """The step of `Trainer` as a CUDA graph; with `measure`, updated in each step and decomposed every 50 steps."""
+def recorded(device, folder, size, d, batch):
+    """The step of one `Trainer` as a CUDA graph, without and with the monitor, which makes a record every 50 steps."""
     pixels = Path(folder) / "images.npy"
     np.save(pixels, np.random.default_rng(0).integers(0, 255, (512, size, size, 3), dtype=np.uint8))
     recipe = Recipe(
@@ -105,13 +106,13 @@ def recorded(device, folder, measure, size, d, batch):
     x_a, x_b = trainer.material.pairs.fixed(torch.arange(batch))
     done = [0]
 
-    def step():
-        trainer.take_step(x_a, x_b, measure=measure)
+    def watched():
+        trainer.take_step(x_a, x_b, measure=True)
         done[0] += 1
-        if measure and done[0] % EVERY == 0:
+        if done[0] % EVERY == 0:
             trainer.recorder.write(Record(step=done[0], t=0.0), spectrum=True)
 
-    return step
+    return partial(trainer.take_step, x_a, x_b, measure=False), watched
 
 
 def peak_memory(d, batch, features=2048):
@@ -142,7 +143,7 @@ def measured(device, d, options):
             loops = [Loop(device, watched, a, size, d, options.width, batch) for watched in (False, True)]
             pairs["hooks"] = [loop.step for loop in loops]
         if device.type == "cuda" and options.only != "hooks":
-            pairs["graph"] = [recorded(device, folder, m, size, d, batch) for folder, m in ((a, False), (b, True))]
+            pairs["graph"] = recorded(device, b, size, d, batch)
         for name, (plain, watched) in pairs.items():
             alone, with_it, cost = in_turns(plain, watched, options.steps, options.rounds, device)
             print(

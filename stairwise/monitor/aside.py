@@ -45,7 +45,7 @@ class Aside:
 
     def wait(self) -> None:
         """Let the current stream wait for the work, not the host; before tensors are used that the work uses, too."""
-        if self.done is not None and self.stream is not None:
+        if self.allowed and self.done is not None and self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_event(self.done)
 
 

@@ -23,7 +23,8 @@ class Frames:
         self.centres: dict[str, Tensor] = {}
         self.bases: dict[str, Tensor] = {}
         self.units: dict[str, Tensor] = {}  # powers of two, (); the size of what is summed is about TYPICAL units
-        self.next_centres: dict[str, Tensor] = {}  # on which processes have agreed
+        self.longest: dict[str, Tensor] = {}  # length of the longest finite batch of this window
+        self.next_centres: dict[str, Tensor] = {}  # known before the window ends
         self.next_units: dict[str, Tensor] = {}
         self.next_bases: dict[str, Tensor] = {}
         self.shared: set[str] = set()  # those that are the same in all processes
@@ -50,10 +51,14 @@ class Frames:
         finite = torch.isfinite(lengths).all(dim=0)
         if not uses_halves(x) or name in self.bases or layout(x.shape[2]) == "tracked":
             return finite
+        lengths = torch.where(finite, lengths, 0.0)
         if name not in self.units:
-            mean = torch.where(finite, lengths[0], 0.0).square().sum() / (finite.sum() * x[0].numel()).clamp(min=1)
+            mean = lengths[0].square().sum() / (finite.sum() * x[0].numel()).clamp(min=1)
             self.units[name] = power_of_two(mean.sqrt()) / TYPICAL
+        if name not in self.longest:
+            self.longest[name] = torch.zeros_like(lengths[0, 0])
         self.units[name] = self.units[name].to(x.device)
+        self.longest[name].copy_(torch.maximum(self.longest[name], lengths.max()))
         return finite & (lengths <= LARGEST * self.units[name]).all(dim=0)
 
     def adapted(self, name: str, sums: Tensor, to: "Frames") -> Tensor:
@@ -108,6 +113,9 @@ class Frames:
         """Let all processes choose the next frame, from the joint sums, which only the first one may have."""
         for stream in sorted(self.centres):
             name = sums_of(stream, joint)[0]
+            if stream in self.units:
+                longest = self.longest.setdefault(stream, torch.zeros_like(self.units[stream]))
+                dist.all_reduce(longest, dist.ReduceOp.MAX)
             self.next_centres[stream], unit = self._following(name, joint[name])
             dist.broadcast(self.next_centres[stream], 0)
             if unit is not None:
@@ -115,6 +123,13 @@ class Frames:
                 self.next_units[stream] = unit
             if stream in self.bases:  # their sums are known to all
                 self.next_bases[stream] = turned(self.bases[stream], joint[name])
+
+    def foresee(self, sums: Sums) -> None:
+        """Choose the next centre and unit now, because the sums are about to be overwritten."""
+        for stream in self.centres.keys() - self.shared:
+            for name in sums_of(stream, sums)[:1]:
+                self.next_centres[stream], unit = self._following(name, sums[name])
+                self.next_units |= {} if unit is None else {stream: unit}
 
     def turn(self, sums: Sums, *more: Sums, keep: bool = False) -> None:
         """Let bases follow what was summed; `keep`: express all sums in the new bases.
@@ -140,7 +155,7 @@ class Frames:
             unit = self.next_units.pop(stream, None)
             if to is None and names and stream not in self.shared:
                 to, unit = self._following(names[0], sums[names[0]])
-            if to is None:
+            if to is None:  # processes have not agreed on one
                 continue
             to = torch.where(torch.isfinite(to).all(), to, centre)
             with plain_products(centre.device):
@@ -151,6 +166,8 @@ class Frames:
             centre.copy_(to)
             if unit is not None:
                 self.units[stream].copy_(unit)
+            if stream in self.longest:
+                self.longest[stream].zero_()
 
     def _following(self, name: str, sums: Tensor) -> tuple[Tensor, Tensor | None]:
         """The centre and the unit that sums of u or h suggest; as they were, if there are none."""
@@ -163,7 +180,9 @@ class Frames:
             return centre + mean / scale, None
         size = (squares / n - mean.square()).clamp(min=0).mean().sqrt()
         following = torch.where((size > 0) & torch.isfinite(size), unit * power_of_two(size) / TYPICAL, unit)
-        return centre + unit * mean / scale, following
+        longest = self.longest.get(stream, torch.zeros_like(unit)).to(unit.device)
+        left_out = longest > LARGEST * unit  # a usual batch has a length of about one unit
+        return centre + unit * mean / scale, torch.where(left_out, power_of_two(longest), following)
 
 
 def sums_of(stream: str, sums: Sums) -> list[str]:

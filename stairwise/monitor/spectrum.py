@@ -292,6 +292,8 @@ class SpectrumMonitor:
         with self.aside.work(self._device(), self._held()):
             if joint:
                 self.frames.share(self.sums, self.before)
+            elif spent:
+                self.frames.foresee(self.sums)
             values = self._joint(self._total()) if joint else dict(self._total())
             flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
             mine = not joint or rank() == 0

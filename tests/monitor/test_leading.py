@@ -484,3 +484,33 @@ def test_two_processes_are_one(of_two, kind, rel, case):
         for name in ("eigenvalues", "covariance"):
             assert found[name][:24] == pytest.approx(getattr(values, name)[:24], rel=rel), name
         assert found["variance"] == pytest.approx(values.variance, rel=1e-5)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.1, 300.0])
+def test_sums_that_are_spent(layout, factor):
+    """Records that overwrite the sums they reset are those of monitors that keep them, while z grows or shrinks."""
+    kept, spent = sw.SpectrumMonitor(), sw.SpectrumMonitor()
+    for record in range(4):
+        a, b = (factor**record * z for z in embeddings(600, seed=record, mean=0.05))
+        found = []
+        for monitor in (kept, spent):
+            for pair in batches(a, b):
+                monitor.update(*pair, *pair)
+            found.append(decompose(monitor.copies(spent=monitor is spent).arrays()))
+            monitor.reset()
+        agrees(found[1], a, b, rel=1e-4 if layout != "tracked" else 0.03)
+        for name in ("eigenvalues", "covariance", "hidden", "variance"):
+            assert np.array_equal(getattr(found[0], name), getattr(found[1], name)), name
+
+
+def test_embeddings_that_grow_too_much_from_one_record_to_the_next(layout):
+    """Half precision on a GPU bounds it; batches that cannot be summed are counted, and the next record has all."""
+    a, b = embeddings(400)
+    monitor = filled(a, b)
+    for skipped in (8, 8):  # all of the first record with them, none of the next
+        monitor.copies(spent=True)
+        monitor.reset()
+        for pair in batches(1e6 * a, 1e6 * b):
+            monitor.update(*pair)
+        assert monitor.flaws[1] == (skipped if layout == "halves" else 0)
+    assert round(monitor.compute().samples) == 400
