@@ -51,20 +51,17 @@ def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Te
     last = torch.stack([_start(bases.get(name), like) for name in names])  # all at once: small products are slow
     for _ in range(passes):
         last = _orthonormal(image(last, False), last)
-    images = image(last, True)
-    bases |= {name: basis.clone() for name, basis in zip(names, _orthonormal(images, last), strict=True)}
-    spans, products = [last], [images]
+    bases |= {name: basis.clone() for name, basis in zip(names, last, strict=True)}
+    spans, products = [last], [image(last, True)]
     for _ in range(BLOCKS - 1):
-        last = _orthonormal(_without(spans, images), last)
-        images = image(last, True)
-        spans, products = [*spans, last], [*products, images]
-    both = (torch.cat(blocks, dim=2) for blocks in (spans, products))
-    return {name: _small(p.double(), Ap.double()) for name, p, Ap in zip(names, *both, strict=True)}
-
-
-def _small(p: Tensor, image: Tensor) -> Tensor:
-    """Pᵀ P and Pᵀ A P."""
-    return torch.stack([p.T @ p, _symmetric(p.T @ image)])
+        last = _orthonormal(_without(spans, products[-1]), last)
+        spans.append(last)
+        products.append(image(last, True))
+    found = {}
+    for i, name in enumerate(names):
+        p, Ap = (torch.cat([block[i] for block in blocks], dim=1).double() for blocks in (spans, products))
+        found[name] = torch.stack([p.T @ p, _symmetric(p.T @ Ap)])
+    return found
 
 
 def _start(known: Tensor | None, like: Tensor) -> Tensor:
@@ -117,9 +114,9 @@ def _orthonormal(products: Tensor, bases: Tensor) -> Tensor:
     factors = torch.linalg.cholesky_ex(overlaps).L
     identity = torch.eye(factors.shape[1], dtype=factors.dtype, device=factors.device)
     columns = columns @ torch.linalg.solve_triangular(factors, identity.expand_as(factors), upper=False).mT
-    found = nn.functional.normalize(columns, dim=1, eps=TINY).to(bases.dtype)
-    usable = torch.isfinite(found).all(dim=1, keepdim=True) & (found != 0).any(dim=1, keepdim=True)
-    return representable(torch.where(usable, found, bases))
+    lengths = torch.linalg.vector_norm(columns, dim=1, keepdim=True)
+    usable = torch.isfinite(lengths) & (lengths > TINY)
+    return representable(torch.where(usable, columns.div_(lengths).to(bases.dtype), bases))
 
 
 def _without(spans: list[Tensor], columns: Tensor) -> Tensor:

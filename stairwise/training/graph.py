@@ -12,6 +12,7 @@ from torch import Tensor
 from stairwise.checks import InputError
 
 WARM = 3  # number of ordinary calls on a side stream before recording
+FIRST = -1  # priority of recorded work: what the monitor does beside it takes only what is left of the GPU
 Pair = tuple[Tensor, Tensor]
 
 
@@ -19,7 +20,7 @@ def on_two_streams(first: Callable[[], Any], second: Callable[[], Any]) -> tuple
     """Both results; inside a recording they are computed in parallel, which is faster for many small kernels."""
     if not torch.cuda.is_current_stream_capturing():
         return first(), second()
-    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream(priority=FIRST)
     side.wait_stream(here)
     with torch.cuda.stream(side):
         a = first()
@@ -35,7 +36,7 @@ def in_parallel(calls: Sequence[Callable[[], None]]) -> None:
             call()
         return
     here = torch.cuda.current_stream()
-    sides = [torch.cuda.Stream() for _ in calls[1:]]
+    sides = [torch.cuda.Stream(priority=FIRST) for _ in calls[1:]]
     for side in sides:
         side.wait_stream(here)
     for side, call in zip(sides, calls[1:], strict=True):
@@ -87,6 +88,7 @@ class Recorded:
         self.calls: dict[tuple[Any, ...], int] = {}
         self.inputs: dict[tuple[torch.Size, ...], tuple[Tensor, ...]] = {}
         self.side = torch.cuda.Stream()
+        self.capture = torch.cuda.Stream(priority=FIRST)
 
     def __call__(self, *tensors: Tensor, **options: Any) -> Any:
         shapes = tuple(x.shape for x in tensors)
@@ -119,7 +121,7 @@ class Recorded:
         pool = next(iter(self.recordings.values()))[0].pool() if self.recordings else None
         try:
             # thread_local, because threads that load images may pin memory at the same time
-            recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+            recording = torch.cuda.graph(graph, pool, self.capture, capture_error_mode="thread_local")
             with _no_collection(), recording, warnings.catch_warnings():
                 # gradients of passes on two streams are summed on one stream, as intended
                 warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
