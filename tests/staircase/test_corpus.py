@@ -4,12 +4,13 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from benchmarks.corpus import page
-from benchmarks.corpus.images import closeups
+from benchmarks.corpus.images import Source, closeups, smaller
 from benchmarks.corpus.make import OWN, settings, train
 from benchmarks.corpus.score import (
     LAST,
@@ -185,6 +186,15 @@ def test_closeups_are_squares_of_the_photographs():
     for square, k in zip(cut["pixels"], cut["labels"], strict=True):
         windows = np.lib.stride_tricks.sliding_window_view(pixels[k], (3, 3), axis=(0, 1)).transpose(0, 1, 3, 4, 2)
         assert (windows == square).all(axis=(2, 3, 4)).sum() == 1
+
+
+def test_details_stored_smaller_are_what_networks_see(tmp_path):
+    pixels, files = np.random.default_rng(0).integers(256, size=(6, 32, 32, 3)).astype(np.uint8), {}
+    for side, stored in ((32, pixels), (8, smaller(pixels, 8))):
+        files[side] = tmp_path / f"{side}.npz"
+        np.savez(files[side], pixels=stored, labels=np.arange(6))
+    whole, small = (Source("closeups", 8, 0, {"closeups": path}, "cpu", torch.Generator()).x for path in files.values())
+    torch.testing.assert_close(small, whole, rtol=0, atol=1e-5)
 
 
 def test_a_table_without_a_place_is_an_error():
