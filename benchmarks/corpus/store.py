@@ -60,6 +60,15 @@ def pack(folder: Path, target: Path) -> None:
     np.savez_compressed(target, **arrays)
 
 
+def thin(source: Path, target: Path, every: int) -> None:
+    """Some runs of a file, chosen at random: one of so many."""
+    with np.load(source) as stored:
+        names = [key.removesuffix("/settings") for key in stored.files if key.endswith("/settings")]
+        chosen = sorted(np.random.default_rng(0).permutation(len(names))[::every])
+        keys = [f"{names[k]}/{kind}" for k in chosen for kind in ("settings", "scalars", "lam")]
+        np.savez_compressed(target, **{key: stored[key] for key in keys})
+
+
 def read(path: Path) -> list[CorpusRun]:
     """All runs of a file."""
     runs = []
