@@ -103,9 +103,12 @@ def test_a_part_is_judged_once_and_stored(tmp_path, monkeypatch, capsys):
         np.savez(folder / f"run{k}.npz", settings=np.array(json.dumps(run.settings)), lam=run.lam, **run.scalars)
     np.savez(folder / "run9.part.npz", nothing=0)  # a run that was interrupted
     pack(folder, part)
+    (folder / "run5.npz").replace(tmp_path / "run5.npz")
+    some = tmp_path / "some.npz"  # packed twice, and once without the last run
+    pack(folder, some)
     monkeypatch.setattr(page, "WORDS", tmp_path / "words.npz")
     monkeypatch.setattr(judge, "STORED", tmp_path)
-    monkeypatch.setattr("sys.argv", ["judge", str(part), "--workers", "1"])
+    monkeypatch.setattr("sys.argv", ["judge", str(some), str(part), "--workers", "1"])
     page.save_words({"tenth": [["waiting"] * 60, []]})
     judge.main()
     assert "- healthy runs accused of collapse, at most 1 %: met" in capsys.readouterr().out
