@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from stairwise.checks import InputError, as_numpy
-from stairwise.kernel.arrays import Matrix, like, namespace
+from stairwise.kernel.arrays import Matrix, like, namespace, on_gpu
 from stairwise.kernel.operators import AbstractPairs
 from stairwise.kernel.solution import (
     UNCERTAIN,
@@ -22,6 +23,7 @@ from stairwise.progress import Progress, silent
 CONFIRM = 4  # number of steps with an extra random block before the modes are accepted
 EXPECTED = 7  # products per mode, for the progress
 LOOSE = 1e-3  # residual allowed for spare modes; the error of γ is its square
+AT_REST = 1e-4  # largest residual of modes whose γ does not change any more
 STALLED = 12  # looks without a residual half as large, after which nothing is expected any more
 
 
@@ -57,7 +59,7 @@ def krylov(
         ended = new.shape[1] == 0
         if not ended and not watch.due(space.size):
             continue
-        found = space.ritz(aim)
+        found = space.ritz(aim, found.theta)
         if watch.finished(found, space.size):
             break
         if not found.done and space.size + 2 * aim.block > aim.most:
@@ -80,15 +82,17 @@ class _Aim:
         k: modes that must reach `tol`.
         tol: their residual.
         block: columns per step.
+        pause: columns between two looks at Ritz pairs.
         limit: residual of each wanted mode, those beyond k are spare.
         most: columns of the basis before a restart.
         first: columns of the basis at which Ritz pairs are first computed.
-        noise: rounding error of θ relative to the largest one.
+        noise: rounding error of θ relative to the largest one, with a margin.
     """
 
     k: int
     tol: float
     block: int
+    pause: int
     limit: np.ndarray
     most: int
     first: int
@@ -96,16 +100,19 @@ class _Aim:
 
     @classmethod
     def of(cls, pairs: AbstractPairs, k: int, spare: int, tol: float) -> "_Aim":
-        block = min(pairs.size, max(4, k // (2 if pairs.reads_much else 5)))
-        wanted = min(pairs.size, k + spare)
-        most = min(pairs.size, max(8 * k, 60, 6 * wanted))
+        block, looks = max(4, k // (2 if pairs.reads_much else 5)), 2
+        if pairs.free_columns:  # few steps: they take longer than looking
+            block, looks = max(block, min(pairs.free_columns, 16 * -(-k // 16))), 1
+        block, wanted = min(pairs.size, block), min(pairs.size, k + spare)
+        most = min(pairs.size, max(8 * k, 60, 6 * wanted, 8 * block))
         limit = np.where(np.arange(wanted) < k, tol, max(tol, LOOSE))
-        return cls(k, tol, block, limit, most, min(max(4 * k, wanted), most), UNCERTAIN * pairs.eps)
+        first = min(max(4 * k, wanted), most)
+        return cls(k, tol, block, looks * block, limit, most, first, UNCERTAIN * pairs.eps)
 
 
 @dataclass(frozen=True, eq=False)
 class _Ritz:
-    """Ritz pairs, θ descending: a = basis y, its image K̃ a, P K̃ a − θ a, and errors that are to fall below `allowed`."""
+    """Ritz pairs, θ descending: a = basis y, its image K̃ a, P K̃ a − θ a, and errors that must fall below `allowed`."""
 
     theta: np.ndarray
     y: Matrix  # all of them, not only those that are wanted
@@ -147,7 +154,7 @@ class _Watch:
     stalled: int = 0
 
     def due(self, size: int) -> bool:
-        pause = 2 * self.aim.block if self.settled is None else CONFIRM * self.aim.block
+        pause = self.aim.pause if self.settled is None else CONFIRM * self.aim.block
         return size >= self.aim.first and size - self.looked >= pause
 
     def finished(self, found: _Ritz, size: int) -> bool:
@@ -205,8 +212,12 @@ class _Space:
         self.basis, self.image = join([self.basis, new], 1), join([self.image, image], 1)
         return self.outside(swapped)
 
-    def ritz(self, aim: _Aim) -> _Ritz:
-        """The wanted Ritz pairs and their errors, residuals relative to θ."""
+    def ritz(self, aim: _Aim, before: np.ndarray) -> _Ritz:
+        """The wanted Ritz pairs and their errors, residuals relative to θ; `before`: θ of the last look.
+
+        Rounding of K̃ is amplified in directions where K̃ is small, which the last step of the solver removes. So pairs
+        whose θ rests may have a larger residual.
+        """
         theta, y = _rayleigh_ritz(self.h, self.metric, self.pairs, self.image, aim.k)
         theta, here, xp = theta[: len(aim.limit)], y[:, : len(aim.limit)], namespace(y)
         a, image = self.basis @ here, self.image @ here
@@ -214,7 +225,11 @@ class _Space:
         norms = as_numpy(xp.sqrt((residual * residual).sum(0) / xp.clip((a * a).sum(0), 1e-300, None)))
         noise, limit = aim.noise * np.abs(theta).max(initial=0.0), aim.limit[: len(theta)]
         errors = np.where(theta > noise, norms / np.maximum(theta, 1e-300), 0.0)  # smaller γ are rejected later
-        allowed = np.maximum(limit, 2 * noise / np.maximum(theta, 1e-300))
+        rounding = noise / np.maximum(theta, 1e-300)
+        allowed = np.maximum(limit, 2 * rounding)
+        if len(before) == len(theta):
+            resting = np.abs(theta - before) <= noise / UNCERTAIN
+            allowed = np.where(resting, np.maximum(allowed, np.minimum(60 * rounding, AT_REST)), allowed)
         return _Ritz(theta, y, a, image, residual, errors, allowed, errors / limit)
 
     def restart(self, found: _Ritz, aim: _Aim) -> int:
@@ -246,10 +261,18 @@ def _solution(pairs: AbstractPairs, aim: _Aim, found: _Ritz, products: int) -> S
 
 def _random_blocks(pairs: AbstractPairs, columns: int, seed: int) -> Callable[[], Matrix]:
     """A function that draws blocks in the range of P K̃, because its null space would stay in the basis forever."""
-    rng = np.random.default_rng(seed)
+    shape, x = (pairs.size, columns), pairs.seed_like
+    numbers: Callable[[], Matrix]
+    if on_gpu(x):
+        torch = namespace(x)
+        generator = torch.Generator(x.device).manual_seed(seed)
+        numbers = partial(torch.randn, shape, generator=generator, device=x.device, dtype=torch.float64)
+    else:
+        rng = np.random.default_rng(seed)
+        numbers = lambda: like(rng.standard_normal(shape), x)  # noqa: E731
 
     def draw() -> Matrix:
-        return pairs.swap(pairs.matmul(like(rng.standard_normal((pairs.size, columns)), pairs.seed_like)))
+        return pairs.swap(pairs.matmul(numbers()))
 
     return draw
 
@@ -270,9 +293,7 @@ def _bordered(corner: Matrix, side: Matrix, end: Matrix) -> Matrix:
     return join([join([corner, side], 1), join([side.T, end], 1)])
 
 
-def _rayleigh_ritz(
-    h: Matrix, metric: Matrix, pairs: AbstractPairs, image: Matrix, k: int
-) -> tuple[np.ndarray, Matrix]:
+def _rayleigh_ritz(h: Matrix, metric: Matrix, pairs: AbstractPairs, image: Matrix, k: int) -> tuple[np.ndarray, Matrix]:
     """θ descending and y with h y = θ metric y, yᵀ metric y = 1, where the metric is above rounding error.
 
     Computed from h, the smallest value θ_k has a relative error of eps (θ_1/θ_k)². If that is too large, θ are computed
@@ -305,16 +326,41 @@ def _eigh(matrix: Matrix) -> tuple[np.ndarray, Matrix]:
 
 def _orthonormal_to(basis: Matrix, block: Matrix) -> Matrix:
     """An orthonormal basis of the part of `block` outside `basis`."""
-    xp = namespace(basis)
     block = _normalized(block)
     block = block - basis @ (basis.T @ block)
-    block, r = xp.linalg.qr(block)
-    strength = as_numpy(abs(xp.diagonal(r)))
+    block, strength = _orthonormal(block)
     if (strength <= 1e-12).any():  # rounding error of directions already in the basis
         block = block[:, _indices(np.flatnonzero(strength > 1e-12), basis)]
     if strength.min(initial=1.0) < 0.1:  # large cancellation, so orthogonalize again
-        block, _ = xp.linalg.qr(block - basis @ (basis.T @ block))
+        block, _ = _orthonormal(block - basis @ (basis.T @ block))
     return block[:, : basis.shape[0] - basis.shape[1]]
+
+
+def _orthonormal(block: Matrix) -> tuple[Matrix, np.ndarray]:
+    """Q and |diag R| of block = Q R."""
+    xp = namespace(block)
+    if on_gpu(block):
+        found = _cholesky_qr(block)
+        if found is not None:
+            return found
+    q, r = xp.linalg.qr(block)
+    return q, as_numpy(abs(xp.diagonal(r)))
+
+
+def _cholesky_qr(block: Matrix) -> tuple[Matrix, np.ndarray] | None:
+    """Q and diag R from two Cholesky factorizations of Gram matrices; None if the columns are too dependent for it.
+
+    On a GPU products are fast, and Householder's reflections of few long columns are not.
+    """
+    torch, strength = namespace(block), np.ones(block.shape[1])
+    factor = eye = torch.eye(block.shape[1], dtype=block.dtype, device=block.device)
+    for _ in range(2):
+        factor, failed = torch.linalg.cholesky_ex(block.T @ block, upper=True)
+        if bool(failed):
+            return None
+        block = block @ torch.linalg.solve_triangular(factor, eye, upper=True)
+        strength = strength * as_numpy(factor.diagonal())
+    return (block, strength) if bool((abs(factor - eye) < 1e-3).all()) else None
 
 
 def _normalized(block: Matrix) -> Matrix:
