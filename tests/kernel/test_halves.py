@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from stairwise.kernel import halves, kernels
+from stairwise.kernel import halves, kernels, maps, sums
+from stairwise.kernel.arrays import stack
+from stairwise.kernel.estimator import KernelSSL
 from stairwise.kernel.krylov import _cholesky_qr, krylov
 from stairwise.kernel.operators import Blocks
 from stairwise.kernel.tiles import TilePairs
@@ -61,3 +63,29 @@ def test_wide_blocks_find_the_same_modes():
     np.testing.assert_allclose(found.eigenvalues, expected.eigenvalues, rtol=2e-6)
     assert found.trusted
     assert found.more is not None
+
+
+@pytest.mark.parametrize("modalities", [1, 2])
+def test_modes_of_sums_on_the_device(modalities, monkeypatch):
+    """Γ is decomposed where the sums are; on a CPU it goes through `Correlation`."""
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((200, 6))
+    x_a, x_b = (torch.tensor(base + 0.2 * rng.standard_normal(base.shape)) for _ in "ab")
+    kernel = "rbf" if modalities == 1 else ("rbf", "laplace")
+    est = KernelSSL(4, kernel=kernel, method="nystroem", n_features=50)
+    expected = est.fit(x_a, X_b=x_b).eigenvalues_, est.transform(x_a)
+    monkeypatch.setattr(sums, "on_gpu", lambda x: True)
+    found = est.fit(x_a, X_b=x_b).eigenvalues_, est.transform(x_a)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-10)
+    torch.testing.assert_close(*found[1:], *expected[1:], rtol=0, atol=1e-8)
+
+
+def test_both_ways_to_whiten_landmarks():
+    """Cholesky's factor if no direction is lost, and eigenvectors otherwise, are the same features up to a rotation."""
+    x = np.random.default_rng(0).standard_normal((40, 5))
+    for points in (x, torch.tensor(x)):
+        K = kernels.rbf(0.3)(points, points)
+        factor = maps._inverse_factor(K)
+        np.testing.assert_allclose(np.asarray(factor @ factor.T @ K), np.eye(40), atol=1e-8)
+        twice = stack([points, points])
+        assert maps._inverse_factor(kernels.rbf(0.3)(twice, twice)) is None
