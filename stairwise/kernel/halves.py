@@ -62,25 +62,31 @@ def _half(values: Tensor) -> Tensor:
     return room[:, :columns].copy_(values)
 
 
-def product_of_halves(left: Halves, right: Halves) -> Tensor:
-    """left right in float64 with 22 bits of each factor; left has a scale per row."""
-    rows = len(left.high)
-    both = long_product(torch.cat([left.high, left.low]), right.high)
-    low = both[rows:].add_(long_product(left.high, right.low))
-    return both[:rows].add_(low, alpha=1 / SHIFT).div_(left.scale * right.scale)
+def add_product(out: Tensor, left: Halves, right: Halves) -> None:
+    """Add left right to `out` in float64, with 22 bits of each factor; rows are not divided by the scale of left."""
+    rows, both = len(left.high), torch.cat([left.high, left.low])
+    for at in _pieces(left.high.shape[1]):
+        total = _in_pieces(both, right.high, at)  # a few short sums, so float32 is enough to combine them
+        low = total[:, rows:].add_(_in_pieces(left.high, right.low, at))
+        out.add_(total[:, :rows].add_(low, alpha=1 / SHIFT).sum(0, dtype=torch.float64), alpha=1 / float(right.scale))
 
 
 def long_product(left: Tensor, right: Tensor) -> Tensor:
     """left right in float64, where at most PIECE terms are added up in float32."""
-    terms = left.shape[1]
+    sums = [_in_pieces(left, right, at).sum(0, dtype=torch.float64) for at in _pieces(left.shape[1])]
+    return sums[0] if len(sums) == 1 else sums[0].add_(sums[1])
+
+
+def _pieces(terms: int) -> list[slice]:
+    """As many pieces as fit, and the rest."""
     whole = terms - terms % PIECE
-    total = torch.zeros(left.shape[0], right.shape[1], dtype=torch.float64, device=left.device)
-    if whole:
-        pieces = left[:, :whole].unflatten(1, (-1, PIECE)).movedim(1, 0), right[:whole].unflatten(0, (-1, PIECE))
-        total += _products(*pieces).sum(0, dtype=torch.float64)
-    if whole < terms:
-        total += _products(left[None, :, whole:], right[None, whole:])[0]
-    return total
+    return [at for at in (slice(0, whole), slice(whole, terms)) if at.stop > at.start]
+
+
+def _in_pieces(left: Tensor, right: Tensor, at: slice) -> Tensor:
+    """Products of the columns and rows `at`, (pieces, rows, columns) in float32."""
+    length = min(PIECE, at.stop - at.start)
+    return _products(left[:, at].unflatten(1, (-1, length)).movedim(1, 0), right[at].unflatten(0, (-1, length)))
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:

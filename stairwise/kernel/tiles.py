@@ -51,7 +51,7 @@ class TilePairs(AbstractPairs):
         memory: bytes for the tiles of this process; those that do not fit are recomputed in each product.
         share, shares: this process has every tile of share `share` of `shares`; products are then sums over them.
         progress: is told how many tiles stand.
-        halves: whether tiles in memory are pairs of half-precision numbers (22 bits, `halves.py`); by default those of
+        halves: whether tiles are pairs of half-precision numbers (22 bits, `halves.py`); by default those of
             float32 on a GPU, whose tensor cores multiply them.
     """
 
@@ -91,8 +91,7 @@ class TilePairs(AbstractPairs):
         total, done = sum(tile.area for tile in kept), 0
         for tile in kept:
             self.progress(done, total, f"{len(kept)} of {len(self.tiles)} tiles are kept in memory")
-            values = self._computed(tile)
-            self._values[tile] = _halves().halved(values) if self.halves else values
+            self._values[tile] = self._computed(tile)
             done += tile.area
 
     @property
@@ -100,36 +99,40 @@ class TilePairs(AbstractPairs):
         """Whether all tiles are in memory."""
         return len(self._values) == len(self.tiles)
 
-    def _computed(self, tile: Tile) -> Matrix:
+    def _computed(self, tile: Tile) -> Any:
         rows = self.blocks.parts[tile.part][tile.start : tile.end]
-        return self.blocks.block(rows, tile.part, tile.other, slice(tile.first, None))
+        values = self.blocks.block(rows, tile.part, tile.other, slice(tile.first, None))
+        return _halves().halved(values) if self.halves else values
 
     def matmul(self, block: Matrix) -> Matrix:
         """K̃ times a block, or the part of it that this process's tiles give."""
-        columns, N = block.shape[1], len(block)
-        out = namespace(block).zeros_like(block).reshape(columns, N)  # BLAS is faster with the block on the left
-        left = block.T, _halves().halved_rows(block.T.contiguous()) if self.halves else None
+        out = namespace(block).zeros_like(block).reshape(block.shape[1], self.size)
+        left = block.T  # BLAS is faster this way round
+        if self.halves:
+            left = _halves().halved_rows(left.contiguous())
         for tile in self.tiles:
             values = self._values[tile] if tile in self._values else self._computed(tile)
             rows = slice(tile.row, tile.row + tile.end - tile.start)
-            out[:, rows] += _times(left, slice(tile.column, tile.column + tile.width), values.T)
+            self._add(out[:, rows], left[:, tile.column : tile.column + tile.width], values.T)
             if tile.width > tile.square:  # below the diagonal, K̃ is the transpose
                 below = slice(tile.column + tile.square, tile.column + tile.width)
-                out[:, below] += _times(left, rows, values[:, tile.square :])
+                self._add(out[:, below], left[:, rows], values[:, tile.square :])
+        if self.halves:
+            out /= left.scale
         return out.T.contiguous() if is_tensor(out) else np.ascontiguousarray(out.T)
+
+    def _add(self, out: Matrix, left: Any, values: Any) -> None:
+        """Add left values to `out`."""
+        if self.halves:
+            _halves().add_product(out, left, values)
+        else:
+            out += times_float64(left, values)
 
 
 def _halves() -> ModuleType:
     from stairwise.kernel import halves  # needs torch
 
     return halves
-
-
-def _times(left: tuple[Matrix, Any], at: slice, values: Any) -> Matrix:
-    """The columns `at` of a transposed block, in float64 and as halves, times values of either kind."""
-    if left[1] is None or is_tensor(values):  # or tiles that are computed again
-        return times_float64(left[0][:, at], values)
-    return _halves().product_of_halves(left[1][:, at], values)
 
 
 def layout(blocks: Blocks, height: int) -> Iterator[Tile]:
