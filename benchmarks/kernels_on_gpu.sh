@@ -3,7 +3,7 @@
 #
 #     sh benchmarks/kernels_on_gpu.sh OUT [IMAGES.npz]
 #
-# A part that fails or takes too long does not stop the others. Results are JSON in OUT, with a log beside each.
+# A part that fails or takes too long does not stop the others. Results are JSON in OUT, beside a log.
 # IMAGES.npz: images with labels and a test set, as benchmarks/race reads them; without it the probes are left out.
 # PYTHON: the interpreter. SCALE, CONV, PROBES: options instead of those below, for a try on a CPU.
 set -u
@@ -19,10 +19,11 @@ mkdir -p "$out"
 part() {  # name, seconds, command
     name=$1; limit=$2; shift 2
     begun=$(date +%s)
-    timeout "$limit" "$@" >"$out/$name.log" 2>&1
+    echo "== $name" >>"$out/log.txt"
+    timeout "$limit" "$@" >>"$out/log.txt" 2>&1
     code=$?
+    tail -n 12 "$out/log.txt"
     echo "$name: exit $code after $(($(date +%s) - begun)) s" | tee -a "$out/times.txt"
-    tail -n 12 "$out/$name.log"
 }
 
 # shellcheck disable=SC2086  # options are words
@@ -32,7 +33,7 @@ part() {  # name, seconds, command
     part conv 120 $python -m benchmarks.bench_conv_kernel $conv --out "$out/conv.json"
     part fit 60 $python -m benchmarks.bench_scale $scale --parts fit --out "$out/scale.jsonl"
     part peers 90 $python -m benchmarks.bench_scale $scale --parts peers --out "$out/scale.jsonl"
-    [ -n "$images" ] && part probes 170 $python -m benchmarks.bench_kernel_probes $probes --data-file "$images" --out "$out/probes.json"
+    if [ -n "$images" ]; then
+        part probes 170 $python -m benchmarks.bench_kernel_probes $probes --data-file "$images" --out "$out/probes.json"
+    fi
 }
-# kept small: the JSON is what counts
-cat "$out"/*.log >"$out/all.txt" && rm "$out"/*.log
