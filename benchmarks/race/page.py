@@ -149,7 +149,7 @@ def speedrun_table(runs: dict[str, Result]) -> str:
 
 def search_table(runs: dict[str, Result]) -> str:
     """The trials of the search, by the settings that not all of them share."""
-    trials = [(*name.split("/", 2), r) for name, r in runs.items() if name.startswith(("search ", "further "))]
+    trials = [(*name.split("/", 2), r) for name, r in runs.items() if name.startswith(("search ", "design "))]
     settings = [{"loss": Recipe().loss} | json.loads(text) for _, _, text, _ in trials]
     shared = {k: v for k, v in (settings[0] if settings else {}).items() if all(s.get(k) == v for s in settings)}
     rows = []
