@@ -246,9 +246,14 @@ class Searched:
         _, settings = self.state()
         if settings is None:
             return False
-        recipe = self.recipe(settings)
-        timed = replace(recipe, steps=steps_in(recipe, device, self.seconds))
-        _run_once("85", timed, self.key(settings), self.store, device, held_out=True, trial=True)
+        recipe, key = self.recipe(settings), self.key(settings)
+        try:
+            timed = replace(recipe, steps=steps_in(recipe, device, self.seconds))
+            _run_once("85", timed, key, self.store, device, held_out=True, trial=True)
+        except Exception as error:  # counts as diverged, so that the same command continues with the next trial
+            about = {"held_out": True, "diverged": True, "failed": repr(error)[:300], "views": 0, "alone": True}
+            self.store.add({"key": key, **about})
+            raise
         return True
 
     def fitted(self, goal: str, recipe: Recipe) -> Recipe:
@@ -279,6 +284,9 @@ def main() -> None:
         while in_time(options.seconds + 12) and searched.run_next(device):
             print(f"best so far: {searched.state()[0]}", flush=True)
         return
+    if options.best:
+        found, left = searched.state()
+        print(f"settings of {'a search' if left is None else 'an unfinished search'}: {found}", flush=True)
     for goal in options.goals:
         for seed in range(options.seeds):
             if in_time(30 if options.folder else GOALS[goal]["seconds"]):

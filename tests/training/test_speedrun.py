@@ -147,6 +147,20 @@ def test_a_search_trains_continues_and_its_best_is_run(tmp_path, monkeypatch):
     assert len({r["about"] for r in finals}) == 1
 
 
+def test_a_trial_that_fails_does_not_come_again(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    store = Store(tmp_path / "speedrun.jsonl")
+    searched = speedrun.Searched(store, 80, 1.0, {})
+    monkeypatch.setattr(speedrun, "steps_in", fails)
+    for count in (1, 2):
+        with pytest.raises(RuntimeError):
+            searched.run_next(device_for_runs("cpu"))
+        assert len(store.results()) == count
+    assert page.search_table(store.results()).count("diverged") == 2
+
+
 def test_a_paused_run_ends_like_one_without_pause(tmp_path, monkeypatch):
     monkeypatch.setattr(speedrun, "parts", lambda *_: {})
     monkeypatch.setattr(speedrun, "CHECK", 2)
