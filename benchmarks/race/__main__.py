@@ -2,7 +2,7 @@
 
     python -m benchmarks.race --plan                               what would be run, and how long it may take
     python -m benchmarks.race --minutes 9 --store FILE             run what comes next, stop in time
-    python -m benchmarks.race --queue --minutes 9                  run what queue.py still wants, beside the race itself
+    python -m benchmarks.race --queue --minutes 9                  run what left.py still wants, beside the race itself
     python -m benchmarks.race --merge FILE …                       take results of other machines into the store
 
 Every run is stored when it is done; the same command continues. `--data-file` reads images from files instead of the
@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks.race.entrants import LOSSES, METHODS, RACED
 from benchmarks.race.images import RaceImages, named_images, read_images
 from benchmarks.race.jobs import MUON_COST, OVERHEAD, STEPS_PER_SECOND, run_here, run_jobs, run_teams, seconds_of
+from benchmarks.race.left import queue
 from benchmarks.race.plan import Race, Rules
-from benchmarks.race.queue import queue
 from benchmarks.race.store import Store
 
 STORE = Path("docs/results/race.jsonl")
@@ -67,7 +67,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--plan", action="store_true", help="print the runs that come next and an estimate of their time"
     )
-    parser.add_argument("--queue", action="store_true", help="the parts of queue.py, one after the other")
+    parser.add_argument("--queue", action="store_true", help="the parts of left.py, one after the other")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run that would not end in this time")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once; their seconds are not compared")
     parser.add_argument("--team", type=int, default=1, help="runs at once in one graph; their seconds are not compared")

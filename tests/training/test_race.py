@@ -15,8 +15,8 @@ from benchmarks.race.__main__ import TINY, _name, _plan, _plan_of_queue
 from benchmarks.race.entrants import LOSSES, METHODS, RACED, RaceRun
 from benchmarks.race.images import read_images
 from benchmarks.race.jobs import run_here, run_jobs, run_teams
+from benchmarks.race.left import QUEUE, queue
 from benchmarks.race.plan import Race, Rules
-from benchmarks.race.queue import QUEUE, queue
 from benchmarks.race.single import checkpoints, race
 from benchmarks.race.store import Store
 from benchmarks.race.summary import at_equal_modes, groups, verdict
