@@ -47,7 +47,7 @@ JOINT = HEADS["joint"] | {"head_norm": True, "head_bias": False}
 START: Settings = JOINT | {"loss": "vicreg", "lr": 0.04, "batch": 256}
 ENGINES: dict[str, Settings] = {"plain": {}, "fused": {"encoder": "benchmarks.fused_norms:resnet18"}}
 FACTORS: tuple[tuple[Settings, ...], ...] = (  # the first level changes nothing
-    ({}, {"sizes": [[0.0, 24]]}, {"sizes": [[0.0, 24], [0.5, 32]]}, {"sizes": [[0.0, 20], [0.5, 28]]}),
+    ({}, {"sizes": [[0.0, 24], [0.5, 32]]}, {"sizes": [[0.0, 24], [0.75, 32]]}, {"sizes": [[0.0, 28]]}),
     ({}, {"views_per_image": 4}),
     ({}, {"hidden": [1024, 1024]}),
     ({}, {"lr": 0.025}),
