@@ -42,6 +42,7 @@ NOTHING = "*Not run yet.*"
 VIEWS = "simclr-small"
 MOST_LANDMARKS = 2000  # of the convolutional kernel
 WARM = 800  # images of a first call, which compiles; enough for tiles of full size
+SIDE = 40  # landmarks are a multiple of the side of these tiles, so that nothing is compiled again
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,13 @@ def conv_landmarks(kernel, sets, seconds, device):
     """Milliseconds per entry, measured after compiling, and the number of landmarks that `seconds` allow."""
     some = sets.a[: min(WARM, len(sets.a))]
     kernel(some, some.clone())
-    kernel(some[:560].double(), some[:560].double())  # compiles for the landmarks, which are in float64
     took, _ = timed(lambda: kernel(some, some.clone()), device)
     each = took / len(some) ** 2
     rows = 2 * len(sets.a) + len(sets.x) + len(sets.x_test)
-    return 1e3 * each, int(np.clip(seconds / (each * rows), 50, min(MOST_LANDMARKS, 2 * len(sets.a))))
+    count = int(np.clip(seconds / (each * rows), 50, min(MOST_LANDMARKS, 2 * len(sets.a))))
+    count -= count % SIDE if count > SIDE else 0
+    kernel(sets.a[:count].double(), sets.a[:count].double())  # warms up for the landmarks, which are in float64
+    return 1e3 * each, count
 
 
 def of_pixels(sets, sizes, device):
@@ -269,6 +272,9 @@ def main():
     parser.add_argument("--quick", action="store_true", help="few images, small networks, for a CPU")
     parser.add_argument("--seconds", type=float, default=90.0, help="of the convolutional kernel, about")
     parser.add_argument("--out", type=Path, help="write the JSON there")
+    for name in ("pairs", "few", "labelled", "test", "d", "width"):
+        parser.add_argument(f"--{name}", type=int, help="of `Sizes`")
+    parser.add_argument("--steps", type=int, help="of the training of the network")
     parser.add_argument("--page", action="store_true", help="write the table of the page from the stored JSON")
     options = parser.parse_args()
     if options.page:
@@ -284,7 +290,12 @@ def main():
         if options.out:
             options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
-    print(json.dumps(measure(images, QUICK if options.quick else Sizes(), options.seconds, device, keep)))
+    sizes = QUICK if options.quick else Sizes()
+    given = {name: getattr(options, name) for name in ("pairs", "few", "labelled", "test", "d", "width")}
+    sizes = replace(sizes, **{name: value for name, value in given.items() if value is not None})
+    if options.steps:
+        sizes = replace(sizes, tuned=(*sizes.tuned, ("steps", options.steps)))
+    print(json.dumps(measure(images, sizes, options.seconds, device, keep)))
 
 
 if __name__ == "__main__":

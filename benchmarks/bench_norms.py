@@ -1,6 +1,8 @@
 """Which batch norm is fastest for images of 32 px in half precision?
 
-    python -m benchmarks.bench_norms [--only native cudnn contiguous fused steps] [--seconds 0.3] [--out FILE.json]
+    python -m benchmarks.bench_norms [--only error native cudnn contiguous fused steps] [--out FILE.json]
+
+  error       largest relative error of a gradient of ResNet-18 with fused norms, against torch's, in float32
 
 Milliseconds of all 20 norms of ResNet-18 with their ReLUs, forward and backward, for one view of 256 images, as a CUDA
 graph:
@@ -10,7 +12,8 @@ graph:
   contiguous  native, in the order (N, C, H, W)
   fused       benchmarks/fused_norms.py: norm and ReLU in triton's kernels
   steps       views per second of whole steps (VICReg, Muon): as they are, with fused norms, and at 20 and 24 px;
-              compiled, with the passes of the two views one after the other and on two streams
+              with both views as one batch; compiled, with the passes of the two views one after the other and on two
+              streams
 
 The last line is JSON. Each part is measured in a process of its own, of 90 s at most, so that one that fails or hangs
 does not end the others.
@@ -46,6 +49,8 @@ STEPS: dict[str, dict[str, Any]] = {
     "plain 20 px": {"size": 20},
     "fused 24 px": FUSED | {"size": 24},
     "fused 20 px": FUSED | {"size": 20},
+    "fused, one batch": FUSED | {"together": True},
+    "fused 24 px, one batch": FUSED | {"size": 24, "together": True},
     "plain batch 512": {"batch": 512},
     "fused batch 512": FUSED | {"batch": 512},
     "compiled": {"compile": True},
@@ -84,6 +89,26 @@ def time_of_norms(kind: str, device: torch.device, seconds: float) -> float:
 
         total += count * 1e3 / rate(device, Recorded(both) if device.type == "cuda" else both, 1, seconds)
     return total
+
+
+def error_of_fused(device: torch.device) -> float:
+    """Largest relative error of the gradients of a network's parameters, against torch's norms."""
+    from benchmarks import fused_norms
+    from stairwise.nets import resnet
+
+    torch.manual_seed(0)
+    side, width = (24, 64) if device.type == "cuda" else (8, 2)
+    plain, other = (net("small", width).to(device) for net in (resnet.resnet18, fused_norms.resnet18))
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.add_(0.1 * p.std().nan_to_num(1.0) * torch.randn_like(p))  # norms and biases that differ by channel
+    other.load_state_dict(plain.state_dict())
+    x = torch.randn(64, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    for net in (plain, other):
+        h = net.train()(x)
+        (h * torch.linspace(-1, 1, h.numel(), device=device).view_as(h)).sum().backward()
+    pairs = zip(plain.parameters(), other.parameters(), strict=True)
+    return max(float((p.grad - q.grad).norm() / p.grad.norm()) for p, q in pairs if p.grad is not None)
 
 
 def embed_on_two_streams(objective: Any) -> Callable[..., tuple[Tensor, ...]]:
@@ -125,6 +150,9 @@ def part(name: str, seconds: float) -> float:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = device.type == "cuda"
     kind, _, what = name.partition(": ")
+    if kind == "error":
+        torch.backends.cudnn.allow_tf32 = False
+        return error_of_fused(device)
     return rate_of_steps(what, device, 5 * seconds) if kind == "steps" else time_of_norms(kind, device, seconds)
 
 
@@ -142,7 +170,7 @@ def measured(name: str, seconds: float) -> float | str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*NORMS, "steps", *STEPS], help="measure only these")
+    parser.add_argument("--only", nargs="+", choices=["error", *NORMS, "steps", *STEPS], help="measure only these")
     parser.add_argument("--seconds", type=float, default=0.3, help="per norm; steps take five times as long")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -150,13 +178,13 @@ def main() -> None:
     if options.part:
         print(part(options.part, options.seconds))
         return
-    wanted = options.only or [*NORMS, "steps"]
-    names = [name for name in NORMS if name in wanted]
+    wanted = options.only or ["error", *NORMS, "steps"]
+    names = [name for name in ("error", *NORMS) if name in wanted]
     names += [f"steps: {name}" for name in STEPS if name in wanted or "steps" in wanted]
     found: dict[str, float | str] = {}
     for name in names:
         found[name] = measured(name, options.seconds)
-        shown = found[name] if isinstance(found[name], str) else f"{found[name]:,.3f}"
+        shown = found[name] if isinstance(found[name], str) else f"{found[name]:,.6g}"
         print(f"{name:<32}{shown}", flush=True)
         if options.out:  # what was measured stays if the rest is killed
             options.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -25,9 +25,9 @@ from torch import nn
 from torch.func import functional_call, grad, jacrev, vmap
 
 from benchmarks.clock import timed
+from stairwise.kernel.precision import float32_products
 from stairwise.nets.encoder import build_encoder
 from stairwise.ntk.empirical import empirical_ntk
-from stairwise.ntk.state import float32_products
 
 AIM = 1e-4  # largest |ΔK_ij| / √(K_ii K_jj)
 

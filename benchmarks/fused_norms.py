@@ -48,7 +48,7 @@ def _added(partial, chunks, C, channel, which, P: tl.constexpr):
     return tl.sum(tl.load(partial + (2 * chunk[:, None] + which) * C + channel[None, :], mask=inside, other=0.0), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])  # compiled once for all sizes
 def _averages(partial, saved, mean_, var_, M, C, chunks, eps, momentum, P: tl.constexpr, BC: tl.constexpr):
     """Mean and 1 / standard deviation from the sums, and new running averages."""
     channel = tl.program_id(0) * BC + tl.arange(0, BC)
@@ -109,7 +109,7 @@ def _gradient_sums(
     tl.store(partial + (2 * chunk + 1) * C + channel, tl.sum(product, 0), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])  # compiled once for all sizes
 def _parameter_gradients(partial, sums, C, chunks, P: tl.constexpr, BC: tl.constexpr):
     """Gradients of bias and weight."""
     channel = tl.program_id(0) * BC + tl.arange(0, BC)

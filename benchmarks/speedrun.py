@@ -1,16 +1,15 @@
 """How fast does a ResNet-18 reach 85, 90 and 92 % on CIFAR-10 without labels, by logistic regression on one view?
 
     python -m benchmarks.speedrun [--goals 85 90 92] [--seeds 3] [--data-file FILE …] [--out FILE.jsonl]
-    python -m benchmarks.speedrun --search --seconds 45                 to choose settings: see speedrun_search.py
-    python -m benchmarks.speedrun --best --goals 85                     with the settings that a search has chosen
-    python -m benchmarks.speedrun --search --seconds 120                for longer runs, from the best of the search at
-    python -m benchmarks.speedrun --best --seconds 120 --goals 90 92    45 s; and with the settings that this has chosen
-    python -m benchmarks.speedrun --goals 85 --held-out --set lr=0.04   one setting by hand
+    python -m benchmarks.speedrun --search --seconds 20 --engine fused   to choose settings: see speedrun_search.py
+    python -m benchmarks.speedrun --best --seconds 20 --engine fused     with the settings that this search has chosen
+    python -m benchmarks.speedrun --goals 85 --held-out --set lr=0.04    one setting by hand
 
-The recipes are in benchmarks/speedrun.toml. With `--held-out` or `--search` a run does not see the last tenth of the
-training images and is judged on it (the later changes of a search on all training images, by probes that have not seen
-their labels), and the test images are not loaded; this is how settings are chosen. Every result is one line of `--out`;
-a run that is there already is not repeated.
+The recipes are in benchmarks/speedrun.toml; with `--best` a goal changes the chosen settings by its `longer` only. With
+`--held-out` or `--search` a run does not see the last tenth of the training images and is judged on it (a search on all
+training images, by probes that have not seen their labels), and the test images are not loaded; this is how settings
+are chosen. Every result is one line of `--out`; a run that is there already is not repeated. Probes see images as they
+are, 32 px; accuracies with images enlarged for the probe are noted beside that and decide nothing.
 
 The time of a run begins when the images are in the memory of the host and ends with the last step. It includes building
 the network, choosing algorithms, compiling and recording, and excludes the probe. Every run has a process of its own,
@@ -42,8 +41,9 @@ from benchmarks.race.images import RaceImages, named_images, read_images
 from benchmarks.race.single import CHECK, WARM, device_for_runs, free_memory
 from benchmarks.race.store import Result, Store
 from benchmarks.speedrun_search import (
-    MARGIN,
-    SHORT,
+    ENGINES,
+    OTHER_SIZES,
+    START,
     Settings,
     accuracy,
     folded_accuracy,
@@ -62,7 +62,6 @@ from stairwise.training.recipe import Recipe
 GOALS = tomllib.loads((Path(__file__).parent / "speedrun.toml").read_text())
 STORE = Path("docs/results/speedrun.jsonl")
 STRETCHES = "stretches.json"
-BRIEF = 45.0  # seconds of a trial
 COMMON: dict[str, Any] = {
     **{"views": "barlow-small", "encoder": "resnet18", "encoder_options": {"stem": "small"}, "schedule": "cosine"},
     **{"optimizer": "muon", "momentum": 0.95, "warmup_epochs": 1.0, "final_lr": 0.0},
@@ -72,7 +71,7 @@ COMMON: dict[str, Any] = {
 
 def recipe_of(goal: str, seed: int, held_out: bool, changes: Settings, chosen: Settings | None = None) -> Recipe:
     """The recipe of a goal, or with settings that were chosen instead of it."""
-    settings = COMMON | (chosen or GOALS[goal]["recipe"])
+    settings = COMMON | (chosen | GOALS[goal].get("longer", {}) if chosen else GOALS[goal]["recipe"])
     settings |= {"seed": seed, "data": "race-tune" if held_out else "race-final"}
     return Recipe().with_settings(settings).with_settings(changes)
 
@@ -118,8 +117,13 @@ def stretches(folder: Path, before: int) -> list[Stretch]:
     return [stretch for stretch in found if stretch.last <= before]
 
 
-def speedrun(goal: str, recipe: Recipe, device: torch.device, pause: Pause | None = None) -> Result | None:
-    """Train, probe, and take the time, that of loading checkpoints and recording anew included; None after a pause."""
+def speedrun(
+    goal: str, recipe: Recipe, device: torch.device, pause: Pause | None = None, trial: bool = False
+) -> Result | None:
+    """Train, probe, and take the time, that of loading checkpoints and recording anew included; None after a pause.
+
+    `trial`: only the probes that a search is judged by.
+    """
     began = ready = perf_counter()
     trainer = Trainer(recipe, pause.folder if pause else Path("unused"), device)
     if pause:
@@ -149,7 +153,8 @@ def speedrun(goal: str, recipe: Recipe, device: torch.device, pause: Pause | Non
     trainer.seconds += done - began
     parted.append(Stretch(first, trainer.step_number, ready - began, done - ready))
     result = described(goal, trainer, parted)
-    result |= {} if result["diverged"] else measured(trainer, device)
+    if not result["diverged"]:
+        result |= judged(trainer) if trial else measured(trainer, device)
     trainer.close()
     return result
 
@@ -176,10 +181,29 @@ def measured(trainer: Trainer, device: torch.device) -> Result:
     result: Result = {name.removesuffix("_tuned"): value for name, value in scores.items()}
     spectrum = held_out_spectra(trainer.network, trainer.recipe, trainer.material)["held_covariance"]
     result["rank"] = round(float(effective_rank(spectrum)), 2)
-    if trainer.recipe.data == "race-tune":
-        result["folded"] = round(folded_accuracy(trainer), 5)
+    if trainer.recipe.data == "race-final":
+        result["enlarged"] = enlarged(trainer)
     sync(device)
     return result | {"probe": round(perf_counter() - began, 2), "parts_ms": parts(trainer, device)}
+
+
+def enlarged(trainer: Trainer, sides: tuple[int, ...] = (36, 40)) -> dict[str, float]:
+    """Accuracies of the logistic probe if images are enlarged for it."""
+    recipe, material = replace(trainer.recipe, probes=["logistic_tuned"]), trainer.material
+    found = {}
+    for side in sides:
+        pairs = material.pairs.copy()
+        pairs.size = side
+        found[str(side)] = probe_accuracies(trainer.network, recipe, replace(material, pairs=pairs))["logistic_tuned"]
+    return found
+
+
+def judged(trainer: Trainer) -> Result:
+    """What a trial of a search is judged by, and accuracies of images of other sizes."""
+    began = perf_counter()
+    result: Result = {"folded": round(folded_accuracy(trainer), 5)}
+    result["sized"] = {str(side): round(folded_accuracy(trainer, side, folds=1), 5) for side in (0, *OTHER_SIZES)}
+    return result | {"probe": round(perf_counter() - began, 2)}
 
 
 def parts(trainer: Trainer, device: torch.device, seconds: float = 0.5) -> dict[str, float]:
@@ -200,44 +224,36 @@ def parts(trainer: Trainer, device: torch.device, seconds: float = 0.5) -> dict[
 
 
 class Searched:
-    """The search in a store: trials of so many seconds on so many images.
+    """The search in a store: trials of so many seconds on so many images, with an engine."""
 
-    A search of more than SHORT seconds begins with the best of the one of BRIEF seconds.
-    """
-
-    def __init__(self, store: Store, training: int, seconds: float, changes: Settings) -> None:
+    def __init__(self, store: Store, training: int, seconds: float, changes: Settings, engine: str = "plain") -> None:
         self.store, self.training, self.seconds, self.changes = store, training, seconds, changes
+        self.start = START | ENGINES[engine]
 
     def recipe(self, settings: Settings) -> Recipe:
         return without_steps(recipe_of("85", 0, True, self.changes, settings))
 
-    def key(self, stage: str, settings: Settings) -> str:
-        return key_of(f"{stage} {self.seconds:g} s", self.recipe(settings), self.training)
+    def key(self, settings: Settings) -> str:
+        return key_of(f"design {self.seconds:g} s", self.recipe(settings), self.training)
 
-    def state(self) -> tuple[Settings, Settings | None, str]:
-        """The best settings so far, those to try next, and the stage of the search."""
+    def state(self) -> tuple[Settings, Settings | None]:
+        """The best settings so far, and those to try next."""
         results = self.store.results()
-        if self.seconds > SHORT:
-            best, further = Searched(self.store, self.training, BRIEF, self.changes).state()[0], speedrun_search.LONGER
-        else:
-            best, following = next_trial(lambda settings: accuracy(results, self.key("search", settings)))
-            if following is not None:
-                return best, following, "search"
-            further = speedrun_search.FURTHER
-
-        def score(settings: Settings) -> float | None:
-            return accuracy(results, self.key("further", settings), "folded")
-
-        return *next_trial(score, best, further, MARGIN), "further"
+        return next_trial(lambda settings: accuracy(results, self.key(settings)), self.start)
 
     def run_next(self, device: torch.device) -> bool:
         """Run the next trial; False if there is none."""
-        _, settings, stage = self.state()
+        _, settings = self.state()
         if settings is None:
             return False
-        recipe = self.recipe(settings)
-        timed = replace(recipe, steps=steps_in(recipe, device, self.seconds))
-        _run_once("85", timed, self.key(stage, settings), self.store, device, held_out=True)
+        recipe, key = self.recipe(settings), self.key(settings)
+        try:
+            timed = replace(recipe, steps=steps_in(recipe, device, self.seconds))
+            _run_once("85", timed, key, self.store, device, held_out=True, trial=True)
+        except Exception as error:  # counts as diverged, so that the same command continues with the next trial
+            about = {"held_out": True, "diverged": True, "failed": repr(error)[:300], "views": 0, "alone": True}
+            self.store.add({"key": key, **about})
+            raise
         return True
 
     def fitted(self, goal: str, recipe: Recipe) -> Recipe:
@@ -261,13 +277,16 @@ def main() -> None:
 
     images, store = _images(options), Store(options.out)
     changes = dict(text.split("=", 1) for text in options.set)
-    searched = Searched(store, images.training, options.seconds, changes)
+    searched = Searched(store, images.training, options.seconds, changes, options.engine)
     if options.search:
         images.offer()
         device = device_for_runs("auto")
-        while in_time(1.2 * options.seconds + 12) and searched.run_next(device):
+        while in_time(options.seconds + 12) and searched.run_next(device):
             print(f"best so far: {searched.state()[0]}", flush=True)
         return
+    if options.best:
+        found, left = searched.state()
+        print(f"settings of {'a search' if left is None else 'an unfinished search'}: {found}", flush=True)
     for goal in options.goals:
         for seed in range(options.seeds):
             if in_time(30 if options.folder else GOALS[goal]["seconds"]):
@@ -318,11 +337,12 @@ def _run_once(
     about: str = "",
     pause: Pause | None = None,
     cold: bool = False,
+    trial: bool = False,
 ) -> None:
     """Run and store, unless it has been run; `cold`: it is the first run of its process."""
     if key in store.results():
         return
-    found = speedrun(goal, recipe, device, pause.of(key) if pause else None)
+    found = speedrun(goal, recipe, device, pause.of(key) if pause else None, trial)
     free_memory(device)
     if found is None:
         return
@@ -337,7 +357,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--goals", nargs="+", default=list(GOALS), choices=list(GOALS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--search", action="store_true", help="choose settings on held-out training images")
-    parser.add_argument("--seconds", type=float, default=BRIEF, help="of a trial of the search")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a trial of the search")
+    parser.add_argument("--engine", default="plain", choices=list(ENGINES), help="how batch norms are computed")
     parser.add_argument("--best", action="store_true", help="use the settings that the search has chosen")
     parser.add_argument("--held-out", action="store_true", help="judge on held-out training images, to choose settings")
     parser.add_argument(

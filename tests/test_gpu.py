@@ -557,3 +557,48 @@ def test_kernels_of_many_points_are_those_of_the_cpu(settings):
         z = found.transform(x_a)
         assert isinstance(z, np.ndarray)
         np.testing.assert_allclose(np.abs(z), np.abs(expected.transform(x_a)), atol=100 * off)
+
+
+def test_modes_of_many_points_on_the_gpu_are_those_of_float64():
+    """Tiles as halves and as plain float32, in long sums, with wide blocks; TF32 of the caller is not used."""
+    from stairwise.kernel.kernels import rbf
+    from stairwise.kernel.operators import Blocks
+    from stairwise.kernel.solvers import solve
+    from stairwise.kernel.tiles import TilePairs
+
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(3000, 40, generator=generator, dtype=torch.float64) * torch.arange(1, 41) ** -0.6
+    x_a, x_b = (base + 0.3 * torch.randn(base.shape, generator=generator, dtype=torch.float64) for _ in "ab")
+    exact = sw.KernelSSL(20, kernel=rbf(0.1), method="exact", solver="krylov").fit(x_a, X_b=x_b)
+    parts = tuple(x.to("cuda", torch.float32) for x in (x_a, x_b))
+    for halves in (True, False):
+        pairs = TilePairs(Blocks(parts, (rbf(0.1),) * 2, True, "float32"), memory=80_000_000, halves=halves)
+        assert pairs.stored
+        found = solve(pairs, 20, "krylov", spare=20)
+        np.testing.assert_allclose(found.eigenvalues, exact.eigenvalues_, rtol=1e-5)
+        assert found.trusted
+        block = torch.randn(6000, 7, generator=generator, dtype=torch.float64).cuda()
+        dense = Blocks(parts, (rbf(0.1),) * 2, True, "float32").matrix().double()
+        torch.testing.assert_close(pairs.matmul(block), dense @ block, rtol=0, atol=1e-3)
+    torch.set_float32_matmul_precision("high")
+    try:
+        est = sw.KernelSSL(20, kernel=rbf(0.1), dtype="float32", memory=80_000_000).fit(*parts[:1], X_b=parts[1])
+        assert est._model.operator().halves
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    np.testing.assert_allclose(est.eigenvalues_, exact.eigenvalues_, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", ("rbf", "laplace")], ids=str)
+def test_landmarks_and_sums_stay_on_the_gpu(kernel):
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((400, 8))
+    x_a, x_b = (torch.tensor(base + 0.2 * rng.standard_normal(base.shape)) for _ in "ab")
+    settings = {"kernel": kernel, "method": "nystroem", "n_features": 100}
+    expected = sw.KernelSSL(6, **settings).fit(x_a, X_b=x_b)
+    found = sw.KernelSSL(6, **settings).fit(x_a.cuda(), X_b=x_b.cuda())
+    np.testing.assert_allclose(found.eigenvalues_, expected.eigenvalues_, rtol=1e-9)
+    z = found.transform(x_b.cuda(), view="b")
+    assert z.is_cuda
+    torch.testing.assert_close(z.cpu(), expected.transform(x_b, view="b"), rtol=0, atol=1e-6)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.corpus.score [tenth | ninth | … | first]
 
-Prints, for a part of the corpus (by default the last one; of the tenth, the quarter whose curves are stored): the
+Prints, for a part of the corpus (by default the last one; from the tenth on, the quarter whose curves are stored): the
 confusion matrix, the shares that are promised with 95 % binomial intervals, stricter shares, false alarms per run, and
 the delay until a fault is named; one line of JSON last.
 """
@@ -22,10 +22,11 @@ from benchmarks.corpus.truth import LATE, Truth, truth
 from stairwise.staircase.advice import STATES, Judge
 
 STORED = Path(__file__).parents[2] / "docs" / "results"
-NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-LAST = NAMES[-1]
-PARTS = {name: STORED / f"corpus_{name}.npz" for name in NAMES}
-TRUTHS = {"tenth": STORED / "corpus_tenth_truth.npz"}  # of parts whose curves are not all stored
+NAMES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh")
+PARTS = {name: path for name in NAMES if (path := STORED / f"corpus_{name}.npz").exists()}
+LAST = list(PARTS)[-1]
+# of parts whose curves are not all stored
+TRUTHS = {name: path for name in PARTS if (path := STORED / f"corpus_{name}_truth.npz").exists()}
 BAD = ("collapsing", "collapsed")
 MOSTLY = 0.9  # share of the later records at which a collapse must be named to count as kept
 SOON = 0.1  # share of the run within which a collapse must be named, and after which "cannot tell yet" is wrong
@@ -93,10 +94,15 @@ def replay(run: CorpusRun) -> list[str]:
 def score(
     runs: Sequence[CorpusRun], said: Iterable[Sequence[str]] | None = None, truths: Iterable[Truth] | None = None
 ) -> Score:
-    """Counts over runs; `said` is what is said at each record of each run, and `truths` what is true, if known."""
+    """Counts over runs; `said` is what is said at each record of each run, and `truths` what is true, if known.
+
+    Runs of which it is not known what is said do not count.
+    """
     total = Score()
     said = map(replay, runs) if said is None else said
     for run, words, known in zip(runs, said, map(truth, runs) if truths is None else truths, strict=True):
+        if not words:
+            continue
         total.kinds[known.kind] += 1
         before = {name: (getattr(total, name).hits, getattr(total, name).total) for name in total.by_run}
         count_records(total, known, words)
@@ -194,26 +200,31 @@ STRICTER = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", default=LAST, choices=PARTS)
-    parser.add_argument("--file", type=Path, help="another file of runs")
-    choice = parser.parse_args()
-    total = score(read(choice.file or PARTS[choice.part]))
+def show(total: Score) -> None:
+    """Print all counts."""
     print(table(total))
     print(f"\nruns: {', '.join(f'{v} {k}' for k, v in total.kinds.most_common())}")
     for label, name in (PROMISES | STRICTER).items():
         print(f"{label:54} {getattr(total, name)}")
-    late = np.array(total.delays)
-    most = np.quantile(late, 0.95)
-    print(f"delay until a collapse is named: median {np.median(late):.0f}, 95 % within {most:.0f} records")
-    print(f"false alarms per healthy run: {np.mean(total.alarms):.3f} records")
+    if total.delays:
+        middle, most = np.quantile(total.delays, [0.5, 0.95])
+        print(f"delay until a collapse is named: median {middle:.0f}, 95 % within {most:.0f} records")
+    if total.alarms:
+        print(f"false alarms per healthy run: {np.mean(total.alarms):.3f} records")
     print(*total.notes, sep="\n")
     print(
         json.dumps(
             {name: [getattr(total, name).hits, getattr(total, name).total] for name in (PROMISES | STRICTER).values()}
         )
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", default=LAST, choices=PARTS)
+    parser.add_argument("--file", type=Path, help="another file of runs")
+    choice = parser.parse_args()
+    show(score(read(choice.file or PARTS[choice.part])))
 
 
 if __name__ == "__main__":

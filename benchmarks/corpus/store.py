@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,18 @@ def pack(folder: Path, target: Path) -> None:
                 arrays[f"{path.stem}/scalars"] = np.array([stored[key] for key in SCALARS], dtype=np.float32)
             arrays[f"{path.stem}/lam"] = coded(stored["lam"])
     np.savez_compressed(target, **arrays)
+
+
+def thin(sources: Sequence[Path], target: Path, every: int) -> None:
+    """Some runs of all files, chosen at random: one of so many."""
+    arrays: dict[str, np.ndarray] = {}
+    for source in sources:
+        with np.load(source) as stored:
+            arrays |= {key: stored[key] for key in stored.files}
+    names = [key.removesuffix("/settings") for key in arrays if key.endswith("/settings")]
+    chosen = sorted(np.random.default_rng(0).permutation(len(names))[::every])
+    keys = [f"{names[k]}/{kind}" for k in chosen for kind in ("settings", "scalars", "lam")]
+    np.savez_compressed(target, **{key: arrays[key] for key in keys})
 
 
 def read(path: Path) -> list[CorpusRun]:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.race --plan                               what would be run, and how long it may take
     python -m benchmarks.race --minutes 9 --store FILE             run what comes next, stop in time
+    python -m benchmarks.race --queue --minutes 9                  run what left.py still wants, beside the race itself
     python -m benchmarks.race --merge FILE …                       take results of other machines into the store
 
 Every run is stored when it is done; the same command continues. `--data-file` reads images from files instead of the
@@ -16,6 +17,7 @@ from pathlib import Path
 from benchmarks.race.entrants import LOSSES, METHODS, RACED
 from benchmarks.race.images import RaceImages, named_images, read_images
 from benchmarks.race.jobs import MUON_COST, OVERHEAD, STEPS_PER_SECOND, run_here, run_jobs, run_teams, seconds_of
+from benchmarks.race.left import queue
 from benchmarks.race.plan import Race, Rules
 from benchmarks.race.store import Store
 
@@ -33,12 +35,20 @@ def main() -> None:
         print(f"{store.merge(options.merge)} results in {store.path}")
         return
     rules = _rules(options)
+    if options.plan and options.queue:
+        print(_plan_of_queue(rules, store))
+        return
     if options.plan:
         print(_plan(rules, store))
         return
     deadline = time.monotonic() + 60 * options.minutes
     images = _images(options)
     rules = replace(rules, data=_name(images, options.data))
+    if options.queue:
+        for part, own in queue(rules, images.elsewhere is not None):
+            print(part.name, flush=True)
+            run_here(own, store, images, deadline, list(part.stages), options.device)
+        return
     if options.team > 1:
         if not run_teams(rules, store, images, deadline, options.stages, options.device, options.team):
             raise SystemExit(3)
@@ -57,6 +67,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--plan", action="store_true", help="print the runs that come next and an estimate of their time"
     )
+    parser.add_argument("--queue", action="store_true", help="the parts of left.py, one after the other")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run that would not end in this time")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once; their seconds are not compared")
     parser.add_argument("--team", type=int, default=1, help="runs at once in one graph; their seconds are not compared")
@@ -139,6 +150,16 @@ def _plan(rules: Rules, store: Store) -> str:
             f"to the first verdict (four lines): {bar:.1f} min, with what is stored",
         ]
     )
+
+
+def _plan_of_queue(rules: Rules, store: Store) -> str:
+    """Parts of the queue: runs that can start now, and minutes; runs that depend on these are not counted."""
+    results, lines = store.results(), []
+    for part, own in queue(rules, transfer=True):
+        pending = [run for run in Race(own, results).pending() if run.stage in part.stages]
+        minutes = sum(seconds_of(run, results) for run in pending) / 60
+        lines.append(f"{part.name:<36}{len(pending):>4} runs can start now, {minutes:>5.1f} min")
+    return "\n".join(lines)
 
 
 def _cost(method: str) -> float:

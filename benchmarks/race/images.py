@@ -1,10 +1,14 @@
 """Images of the race: read from files, and offered to recipes under names that say what may be looked at.
 
+    python -m benchmarks.race.images FILE.npz … --out ALL.npz      join files into one that is read quickly
+
 A file is .npz: either `pixels` (N, H, W, 3), `labels` and, optionally, `split` (0 train, 1 test) and `index` (position
 in its split); or packed: `blob` holds image files one after the other from `offsets`, each of `counts` images in
 `tiles` (rows, columns) of side `size`. Files that are joined need `index`.
 """
 
+import argparse
+import hashlib
 import io
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -100,3 +104,18 @@ def _unpacked(stored: np.lib.npyio.NpzFile) -> np.ndarray:
 
     with ThreadPoolExecutor() as pool:
         return np.concatenate(list(pool.map(unpacked, offsets[:-1], offsets[1:], stored["counts"])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    images = read_images(options.files)
+    digest = hashlib.md5(images.pixels.tobytes() + images.labels.tobytes(), usedforsecurity=False).hexdigest()
+    print(f"{images.training} training and {len(images.labels) - images.training} test images, md5 {digest}")
+    images.save(options.out)
+
+
+if __name__ == "__main__":
+    main()

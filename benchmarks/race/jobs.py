@@ -11,18 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.race.entrants import RaceRun
+from benchmarks.race.entrants import LOSSES, RaceRun
 from benchmarks.race.images import RaceImages, read_images
 from benchmarks.race.plan import Race, Rules
 from benchmarks.race.store import Result, Store
+from stairwise.training.objective import capturable
 
 STEPS_PER_SECOND, MUON_COST, OVERHEAD = 109.0, 1.07, 2.0  # of one H200, to plan with; seconds to set up and to probe
+UNRECORDED = 4.0  # times as long as a step that is recorded as a graph: not measured, to plan with
 
 
 def seconds_of(run: RaceRun, results: dict[str, Result]) -> float:
     """Expected duration: from runs of the same loss and method, or else assumed."""
     same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method) and any(r["seconds"])]
     assumed = (MUON_COST if run.method.startswith("muon") else 1.0) / STEPS_PER_SECOND
+    if not capturable(LOSSES[run.loss]["loss"]):
+        assumed *= UNRECORDED
     per_step = max((r["seconds"][-1] / r["step"][-1] for r in same if r["seconds"][-1]), default=assumed)
     return OVERHEAD + run.steps * per_step
 

@@ -127,10 +127,13 @@ def trials_table(results: dict[str, Result], data: str) -> str:
 
 
 def speedrun_table(runs: dict[str, Result]) -> str:
+    """One row per run, those with equal settings together, in the order in which these were first run."""
     rows = []
     done = [r for r in runs.values() if not r["held_out"]]
+    order = list(dict.fromkeys(r.get("about", "") for r in done))
     for goal in sorted({r["goal"] for r in done}):
-        for r in sorted((r for r in done if r["goal"] == goal), key=lambda r: r["seed"]):
+        about = [r for r in done if r["goal"] == goal]
+        for r in sorted(about, key=lambda r: (order.index(r.get("about", "")), r["seed"])):
             met = not r["diverged"] and r["logistic"] >= r["wanted"] and r["seconds"] <= r["limit"]
             scores = [f"{100 * r[n]:.2f}" if n in r else "diverged" for n in ("logistic", "knn")]
             notes = [f"{r['pauses']} pauses"] if r.get("pauses") else []
@@ -139,17 +142,36 @@ def speedrun_table(runs: dict[str, Result]) -> str:
             seconds = f"{r['seconds']} ({', '.join(notes)})" if notes else r["seconds"]
             rows.append(
                 [
-                    *(f"{100 * r['wanted']:.0f} % in {r['limit']} s", r["seed"], *scores, seconds, r["start"]),
+                    *(f"{100 * r['wanted']:.0f} % in {r['limit']} s", _how(r), r["seed"], *scores, seconds, r["start"]),
                     *(f"{r['views'] / 1e6:.1f} M", f"{r['views_per_second']:,}", "yes" if met else "no"),
                 ]
             )
-    head = ["goal", "seed", "logistic", "kNN", "seconds", "of these to start", "views", "views/s", "met"]
+    head = [
+        "goal",
+        "sides of views, norms",
+        "seed",
+        "logistic",
+        "kNN",
+        "seconds",
+        "of these to start",
+        "views",
+        "views/s",
+        "met",
+    ]
     return markdown([head, *rows]) if rows else NOTHING
+
+
+def _how(run: Result) -> str:
+    """Sides of the views and the engine of a run of the speedrun."""
+    _, brace, text = run.get("about", "").partition("{")
+    settings = json.loads(brace + text) if text else {}
+    sides = [int(side) for _, side in settings.get("sizes", [])] or [32]
+    return ", ".join(f"{side} px" for side in sides) + (", fused" if "fused" in settings.get("encoder", "") else "")
 
 
 def search_table(runs: dict[str, Result]) -> str:
     """The trials of the search, by the settings that not all of them share."""
-    trials = [(*name.split("/", 2), r) for name, r in runs.items() if name.startswith(("search ", "further "))]
+    trials = [(*name.split("/", 2), r) for name, r in runs.items() if name.startswith(("search ", "design "))]
     settings = [{"loss": Recipe().loss} | json.loads(text) for _, _, text, _ in trials]
     shared = {k: v for k, v in (settings[0] if settings else {}).items() if all(s.get(k) == v for s in settings)}
     rows = []

@@ -18,6 +18,10 @@ def namespace(x: object) -> ModuleType:
     return sys.modules["torch"] if is_tensor(x) else np
 
 
+def on_gpu(x: object) -> bool:
+    return is_tensor(x) and bool(x.is_cuda)  # type: ignore[attr-defined]
+
+
 def stack(parts: list[Matrix]) -> Matrix:
     """Concatenate the rows of all parts."""
     return namespace(parts[0]).concatenate(parts)

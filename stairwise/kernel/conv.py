@@ -29,7 +29,7 @@ MEMORY = 1 << 23  # bytes for the tensors of a tile on a CPU: tiles that stay in
 GPU_MEMORY = 1 << 32  # on a GPU: many entries per call, and the same number in each call, for which layers are compiled
 LIVE = 10  # number of tensors of the size of the covariance that exist at the same time
 OVERLAP = 1.05  # entries computed per entry that is wanted; more is worth another shape of tiles
-WORTH_COMPILING = 10_000  # entries with global average pooling; compiling takes longer than it saves for fewer
+WORTH_COMPILING = 10**11  # pairs of pixels, of all entries and layers; for fewer, compiling takes longer than it saves
 
 
 class Pair(NamedTuple):
@@ -97,14 +97,14 @@ def conv_covariances(
     dtype = X.dtype if net.head == "gap" else torch.float64
     x = X.to(dtype).movedim(-1, 1).contiguous()
     y = x if same else Y.to(dtype).movedim(-1, 1).contiguous()
-    first, steps, largest = _plan(net, x, diagonal=net.head == "flatten")
+    first, steps, sizes = _plan(net, x, diagonal=net.head == "flatten")
     x_scales = _variances(net, x)
     y_scales = x_scales if same else _variances(net, y)
     if compiled is None:
-        many = net.head == "gap" and len(x) * len(y) >= WORTH_COMPILING
+        many = net.head == "gap" and len(x) * len(y) * sum(sizes) >= WORTH_COMPILING
         compiled = x.is_cuda and many and find_spec("triton") is not None
     out = Pair(X.new_empty(len(x), len(y)), X.new_empty(len(x), len(y)) if tangent else None)
-    pairs = max(1, _budget(x, memory) // (LIVE * x.element_size() * largest))
+    pairs = max(1, _budget(x, memory) // (LIVE * x.element_size() * max(sizes)))
     scales_of = [_wide(x_scales, steps, 0), _wide(y_scales, steps, 1)]
     for rows, columns in _tiles(len(x), len(y), pairs, same):
         scales = [(a[rows], b[columns]) for a, b in zip(*scales_of, strict=True)]
@@ -148,8 +148,8 @@ def _side(n: int, most: int) -> int:
 # --- the plan: index tensors
 
 
-def _plan(net: ConvNet, x: Tensor, diagonal: bool) -> tuple[tuple[Indices, Indices], list[Step], int]:
-    """Pixels p and q of the input, all steps, and the largest number of pairs of pixels in a layer."""
+def _plan(net: ConvNet, x: Tensor, diagonal: bool) -> tuple[tuple[Indices, Indices], list[Step], list[int]]:
+    """Pixels p and q of the input, all steps, and the number of pairs of pixels in the input and in each layer."""
     sides = x.shape[-2:]
     alone = [build_axis(net, side, diagonal=True) for side in sides]
     axes = alone if diagonal else [build_axis(net, side, diagonal=False) for side in sides]
@@ -171,8 +171,8 @@ def _plan(net: ConvNet, x: Tensor, diagonal: bool) -> tuple[tuple[Indices, Indic
         project = joins and net.block_stride(layer) > 1
         steps.append(Step((rows, columns), *places, joins, project, enter_at, net.enters_block(layer + 1)))
     first = both([axis.pairs[0][0] for axis in axes]), both([axis.pairs[0][1] for axis in axes])
-    largest = max(a.shape[1] * b.shape[1] for a, b in zip(axes[0].pairs, axes[1].pairs, strict=True))
-    return first, steps, largest
+    sizes = [a.shape[1] * b.shape[1] for a, b in zip(axes[0].pairs, axes[1].pairs, strict=True)]
+    return first, steps, sizes
 
 
 def _is_identity(axis: Axis, layer: int, skip: int) -> bool:

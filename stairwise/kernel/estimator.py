@@ -30,6 +30,7 @@ from stairwise.kernel.kernels import KERNELS
 from stairwise.kernel.landmarks import CHOICES
 from stairwise.kernel.models import AbstractModel, Exact, Given, Stream, dual_embedding, total_over_processes
 from stairwise.kernel.operators import MEMORY, Blocks
+from stairwise.kernel.precision import in_float32
 from stairwise.kernel.routes import METHODS, MOST_FEATURES, MOST_MEMORY, SPARE, Route
 from stairwise.kernel.solution import Solution
 from stairwise.kernel.solvers import SOLVERS
@@ -147,6 +148,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.progress = progress
         self.random_state = random_state
 
+    @in_float32
     def fit(self, X: ArrayLike, y: object = None, *, X_b: ArrayLike | None = None) -> Self:
         """Find the leading modes of the pairs X[i], X_b[i].
 
@@ -176,6 +178,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         tell(1.0, 1.0, "done")
         return self
 
+    @in_float32
     def partial_fit(self, X: ArrayLike, y: object = None, *, X_b: ArrayLike | None = None) -> Self:
         """Add pairs to those seen before, in one pass and constant memory; the modes are computed when they are used.
 
@@ -218,6 +221,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return planned(self, X, X_b)
 
     @property
+    @in_float32
     def solution_(self) -> Solution:
         """The modes with residual, number of products and precision."""
         check_is_fitted(self)
@@ -365,6 +369,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._to_numpy, self._n_features_out = not is_tensor(X), self.n_components
         self._more = None
 
+    @in_float32
     def _responses(self, X: ArrayLike, view: str, coefficients: Matrix) -> Matrix:
         """g_j·φ(x) of points that belong to `view`, as arrays of the kind that was fitted."""
         number_of_view = ["a", "b"].index(one_of(view, "view", ["a", "b"]))
@@ -379,6 +384,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         out = self._model.responses(x, index, coefficients, self.memory)
         return as_numpy(out) if self._to_numpy else out
 
+    @in_float32
     def _modes(self) -> Solution:
         """Modes for the dynamics: n_components and up to SPARE more. The fit has found them, unless they were hard."""
         self._more = self._more or self.solution_.more or self._model.modes(self.n_components + SPARE, at_most=True)

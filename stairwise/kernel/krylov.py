@@ -1,11 +1,13 @@
 """Block Krylov: the leading modes from products of K̃ with blocks of vectors."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from stairwise.checks import InputError, as_numpy
-from stairwise.kernel.arrays import Matrix, like, namespace
+from stairwise.kernel.arrays import Matrix, like, namespace, on_gpu
 from stairwise.kernel.operators import AbstractPairs
 from stairwise.kernel.solution import (
     UNCERTAIN,
@@ -21,6 +23,8 @@ from stairwise.progress import Progress, silent
 CONFIRM = 4  # number of steps with an extra random block before the modes are accepted
 EXPECTED = 7  # products per mode, for the progress
 LOOSE = 1e-3  # residual allowed for spare modes; the error of γ is its square
+AT_REST = 1e-4  # largest residual of modes whose γ does not change any more
+STALLED = 12  # looks without a residual half as large, after which nothing is expected any more
 
 
 def krylov(
@@ -42,76 +46,235 @@ def krylov(
     found that many, a random block is added for a few steps, and the k modes are accepted only if they do not change.
     With `spare`, so many more modes must reach LOOSE; they are in `more`, which may lack copies of them.
     """
-    N, xp = pairs.size, namespace(pairs.seed_like)
-    block = min(N, max(4, k // (2 if pairs.reads_much else 5)))
-    wanted = min(N, k + spare)
-    most, look_every = min(N, max(8 * k, 60, 6 * wanted)), 2 * block
-    tolerance = np.where(np.arange(wanted) < k, tol, max(tol, LOOSE))
-    rng = np.random.default_rng(seed)
-
-    def fresh() -> Matrix:
-        """A random block in the range of P K̃, because its null space would stay in the basis forever."""
-        return pairs.swap(pairs.matmul(like(rng.standard_normal((N, block)), pairs.seed_like)))
-
+    aim = _Aim.of(pairs, k, spare, tol)
+    fresh = _random_blocks(pairs, aim.block, seed)
     new = fresh()
-    basis = image = new[:, :0]
-    new = _orthonormal_to(basis, new)
-    h = metric = np.zeros((0, 0))
-    products, looked, best, stalled = block, 0, np.inf, 0
-    settled: np.ndarray | None = None
-    theta, a, a_image, errors, allowed = np.zeros(0), basis, basis, np.zeros(0), np.zeros(0)
+    space = _Space.empty(pairs, new)
+    new = space.outside(new)
+    products, watch, found = aim.block, _Watch(aim), _Ritz.nothing(space.basis)
     for _ in range(passes):
         progress(min(products / (EXPECTED * k), 0.99), 1.0, f"{products} products with K̃")
-        new_image = pairs.matmul(new)
         products += new.shape[1]
-        h, metric = _grown(h, metric, pairs, (basis, image), (new, new_image))
-        basis, image = xp.concatenate([basis, new], 1), xp.concatenate([image, new_image], 1)
-        size, new = basis.shape[1], _orthonormal_to(basis, pairs.swap(new_image))
+        new = space.grow(new)
         ended = new.shape[1] == 0
-        pause = look_every if settled is None else CONFIRM * block
-        if not ended and (size < min(max(4 * k, wanted), most) or size - looked < pause):
+        if not ended and not watch.due(space.size):
             continue
-        theta, y = _rayleigh_ritz(h, metric, pairs, image, k)
-        theta, here, looked = theta[:wanted], like(y[:, :wanted], basis), size
-        a, a_image = basis @ here, image @ here
-        residual = pairs.swap(a_image) - a * like(theta, basis)
-        norms = as_numpy(xp.sqrt((residual * residual).sum(0) / xp.clip((a * a).sum(0), 1e-300, None)))
-        noise = UNCERTAIN * pairs.eps * np.abs(theta).max(initial=0.0)
-        errors = np.where(theta > noise, norms / np.maximum(theta, 1e-300), 0.0)  # smaller γ are rejected later
-        limit = tolerance[: len(theta)]
-        allowed = np.maximum(limit, 2 * noise / np.maximum(theta, 1e-300))
-        done, worst_error = bool((errors <= allowed).all()), float((errors / limit).max())
-        unchanged = (
-            settled is not None and len(settled) == len(theta[:k]) and np.allclose(theta[:k], settled, 1e-8, noise)
-        )
-        best, stalled = (worst_error, 0) if worst_error < best / 2 else (best, stalled + 1)
-        if size >= N or (done and (unchanged or _copies(theta[:k]) < block)) or stalled > 12:
+        found = space.ritz(aim, found.theta)
+        if watch.finished(found, space.size):
             break
-        settled = theta[:k] if done else None
-        worst = residual[:, _indices(np.argsort(-errors / limit, kind="stable")[:block], basis)]
-        if not done and size + 2 * block > most:
-            kept, _ = np.linalg.qr(y[:, : max(2 * k, wanted)])
-            h, metric, looked = kept.T @ h @ kept, kept.T @ metric @ kept, kept.shape[1]
-            basis, image = basis @ like(kept, basis), image @ like(kept, basis)
-            new = _orthonormal_to(basis, worst)
-        if done or ended or new.shape[1] == 0:
-            products += block
-            new = _orthonormal_to(basis, fresh() if done else xp.concatenate([worst, fresh()], 1))
+        if not found.done and space.size + 2 * aim.block > aim.most:
+            watch.looked = space.restart(found, aim)
+            new = space.outside(found.worst(aim.block))
+        if found.done or ended or new.shape[1] == 0:
+            products += aim.block
+            more = fresh() if found.done else namespace(new).concatenate([found.worst(aim.block), fresh()], 1)
+            new = space.outside(more)
             if new.shape[1] == 0:
                 break
+    return _solution(pairs, aim, found, products)
+
+
+@dataclass(frozen=True, eq=False)
+class _Aim:
+    """What is looked for, and in steps of which size.
+
+    Attributes:
+        k: modes that must reach `tol`.
+        tol: their residual.
+        block: columns per step.
+        pause: columns between two looks at Ritz pairs.
+        limit: residual of each wanted mode, those beyond k are spare.
+        most: columns of the basis before a restart.
+        first: columns of the basis at which Ritz pairs are first computed.
+        noise: rounding error of θ relative to the largest one, with a margin.
+    """
+
+    k: int
+    tol: float
+    block: int
+    pause: int
+    limit: np.ndarray
+    most: int
+    first: int
+    noise: float
+
+    @classmethod
+    def of(cls, pairs: AbstractPairs, k: int, spare: int, tol: float) -> "_Aim":
+        block, looks = max(4, k // (2 if pairs.reads_much else 5)), 2
+        if pairs.free_columns:  # few steps: they take longer than looking
+            block, looks = max(block, min(pairs.free_columns, 16 * -(-k // 16))), 1
+        block, wanted = min(pairs.size, block), min(pairs.size, k + spare)
+        most = min(pairs.size, max(8 * k, 60, 6 * wanted, 8 * block))
+        limit = np.where(np.arange(wanted) < k, tol, max(tol, LOOSE))
+        first = min(max(4 * k, wanted), most)
+        return cls(k, tol, block, looks * block, limit, most, first, UNCERTAIN * pairs.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ritz:
+    """Ritz pairs, θ descending: a = basis y, its image K̃ a, P K̃ a − θ a, and errors that must fall below `allowed`."""
+
+    theta: np.ndarray
+    y: Matrix  # all of them, not only those that are wanted
+    a: Matrix
+    image: Matrix
+    residual: Matrix
+    errors: np.ndarray
+    allowed: np.ndarray
+    relative: np.ndarray  # errors over the limits that hold without rounding
+
+    @classmethod
+    def nothing(cls, basis: Matrix) -> "_Ritz":
+        none = np.zeros(0)
+        return cls(none, basis, basis, basis, basis, none, none, none)
+
+    @property
+    def done(self) -> bool:
+        return bool((self.errors <= self.allowed).all())
+
+    def worst(self, count: int) -> Matrix:
+        """Residuals of the pairs that are furthest from converged."""
+        return self.residual[:, _indices(np.argsort(-self.relative, kind="stable")[:count], self.residual)]
+
+
+@dataclass(eq=False)
+class _Watch:
+    """When to look at Ritz pairs, and when to stop.
+
+    Attributes:
+        looked: columns of the basis at the last look.
+        settled: θ of the last look, if all modes had converged.
+        best, stalled: the smallest of the largest errors, and the number of looks since it was halved.
+    """
+
+    aim: _Aim
+    looked: int = 0
+    settled: np.ndarray | None = None
+    best: float = np.inf
+    stalled: int = 0
+
+    def due(self, size: int) -> bool:
+        pause = self.aim.pause if self.settled is None else CONFIRM * self.aim.block
+        return size >= self.aim.first and size - self.looked >= pause
+
+    def finished(self, found: _Ritz, size: int) -> bool:
+        """Whether nothing is left to do: all modes are found, all directions used, or errors do not fall any more."""
+        self.looked = size
+        leading = found.theta[: self.aim.k]
+        noise = self.aim.noise * np.abs(found.theta).max(initial=0.0)
+        unchanged = (
+            self.settled is not None
+            and len(self.settled) == len(leading)
+            and np.allclose(leading, self.settled, 1e-8, noise)
+        )
+        worst = float(found.relative.max())
+        self.best, self.stalled = (worst, 0) if worst < self.best / 2 else (self.best, self.stalled + 1)
+        self.settled = leading if found.done else None
+        accepted = found.done and (unchanged or _copies(leading) < self.aim.block)
+        return size >= len(found.a) or accepted or self.stalled > STALLED
+
+
+@dataclass(eq=False)
+class _Space:
+    """A basis, orthonormal in the Euclidean sense, and what is known of P K̃ on it.
+
+    Attributes:
+        image: K̃ basis.
+        h, metric: imageᵀ P image and basisᵀ image, the Gram matrices of Rayleigh–Ritz.
+    """
+
+    pairs: AbstractPairs
+    basis: Matrix
+    image: Matrix
+    h: Matrix
+    metric: Matrix
+
+    @classmethod
+    def empty(cls, pairs: AbstractPairs, block: Matrix) -> "_Space":
+        none = block[:, :0]
+        return cls(pairs, none, none, none[:0], none[:0])
+
+    @property
+    def size(self) -> int:
+        """Columns of the basis."""
+        return int(self.basis.shape[1])
+
+    def outside(self, block: Matrix) -> Matrix:
+        """An orthonormal basis of the part of `block` outside the space."""
+        return _orthonormal_to(self.basis, block)
+
+    def grow(self, new: Matrix) -> Matrix:
+        """Add an orthonormal block and return the next one, the part of P K̃ new that is outside."""
+        image = self.pairs.matmul(new)
+        swapped, join = self.pairs.swap(image), namespace(new).concatenate
+        self.h = _bordered(self.h, self.image.T @ swapped, image.T @ swapped)
+        self.metric = _bordered(self.metric, self.basis.T @ image, new.T @ image)
+        self.basis, self.image = join([self.basis, new], 1), join([self.image, image], 1)
+        return self.outside(swapped)
+
+    def ritz(self, aim: _Aim, before: np.ndarray) -> _Ritz:
+        """The wanted Ritz pairs and their errors, residuals relative to θ; `before`: θ of the last look.
+
+        Rounding of K̃ is amplified in directions where K̃ is small, which the last step of the solver removes. So pairs
+        whose θ rests may have a larger residual.
+        """
+        theta, y = _rayleigh_ritz(self.h, self.metric, self.pairs, self.image, aim.k)
+        theta, here, xp = theta[: len(aim.limit)], y[:, : len(aim.limit)], namespace(y)
+        a, image = self.basis @ here, self.image @ here
+        residual = self.pairs.swap(image) - a * like(theta, a)
+        norms = as_numpy(xp.sqrt((residual * residual).sum(0) / xp.clip((a * a).sum(0), 1e-300, None)))
+        noise, limit = aim.noise * np.abs(theta).max(initial=0.0), aim.limit[: len(theta)]
+        errors = np.where(theta > noise, norms / np.maximum(theta, 1e-300), 0.0)  # smaller γ are rejected later
+        rounding = noise / np.maximum(theta, 1e-300)
+        allowed = np.maximum(limit, 2 * rounding)
+        if len(before) == len(theta):
+            resting = np.abs(theta - before) <= noise / UNCERTAIN
+            allowed = np.where(resting, np.maximum(allowed, np.minimum(60 * rounding, AT_REST)), allowed)
+        return _Ritz(theta, y, a, image, residual, errors, allowed, errors / limit)
+
+    def restart(self, found: _Ritz, aim: _Aim) -> int:
+        """Keep the span of the leading Ritz pairs only; returns their number."""
+        kept, _ = namespace(found.y).linalg.qr(found.y[:, : max(2 * aim.k, len(aim.limit))])
+        self.h, self.metric = kept.T @ self.h @ kept, kept.T @ self.metric @ kept
+        self.basis, self.image = self.basis @ kept, self.image @ kept
+        return self.size
+
+
+def _solution(pairs: AbstractPairs, aim: _Aim, found: _Ritz, products: int) -> Solution:
+    """The k modes and, if they have converged, those beyond in `more`."""
+    theta, k, N = found.theta, aim.k, pairs.size
     # one more step, a ← P K̃ a / Nγ, costs nothing and removes the null space of K̃
-    clean = fix_signs(pairs.swap(a_image) / like(np.where(theta > 0, theta, np.inf), basis))
+    clean = fix_signs(pairs.swap(found.image) / like(np.where(theta > 0, theta, np.inf), found.image))
 
     def with_errors(count: int) -> Solution:
-        residual, precision = float(errors[:count].max()), precision_of(pairs, theta[:count])
+        residual, precision = float(found.errors[:count].max()), precision_of(pairs, theta[:count])
         return Solution(theta[:count] / N, clean[:, :count], residual, products, "krylov", precision)
 
     usable = above_rounding(pairs, theta)
-    more = with_errors(usable) if spare and usable >= k and (errors <= allowed)[:usable].all() else None
-    if len(theta) >= k and (errors[:k] <= tol).all():
+    complete = len(aim.limit) > k and usable >= k and (found.errors <= found.allowed)[:usable].all()
+    more = with_errors(usable) if complete else None
+    if len(theta) >= k and (found.errors[:k] <= aim.tol).all():
         return replace(with_errors(k), more=more)
     filled = padded_like(theta[:k] / N, clean[:, :k], pairs.matmul(clean[:, :k]), k)
     return replace(measured(pairs, *filled, products + k, "krylov"), more=more)
+
+
+def _random_blocks(pairs: AbstractPairs, columns: int, seed: int) -> Callable[[], Matrix]:
+    """A function that draws blocks in the range of P K̃, because its null space would stay in the basis forever."""
+    shape, x = (pairs.size, columns), pairs.seed_like
+    numbers: Callable[[], Matrix]
+    if on_gpu(x):
+        torch = namespace(x)
+        generator = torch.Generator(x.device).manual_seed(seed)
+        numbers = partial(torch.randn, shape, generator=generator, device=x.device, dtype=torch.float64)
+    else:
+        rng = np.random.default_rng(seed)
+        numbers = lambda: like(rng.standard_normal(shape), x)  # noqa: E731
+
+    def draw() -> Matrix:
+        return pairs.swap(pairs.matmul(numbers()))
+
+    return draw
 
 
 def _copies(theta: np.ndarray) -> int:
@@ -124,58 +287,80 @@ def _indices(order: np.ndarray, x: Matrix) -> Matrix:
     return like(np.sort(order), x)
 
 
-def _grown(
-    h: np.ndarray, metric: np.ndarray, pairs: AbstractPairs, old: tuple[Matrix, Matrix], new: tuple[Matrix, Matrix]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Both Gram matrices, extended by the rows and columns of the new block."""
-    swapped = pairs.swap(new[1])
-    cross = as_numpy(old[1].T @ swapped), as_numpy(old[0].T @ new[1])
-    corner = as_numpy(new[1].T @ swapped), as_numpy(new[0].T @ new[1])
-    grown = (np.block([[m, c], [c.T, e]]) for m, c, e in zip((h, metric), cross, corner, strict=True))
-    return next(grown), next(grown)
+def _bordered(corner: Matrix, side: Matrix, end: Matrix) -> Matrix:
+    """A symmetric matrix with further rows and columns."""
+    join = namespace(end).concatenate
+    return join([join([corner, side], 1), join([side.T, end], 1)])
 
 
-def _rayleigh_ritz(
-    h: np.ndarray, metric: np.ndarray, pairs: AbstractPairs, image: Matrix, k: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _rayleigh_ritz(h: Matrix, metric: Matrix, pairs: AbstractPairs, image: Matrix, k: int) -> tuple[np.ndarray, Matrix]:
     """θ descending and y with h y = θ metric y, yᵀ metric y = 1, where the metric is above rounding error.
 
     Computed from h, the smallest value θ_k has a relative error of eps (θ_1/θ_k)². If that is too large, θ are computed
     as the eigenvalues of Lᵀ P L with L = K̃ Q metric^{-1/2}, K̃ ≈ L Lᵀ, which has a relative error of eps θ_1/θ_k.
     """
-    if not np.any(metric):
+    sizes, vectors = _eigh(metric)
+    if not np.any(sizes):
         raise InputError("kernel", "must not vanish on the data", None, "all entries of K̃ are zero")
-    size, vectors = np.linalg.eigh((metric + metric.T) / 2)
-    if size[0] < -1e3 * len(size) * max(pairs.eps, 1e-15) * size[-1]:
+    if sizes[0] < -1e3 * len(sizes) * max(pairs.eps, 1e-15) * sizes[-1]:
         raise InputError(
             "K̃",
             "must be positive semidefinite",
-            f"an eigenvalue of about {size[0]:.2e}, the largest is {size[-1]:.2e}",
+            f"an eigenvalue of about {sizes[0]:.2e}, the largest is {sizes[-1]:.2e}",
             "the kernel is indefinite; clip its negative eigenvalues or choose another",
         )
-    keep = size > 10 * len(size) * np.finfo(float).eps * size[-1]
-    white = vectors[:, keep] / np.sqrt(size[keep])
-    small = white.T @ h @ white
-    theta, z = np.linalg.eigh((small + small.T) / 2)
+    keep = np.flatnonzero(sizes > 10 * len(sizes) * np.finfo(float).eps * sizes[-1])
+    white = vectors[:, _indices(keep, vectors)] / like(np.sqrt(sizes[keep]), vectors)
+    theta, z = _eigh(white.T @ h @ white)
     if theta[-min(k, len(theta))] < 1e-3 * theta[-1]:
-        factor = image @ like(white, image)
-        small = as_numpy(factor.T @ pairs.swap(factor))
-        theta, z = np.linalg.eigh((small + small.T) / 2)
-    return theta[::-1], white @ z[:, ::-1]
+        factor = image @ white
+        theta, z = _eigh(factor.T @ pairs.swap(factor))
+    return theta[::-1], white @ (z[:, ::-1] if namespace(z) is np else z.flip(1))
+
+
+def _eigh(matrix: Matrix) -> tuple[np.ndarray, Matrix]:
+    """Eigenvalues, ascending, and eigenvectors of the symmetric part, on the device of the matrix."""
+    values, vectors = namespace(matrix).linalg.eigh((matrix + matrix.T) / 2)
+    return as_numpy(values), vectors
 
 
 def _orthonormal_to(basis: Matrix, block: Matrix) -> Matrix:
     """An orthonormal basis of the part of `block` outside `basis`."""
-    xp = namespace(basis)
     block = _normalized(block)
     block = block - basis @ (basis.T @ block)
-    block, r = xp.linalg.qr(block)
-    strength = as_numpy(abs(xp.diagonal(r)))
+    block, strength = _orthonormal(block)
     if (strength <= 1e-12).any():  # rounding error of directions already in the basis
         block = block[:, _indices(np.flatnonzero(strength > 1e-12), basis)]
     if strength.min(initial=1.0) < 0.1:  # large cancellation, so orthogonalize again
-        block, _ = xp.linalg.qr(block - basis @ (basis.T @ block))
+        block, _ = _orthonormal(block - basis @ (basis.T @ block))
     return block[:, : basis.shape[0] - basis.shape[1]]
+
+
+def _orthonormal(block: Matrix) -> tuple[Matrix, np.ndarray]:
+    """Q and |diag R| of block = Q R."""
+    xp = namespace(block)
+    if on_gpu(block):
+        found = _cholesky_qr(block)
+        if found is not None:
+            return found
+    q, r = xp.linalg.qr(block)
+    return q, as_numpy(abs(xp.diagonal(r)))
+
+
+def _cholesky_qr(block: Matrix) -> tuple[Matrix, np.ndarray] | None:
+    """Q and diag R from two Cholesky factorizations of Gram matrices; None if the columns are too dependent for it.
+
+    On a GPU products are fast, and Householder's reflections of few long columns are not.
+    """
+    torch, strength = namespace(block), np.ones(block.shape[1])
+    factor = eye = torch.eye(block.shape[1], dtype=block.dtype, device=block.device)
+    for _ in range(2):
+        factor, failed = torch.linalg.cholesky_ex(block.T @ block, upper=True)
+        if bool(failed):
+            return None
+        block = block @ torch.linalg.solve_triangular(factor, eye, upper=True)
+        strength = strength * as_numpy(factor.diagonal())
+    return (block, strength) if bool((abs(factor - eye) < 1e-3).all()) else None
 
 
 def _normalized(block: Matrix) -> Matrix:

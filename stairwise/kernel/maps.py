@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy.linalg import solve_triangular
 from scipy.special import erf
 
 from stairwise.checks import InputError, as_numpy, is_tensor
@@ -19,6 +20,7 @@ from stairwise.kernel.kernels import Kernel, laplace, linear, nngp, rbf
 from stairwise.kernel.operators import evaluated
 
 SMALLEST = 1e-11  # of directions, relative to the largest: sums over pairs are rounded at 1e-16, and W divides by this
+WELL = 1e-6  # of eigenvalues, relative to the largest: if all are larger, no direction needs to be left out
 ROUNDING = 1e-6  # of eigenvalues, relative to the largest: kernels of networks lose half of the digits at small angles
 
 
@@ -86,7 +88,7 @@ class Identity(AbstractMap):
 
 @dataclass(frozen=True, eq=False)
 class Landmarks(AbstractMap):
-    """Nyström: r(x) = k(x, landmarks) and W = k(landmarks, landmarks)^{-1/2}, without directions lost in rounding."""
+    """Nyström: r(x) = k(x, landmarks) and W Wᵀ = k(landmarks, landmarks)⁻¹, without directions lost in rounding."""
 
     kernel: Kernel
     dtype: str
@@ -116,11 +118,15 @@ class Landmarks(AbstractMap):
 
     @cached_property
     def _columns(self) -> tuple[Matrix, Matrix | None]:
-        """Columns of k(landmarks, landmarks)^{-1/2}: those that are used, and those that are not."""
+        """W with W Wᵀ = k(landmarks, landmarks)⁻¹: columns that are used, and those that are not."""
         points = cast(self.points, "float64")
         K = evaluated(self.kernel, points, points, "float64")
         xp = namespace(K)
-        sizes, vectors = xp.linalg.eigh((K + K.T) / 2)
+        K = (K + K.T) / 2
+        inverse = _inverse_factor(K)
+        if inverse is not None:
+            return inverse, None
+        sizes, vectors = xp.linalg.eigh(K)
         least, most = float(sizes[0]), float(sizes[-1])
         if least < -ROUNDING * abs(most):
             raise InputError(
@@ -193,6 +199,25 @@ class RandomLayer(AbstractMap):
     @staticmethod
     def suits(kernel: Kernel) -> bool:
         return isinstance(kernel, nngp) and kernel.depth == 1
+
+
+def _inverse_factor(K: Matrix) -> Matrix | None:
+    """L⁻ᵀ of K = L Lᵀ if all eigenvalues are above WELL times the largest; otherwise None, and directions are chosen.
+
+    That takes a small part of the time of a full decomposition.
+    """
+    xp = namespace(K)
+    eye = xp.eye(len(K), dtype=K.dtype) if xp is np else xp.eye(len(K), dtype=K.dtype, device=K.device)
+    shifted = K - WELL * float(abs(K).sum(0).max()) * eye  # the largest sum is at least the largest eigenvalue
+    if xp is np:
+        try:
+            np.linalg.cholesky(shifted)
+        except np.linalg.LinAlgError:
+            return None
+        return solve_triangular(np.linalg.cholesky(K), eye, lower=True).T
+    if bool(xp.linalg.cholesky_ex(shifted)[1]):
+        return None
+    return xp.linalg.solve_triangular(xp.linalg.cholesky(K), eye, upper=False).T
 
 
 MAPS = {kind.__name__: kind for kind in (Identity, Landmarks, Waves, RandomLayer)}

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from stairwise.checks import InputError, as_numpy
-from stairwise.kernel.arrays import Matrix, cast, finite, like, namespace
+from stairwise.kernel.arrays import Matrix, cast, finite, like, namespace, on_gpu
 from stairwise.kernel.kernels import Kernel
 
 MEMORY = 4 << 30  # bytes that K̃ may take before its tiles are recomputed
@@ -63,6 +63,7 @@ class AbstractPairs(ABC):
         eps: relative precision to which K̃ is known.
         seed_like: an array whose type and device all blocks share.
         reads_much: whether a product with many columns takes hardly longer than one with few.
+        free_columns: number of columns up to which a product takes no longer than with one; 0: each of them counts.
     """
 
     size: int
@@ -70,6 +71,7 @@ class AbstractPairs(ABC):
     eps: float
     seed_like: Matrix
     reads_much: bool = False
+    free_columns: int = 0
 
     @abstractmethod
     def matmul(self, block: Matrix) -> Matrix:
@@ -151,6 +153,10 @@ def times_float64(a: Matrix, b: Matrix) -> Matrix:
     """a b as float64; multiplied in float32 if one of them is float32."""
     if a.dtype == b.dtype:
         return a @ b
+    if on_gpu(a):
+        from stairwise.kernel.halves import long_product
+
+        return long_product(cast(a, "float32"), cast(b, "float32"))
     return cast(cast(a, "float32") @ cast(b, "float32"), "float64")
 
 

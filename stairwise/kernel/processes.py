@@ -88,7 +88,7 @@ class SharedPairs(AbstractPairs):
     reads_much: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("size", "swaps", "eps", "seed_like"):
+        for name in ("size", "swaps", "eps", "seed_like", "free_columns"):
             object.__setattr__(self, name, getattr(self.own, name))
 
     def matmul(self, block: Matrix) -> Matrix:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stairwise.checks import InputError, as_numpy, positive_int
-from stairwise.kernel.arrays import Matrix, cast, finite, like, stack
+from stairwise.kernel.arrays import Matrix, cast, finite, like, namespace, on_gpu, stack
 from stairwise.kernel.maps import AbstractMap
-from stairwise.kernel.solution import UNCERTAIN, Solution
+from stairwise.kernel.solution import UNCERTAIN, Solution, fix_signs
 from stairwise.theory.correlation import Correlation
 
 
@@ -50,7 +50,28 @@ def require_once(held: list[set[int]], start: set[int]) -> None:
         raise InputError("estimators", "must not hold the same pairs, which would count twice", None, remedy)
 
 
-def correlation(sums: PairSums, maps: tuple[AbstractMap, ...]) -> tuple[Correlation, list[Matrix | None]]:
+@dataclass(frozen=True, eq=False)
+class DeviceCorrelation:
+    """Γ on a GPU, where a full decomposition takes less time than sending it to the CPU."""
+
+    matrix: Matrix
+
+    @property
+    def features(self) -> int:
+        return len(self.matrix)
+
+    def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k largest eigenvalues, descending, and eigenvectors in columns."""
+        values, vectors = namespace(self.matrix).linalg.eigh(self.matrix)
+        return as_numpy(values.flip(0)[:k]), as_numpy(fix_signs(vectors.flip(1)[:, :k]))
+
+    def product(self, x: np.ndarray) -> np.ndarray:
+        return as_numpy(self.matrix @ like(x, self.matrix))
+
+
+def correlation(
+    sums: PairSums, maps: tuple[AbstractMap, ...]
+) -> tuple[Correlation | DeviceCorrelation, list[Matrix | None]]:
     """Γ of the features, and W of each map.
 
     With one map, Γ = Σ φ(x)φ(x')ᵀ + φ(x')φ(x)ᵀ over 2n. Two modalities have features (φ_a, 0) and (0, φ_b).
@@ -63,11 +84,16 @@ def correlation(sums: PairSums, maps: tuple[AbstractMap, ...]) -> tuple[Correlat
         cross = whitenings[0].T @ cross
     if whitenings[-1] is not None:
         cross = cross @ whitenings[-1]
-    cross = as_numpy(cross) / (2 * sums.pairs)
+    cross = cross / (2 * sums.pairs)
     if len(maps) == 1:
-        return Correlation.from_matrix(cross + cross.T, sums.pairs), whitenings
-    zero_a, zero_b = (np.zeros((size, size)) for size in cross.shape)
-    return Correlation.from_matrix(np.block([[zero_a, cross], [cross.T, zero_b]]), sums.pairs), whitenings
+        gamma = cross + cross.T
+    else:
+        xp, (first, second) = namespace(cross), cross.shape
+        zero_a, zero_b = like(np.zeros((first, first)), cross), like(np.zeros((second, second)), cross)
+        gamma = stack([xp.concatenate([zero_a, cross], 1), xp.concatenate([cross.T, zero_b], 1)])
+    if on_gpu(gamma):
+        return DeviceCorrelation(gamma), whitenings
+    return Correlation.from_matrix(as_numpy(gamma), sums.pairs), whitenings
 
 
 def modes(sums: PairSums, maps: tuple[AbstractMap, ...], k: int, at_most: bool = False, spare: int = 0) -> Solution:

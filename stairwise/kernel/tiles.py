@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from stairwise.kernel.arrays import Matrix, namespace
+from stairwise.checks import is_tensor
+from stairwise.kernel.arrays import Matrix, namespace, on_gpu
 from stairwise.kernel.operators import MEMORY, AbstractPairs, Blocks, DensePairs, times_float64
 from stairwise.progress import Progress, silent
 
 TALLEST = 4096  # rows per tile
+HALVES = True  # whether tiles of float32 on a GPU are held as halves
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class TilePairs(AbstractPairs):
         memory: bytes for the tiles of this process; those that do not fit are recomputed in each product.
         share, shares: this process has every tile of share `share` of `shares`; products are then sums over them.
         progress: is told how many tiles stand.
+        halves: whether tiles are pairs of half-precision numbers (22 bits, `halves.py`); by default those of
+            float32 on a GPU, whose tensor cores multiply them.
     """
 
     blocks: Blocks
@@ -55,14 +61,20 @@ class TilePairs(AbstractPairs):
     share: int = 0
     shares: int = 1
     progress: Progress = silent
+    halves: bool | None = None
     tiles: list[Tile] = field(init=False, repr=False)
     reads_much: bool = field(default=True, init=False, repr=False)
-    _values: dict[Tile, Matrix] = field(default_factory=dict, init=False, repr=False)
+    _values: dict[Tile, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", self.blocks.size)
-        object.__setattr__(self, "eps", float(np.finfo(self.blocks.dtype).eps))
         object.__setattr__(self, "seed_like", self.blocks.parts[0])
+        fast = self.blocks.dtype == "float32" and on_gpu(self.seed_like)
+        if self.halves is None:
+            object.__setattr__(self, "halves", fast and HALVES and _halves().supported(self.seed_like.device))
+        eps = _halves().EPS if self.halves else np.finfo(self.blocks.dtype).eps
+        object.__setattr__(self, "eps", float(eps))
+        object.__setattr__(self, "free_columns", 64 if self.halves else 32 if fast else 0)
         height = tile_height(self.size, self.memory, self.shares)
         object.__setattr__(self, "tiles", dealt(list(layout(self.blocks, height)), self.shares)[self.share])
         self._fill()
@@ -87,22 +99,40 @@ class TilePairs(AbstractPairs):
         """Whether all tiles are in memory."""
         return len(self._values) == len(self.tiles)
 
-    def _computed(self, tile: Tile) -> Matrix:
+    def _computed(self, tile: Tile) -> Any:
         rows = self.blocks.parts[tile.part][tile.start : tile.end]
-        return self.blocks.block(rows, tile.part, tile.other, slice(tile.first, None))
+        values = self.blocks.block(rows, tile.part, tile.other, slice(tile.first, None))
+        return _halves().halved(values) if self.halves else values
 
     def matmul(self, block: Matrix) -> Matrix:
         """K̃ times a block, or the part of it that this process's tiles give."""
-        out = namespace(block).zeros_like(block)
+        out = namespace(block).zeros_like(block).reshape(block.shape[1], self.size)
+        left = block.T  # BLAS is faster this way round
+        if self.halves:
+            left = _halves().halved_rows(left.contiguous())
         for tile in self.tiles:
             values = self._values[tile] if tile in self._values else self._computed(tile)
             rows = slice(tile.row, tile.row + tile.end - tile.start)
-            across = block[tile.column : tile.column + tile.width]
-            out[rows] += times_float64(across.T, values.T).T  # BLAS is faster with the block on the left
+            self._add(out[:, rows], left[:, tile.column : tile.column + tile.width], values.T)
             if tile.width > tile.square:  # below the diagonal, K̃ is the transpose
                 below = slice(tile.column + tile.square, tile.column + tile.width)
-                out[below] += times_float64(block[rows].T, values[:, tile.square :]).T
-        return out
+                self._add(out[:, below], left[:, rows], values[:, tile.square :])
+        if self.halves:
+            out /= left.scale
+        return out.T.contiguous() if is_tensor(out) else np.ascontiguousarray(out.T)
+
+    def _add(self, out: Matrix, left: Any, values: Any) -> None:
+        """Add left values to `out`."""
+        if self.halves:
+            _halves().add_product(out, left, values)
+        else:
+            out += times_float64(left, values)
+
+
+def _halves() -> ModuleType:
+    from stairwise.kernel import halves  # needs torch
+
+    return halves
 
 
 def layout(blocks: Blocks, height: int) -> Iterator[Tile]:

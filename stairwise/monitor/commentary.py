@@ -17,6 +17,7 @@ from stairwise.runs.reader import consistent
 from stairwise.runs.record import Record
 from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.clock import Clock
+from stairwise.staircase.notes import noted
 from stairwise.staircase.signs import Signs
 
 Floats = NDArray[np.float64]
@@ -96,7 +97,7 @@ def judged(
     lost = [r for r in few if r.spectrum(spectrum) is None and (not measured or r.t > measured[-1].t)]
     kept = measured + lost[:1]
     if not kept:
-        return Advice("cannot tell yet", 0, 0, ("No record has a spectrum so far.",)), None
+        return Advice("cannot tell yet", 0, 0, (noted("no spectrum"),)), None
     d = measured[0].size(spectrum) if measured else 0
     k = len(measured[0].value(spectrum)) if measured else 1
     t, lam = np.array([r.t for r in kept]), np.full((len(kept), k), np.nan)
@@ -108,7 +109,7 @@ def judged(
     ahead = judge.forecast()
     advice = replace(judge.says(clock=clock, ahead=ahead), dimensions=d)
     if stride > 1:
-        note = f"One in {stride} records was judged and is counted here."
+        note = noted("one in", stride=stride)
         advice = replace(advice, evidence=(*advice.evidence, note))
     if ahead is None or not len(ahead.times) or clock is None or advice.state not in FORESEEN:
         return advice, None

@@ -42,7 +42,7 @@ class Recorder:
         self.writer = BackgroundWriter(RunFolder(folder) if folder is not None else None)
         self.first_process = rank() == 0
         self.together: bool | None = None  # whether all processes record; None until the first record
-        self.skipped = 0
+        self.skipped = 0  # batches left out that have been told of
         self.fresh, self.began_recording = False, False  # whether there were pairs since the last record, and ever
         self.loss: Tensor | None = None  # sum since the last record
         self.losses = 0
@@ -166,11 +166,13 @@ class Recorder:
         except Warning as warning:  # warnings are errors here
             self.tell(str(warning))
         if record.skipped > self.skipped:
-            more, self.skipped = record.skipped - self.skipped, record.skipped
-            self.tell(
-                f"embeddings were not finite: {more} batches up to step {record.step} are left out; the first such "
-                f"batch of the run was number {record.first_skipped}; earlier records are kept"
-            )
+            if record.skipped >= 2 * self.skipped:  # a diverged run would say it at every record
+                more, self.skipped = record.skipped - self.skipped, record.skipped
+                batches = f"{more} batch{'es' * (more > 1)} up to step {record.step} {'are' if more > 1 else 'is'}"
+                self.tell(
+                    f"embeddings were not finite: {batches} left out; the first such batch of the run was number "
+                    f"{record.first_skipped}; earlier records are kept"
+                )
         elif "failed" in record.extra:
             self.tell(f"no spectrum at step {record.step}: {record.extra['failed']}")
 

@@ -18,11 +18,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 from torch.func import functional_call, grad, vmap
 
 from stairwise.checks import InputError
+from stairwise.kernel.precision import float32_products
 from stairwise.ntk import trial
 from stairwise.ntk.factors import AbstractFactor, Direct
 from stairwise.ntk.patches import patches_bytes
 from stairwise.ntk.rules import RULES, factors
-from stairwise.ntk.state import float32_products, restored
+from stairwise.ntk.state import restored
 from stairwise.ntk.trial import Call, Gradients, Pass
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of, shown
 from stairwise.distributed import rank, world
+from stairwise.kernel.precision import float32_products
 from stairwise.ntk import fast
 from stairwise.ntk.capture import Capture, RulesChanged, Scalar, check_output
 from stairwise.ntk.factors import AbstractFactor, Contraction
-from stairwise.ntk.state import float32_products, restored
+from stairwise.ntk.state import restored
 from stairwise.progress import Progress, silent
 
 Part = Mapping[str, float | Tensor]  # lengths by name of parameter: one number, or one per row of the parameter

@@ -12,39 +12,6 @@ OPAQUE = (torch.jit.ScriptModule, nn.modules.lazy.LazyModuleMixin)  # modules th
 
 
 @contextmanager
-def float32_products(tf32: bool) -> Iterator[None]:
-    """Allow TF32 in float32 products, or forbid it, whatever the caller's settings. CPUs never use it."""
-    backends: Any = torch.backends
-    cudnn, cpu = backends.cudnn, backends.mkldnn
-    newer: list[tuple[Any, Any]] = []  # newer versions of torch have one setting per kind of operation
-    if hasattr(backends.cuda.matmul, "fp32_precision"):
-        parents = [(backends.cuda.matmul, backends), (cudnn.conv, cudnn), (cudnn.rnn, cudnn), (cpu.matmul, cpu)]
-        for place, parent in parents:
-            value = place.fp32_precision
-            newer.append((place, "none" if value == parent.fp32_precision else value))  # "none": inherited, not set
-    try:
-        older = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:  # the caller has set the newer ones to something that the older cannot express
-        older = None
-    try:
-        if older is None:
-            for place, _ in newer:
-                place.fp32_precision = "tf32" if tf32 else "ieee"
-        else:
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
-            cudnn.allow_tf32 = tf32
-        if newer:
-            cpu.matmul.fp32_precision = "ieee"
-        yield
-    finally:
-        if older is not None:
-            torch.set_float32_matmul_precision(older[0])
-            cudnn.allow_tf32 = older[1]
-        for place, before in newer:
-            place.fp32_precision = before
-
-
-@contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
     """Restore buffers and attributes of a model afterwards.
 

@@ -18,6 +18,7 @@ from stairwise.staircase import words
 from stairwise.staircase.advice import Advice, Judge
 from stairwise.staircase.clock import Clock
 from stairwise.staircase.forecast import Forecast
+from stairwise.staircase.notes import noted
 from stairwise.staircase.signs import Signs
 from stairwise.training.schedule import Schedule
 
@@ -245,7 +246,7 @@ def _diverged(looks: Sequence[Look], lost: Sequence[Record]) -> list[Look]:
     """The looks at the first and at the last of the records that are lost."""
     evidence = [words.said("not finite", when=f"step {lost[0].step:,}" if looks else "the first record")]
     if lost[-1].first_skipped:
-        evidence.append(words.FIRST_LOST.format(number=lost[-1].first_skipped))
+        evidence.append(noted("first lost", number=lost[-1].first_skipped))
     learned, d, n = (looks[-1].advice.learned, looks[-1].advice.dimensions, looks[-1].records) if looks else (0, 0, 0)
     advice = Advice("diverged", learned, d, tuple(evidence), words.REMEDIES["diverged"])
     return [Look(n + i, float(lost[i - 1].step), float(lost[i - 1].t), advice) for i in sorted({1, len(lost)})]

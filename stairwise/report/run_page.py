@@ -14,6 +14,7 @@ from stairwise.runs.reader import consistent
 from stairwise.runs.record import Record
 from stairwise.staircase.clock import Clock, duration
 from stairwise.staircase.forecast import Forecast
+from stairwise.staircase.notes import noted
 from stairwise.table import Table
 from stairwise.theory.spectra import alpha_req
 
@@ -99,10 +100,8 @@ def timeline_table(run: Reading) -> Table:
         [f"{look.step:,.0f}", f"{look.t:.4g}", look.advice.state, " ".join(look.advice.evidence)]
         for look in changes(run.looks)
     ]
-    note = (
-        f"Judged at {len(run.looks)} of {run.looks[-1].records} records, each as if it were the newest. What was said "
-        "of a single record is not listed, unless it was an alarm."
-    )
+    records = run.looks[-1].records
+    note = noted("judged again", looks=len(run.looks), records=records) if records else ""
     return Table(TIMELINE, ["from step", "t", "state", "because"], rows, note)
 
 

@@ -21,6 +21,7 @@ from stairwise.report.run_page import (
 )
 from stairwise.report.timeline import Look
 from stairwise.staircase.advice import Advice
+from stairwise.staircase.notes import noted
 from stairwise.table import Table
 
 SAME_PACE = 0.01  # runs whose t per step differ by more than this share start on the axis of steps
@@ -45,7 +46,7 @@ def runs_page(folders: Sequence[Path], spectrum: str = "", patient: bool = False
                 raise
             runs.append(_not_started(name, error))
     states = Counter(run.advice.state for run in runs)
-    lead = f"{len(runs)} runs: " + ", ".join(f"{n} {state}" for state, n in states.items()) + "."
+    lead = noted("several", number=len(runs), states=", ".join(f"{n} {state}" for state, n in states.items()))
     facts = {"records": "; ".join(f"{run.name}: {run.facts['records']}" for run in runs)}
     facts |= {f"{run.name}: {key}": value for run in runs for key, value in run.facts.items() if key != "records"}
     tables = [*_differences(runs), *(_named(timeline_table(run), run) for run in runs)]
@@ -78,7 +79,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 def _not_started(name: str, error: InputError) -> Reading:
     none = np.zeros(0)
-    looks = [Look(0, 0.0, 0.0, Advice("not started", 0, 0, (f"Nothing to show yet: {error}.",)))]
+    looks = [Look(0, 0.0, 0.0, Advice("not started", 0, 0, (noted("nothing yet", reason=error),)))]
     return Reading(name, "", [], none, none, none[:, None], None, None, looks, {"records": "no records yet"}, {})
 
 

@@ -19,6 +19,7 @@ SOONEST = 6  # the first records may overshoot: most kinds of collapse are named
 # All embeddings point the same way
 ALIKE, APART = 0.9, 0.1  # if the cosine of negatives is above the first, and of positives at most the second closer
 EXACT, NEARLY = 0.01, 0.05  # at 6 records, or 3 if the loss is a cosine or distance of the views; or nearly a cosine.
+PLAIN = 0.96  # Two records in a row must show all this; one, if the loss is such and the cosine is as high.
 ROUNDING = 1e-4  # A loss that is further below −1 is no cosine.
 KEPT = 0.5  # The mean may only have drifted: the variance is above this share of its maximum since the second record,
 CONSISTENT = 0.5  # or what differs agrees between views, at least this much,
@@ -57,6 +58,7 @@ APART_AGAIN, AGREE_AGAIN = (0.85, 0.15), 0.9  # cosine of negatives, or how much
 GROWN_AGAIN = 0.2  # the variance, as a share of its maximum
 SHARED_AGAIN = 0.25  # the share of all dimensions but one; and twice as many dimensions as count as few
 
+DOUBTFUL = "doubtful"  # a collapse if it is seen again
 KINDS = ("zero", "point", "variance", "falling", "one", "few")
 
 
@@ -65,7 +67,7 @@ class Collapses:
 
     def __init__(self, lam: Floats, level: float | None, signs: Signs, rest: Rest) -> None:
         self.lam, self.level, self.signs, self.rest = lam, level, signs, rest
-        self.seen: dict[int, tuple[str, str]] = {}
+        self.shown: dict[int, tuple[str, str]] = {}
         self.mended = _mended(lam, signs, rest)
         self.uncharged = uncharged(lam, signs, rest)
 
@@ -85,17 +87,21 @@ class Collapses:
         return "", "", i
 
     def _seen(self, i: int) -> tuple[str, str]:
-        if i not in self.seen:
+        """What a record shows; what is doubtful counts if the record before shows a collapse, too."""
+        state, kind = self._shown(i)
+        if state == DOUBTFUL:
+            state, kind = ("collapsed", kind) if i > FIRST and self._shown(i - 1)[0] else ("", "")
+        return ("collapsed", "few") if not state and i + 1 >= SOONEST and self.uncharged[i] else (state, kind)
+
+    def _shown(self, i: int) -> tuple[str, str]:
+        if i not in self.shown:
             past = slice(i + 1)
-            state, kind = _seen(self.level, self.lam[past], self.signs.where(past), self.rest.where(past))
-            if not state and i + 1 >= SOONEST and self.uncharged[i]:
-                state, kind = "collapsed", "few"
-            self.seen[i] = state, kind
-        return self.seen[i]
+            self.shown[i] = _shown(self.level, self.lam[past], self.signs.where(past), self.rest.where(past))
+        return self.shown[i]
 
 
-def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[str, str]:
-    """State and kind of a collapse that the last record shows."""
+def _shown(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[str, str]:
+    """State and kind of a collapse that the last record shows; the state may be doubtful."""
     d = lam.shape[1] + rest.number
     v, ms = _tail(signs.variance), _tail(signs.mean_square)
     most = float(np.nanmax(signs.variance)) if np.isfinite(signs.variance).any() else np.nan
@@ -105,7 +111,8 @@ def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[s
     if (distance or not _mean_learned(level, signs)) and (
         v[-2:].max() <= VANISHED * most or not _never_started(signs, d)
     ):
-        if _alike(signs, most) or _one_prototype(signs, d):
+        alike = _alike(signs, most)
+        if (alike and _plain(signs)) or _one_prototype(signs, d):
             return "collapsed", "point"
         shortest = v[-1] <= 1.3 * v.min() and len(lam) >= SOONEST
         unseen = np.isnan(signs.agreement) and shortest and v[-2:].max() <= UNSEEN * most
@@ -113,6 +120,8 @@ def _seen(level: float | None, lam: Floats, signs: Signs, rest: Rest) -> tuple[s
             return "collapsed", "variance"
         if v[-2:].max() <= LOSING * most and distance:
             return "collapsing", "falling"
+        if alike:
+            return DOUBTFUL, "point"
     if level is None:
         return ("collapsed", "one") if _alone(lam, signs, rest) else ("", "")
     return ("collapsed", "few") if _beyond(lam, level, signs.loss, rest) else ("", "")
@@ -170,6 +179,11 @@ def _alike(signs: Signs, most: float) -> bool:
     if negative[-1] < SURELY:
         return bool(now < CONSISTENT or attracts)
     return bool(now < DRIFTING or cosine or signs.variance[-1] <= LOST * most or _vanished(signs))
+
+
+def _plain(signs: Signs) -> bool:
+    """Whether equal directions need no second record: the cosine is high, and the loss asks for no less."""
+    return bool(signs.negative[-1] >= PLAIN and (_is_cosine(signs) or _attracts(signs)))
 
 
 def _attracts(signs: Signs) -> bool:

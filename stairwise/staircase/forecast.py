@@ -37,6 +37,7 @@ from stairwise.staircase.experts import (
     past_rises,
 )
 from stairwise.staircase.growth import Rest, typical
+from stairwise.staircase.notes import noted
 from stairwise.staircase.steps import FEWEST, Steps, detect_steps, records
 
 Floats = NDArray[np.float64]
@@ -140,10 +141,10 @@ class Forecast:
         """How far off the last steps would have been forecast, as a sentence; empty if fewer than two were checked."""
         if self.typical_miss is None:
             return ""
-        last = f"the last {COUNTS[len(self.missed)]} steps"
+        number = COUNTS[len(self.missed)]
         if np.isinf(self.typical_miss):
-            return f"Most of {last} were not foreseen."
-        return f"T{last[1:]} were forecast {100 * self.typical_miss:.0f} % off."
+            return noted("not foreseen", number=number)
+        return noted("forecast", number=number, miss=100 * self.typical_miss)
 
     def eigenvalues(self, t: ArrayLike) -> Floats:
         """Expected eigenvalues of the growing modes at times t, (…, K).

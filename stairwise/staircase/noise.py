@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stairwise.checks import positive_int
+from stairwise.staircase.notes import noted
 from stairwise.theory.batch_noise import EPSILON, SOLVERS, VISIBLE, Carried, carried, expected_hinge
 
 Floats = NDArray[np.float64]
@@ -132,11 +133,10 @@ def noise_sentence(
     then = carried_by(measured, loss, options, larger)
     share, d = min(noise / value, 1.0), len(now.rho)
     part = "half" if 0.45 <= share <= 0.55 else f"{100 * share:.0f} %"
-    start = f"At batch {measured.batch} {part} of your loss is sampling noise"
     if then is None or then.above_half <= now.above_half + SMALL * d / 2:
-        return f"{start}; a larger batch lowers the loss, but adds few dimensions or none."
-    more = f"at {larger} about {then.above_half} or more could."
-    return f"{start}, and only {now.above_half} of {d} dimensions can pass ½; {more}"
+        return noted("noise only", batch=measured.batch, part=part)
+    counts = {"now": now.above_half, "d": d, "larger": larger, "then": then.above_half}
+    return noted("noise", batch=measured.batch, part=part, **counts)
 
 
 def _shared(m: Measured) -> float:

@@ -59,7 +59,6 @@ SENTENCES = {
     "{mean:.2g}: C is not centred.",
     "telling loss": "The loss is {loss:.4g}, which is {name}: {meaning}.",
 }
-FIRST_LOST = "The first batch that was not finite was number {number:,}."  # said by the page, which knows it
 REMEDIES = {
     "diverged": "Go back to a checkpoint before it and lower the learning rate; in half precision, check the loss "
     "scale.",

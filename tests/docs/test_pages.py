@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import stairwise as sw
 from stairwise.cli import app
 from stairwise.staircase.advice import STATES
+from stairwise.staircase.notes import NOTES
 from stairwise.staircase.words import REMEDIES, SENTENCES
 
 from . import glossary
@@ -125,9 +126,9 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_sentences_on_the_page_of_the_monitor_are_those_of_the_advice():
-    """All of them, with … for what changes; sentences in the first table, remedies in the second."""
+    """All of them, with … for what changes: sentences, remedies, and what is said beside them."""
     page = (DOCS / "staircase.md").read_text(encoding="utf-8")
-    for table, known in (("| sentence |", SENTENCES), ("| what to do |", REMEDIES)):
+    for table, known in (("| sentence |", SENTENCES), ("| what to do |", REMEDIES), ("| beside it |", NOTES)):
         rows = page[page.index(f"\n{table}") :].partition("\n\n")[0]
         listed = re.findall(r'^\| "([^"]+)" \|', rows, re.M)
         assert listed == [re.sub(r"\{[^}]*\}", "…", sentence) for sentence in known.values()]

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import warnings
 import weakref
 from copy import deepcopy
@@ -143,7 +144,7 @@ def test_embeddings_that_are_not_finite():
         watch.close()
 
     with pytest.warns(
-        RunWarning, match="1 batches up to step 4 are left out; the first such batch of the run was number 3"
+        RunWarning, match="1 batch up to step 4 is left out; the first such batch of the run was number 3"
     ):
         loop()
     assert [r.samples for r in watch.records] == [16, 8, 16]
@@ -162,6 +163,23 @@ def test_nothing_but_bad_batches():
     with pytest.warns(RunWarning, match="2 batches"):
         loop()
     assert watch.records[0].eigenvalues is None
+
+
+def test_a_run_that_has_diverged_says_so_a_few_times():
+    """Once the number of lost batches has doubled, not at every record."""
+    criterion, z = sw.losses.VICReg(), torch.full((8, 3), float("nan"), requires_grad=True)
+    watch = sw.SpectrumMonitor().attach(loss=criterion, every=2)
+
+    def loop():
+        for _ in range(40):
+            criterion(z, z)
+        watch.close()
+
+    with pytest.warns(RunWarning) as told:
+        loop()
+    assert len(watch.records) == 20
+    steps = [int(re.search(r"up to step (\d+) are left out", str(one.message))[1]) for one in told]
+    assert steps == [2, 4, 8, 16, 32]
 
 
 def test_several_loggers_and_boards(tmp_path):

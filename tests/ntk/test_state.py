@@ -12,7 +12,7 @@ from stairwise.ntk.empirical import empirical_ntk
 SETTINGS = """
 import os, torch
 from stairwise.ntk.empirical import empirical_ntk
-from stairwise.ntk.state import float32_products
+from stairwise.kernel.precision import float32_products
 torch.set_num_threads(1)
 backends = torch.backends
 new = hasattr(backends.cuda.matmul, "fp32_precision")

@@ -91,6 +91,10 @@ def test_a_run_without_records(pair, tmp_path):
         runs_page([pair[0], tmp_path / "nothing"])
     page = runs_page([pair[0], tmp_path / "nothing"], patient=True)
     assert page.summary[0].rows[1] == ["nothing", "not started", "–", "–", "0", "–", "–"]
+    assert re.fullmatch(r"2 runs: 1 [a-z ]+, 1 not started\.", page.lead)
+    assert page.tables[-1].rows[0][-1].startswith("Nothing to show yet: run must be a folder with a metrics.jsonl")
+    assert page.tables[-1].note == ""
+    assert page.tables[-2].note.startswith("Judged at ")
     assert len(page.panels[0].lines) == 1
     page.write(tmp_path / "report.html")
 

@@ -48,6 +48,25 @@ def test_equal_directions_are_no_collapse_while_the_variance_is_kept_unless_the_
 
 
 @pytest.mark.parametrize(
+    ("records", "negative", "loss", "bad"),
+    [
+        (6, 0.95, 1.0, False),  # the sixth record is the first that shows it
+        (7, 0.95, 1.0, True),
+        (6, 0.97, 1.0, False),
+        (6, 0.95, -0.96, False),  # nearly the cosine
+        (6, 0.97, -0.96, True),  # plain: the directions are more alike, and the loss asks for no less
+        (3, 0.95, -0.98, False),  # where the loss is the cosine, it is the third
+        (4, 0.95, -0.98, True),
+        (3, 0.97, -0.98, True),
+    ],
+)
+def test_equal_directions_are_a_collapse_if_two_records_show_it_or_one_plainly(records, negative, loss, bad):
+    cosines = np.r_[np.full(30 - records, 0.3), np.full(records, negative)]
+    says = said(T30, EVEN, level=None, positive=0.972, negative=cosines, loss=loss, batch=64)
+    assert (says.state == "collapsed") == bad, str(says)
+
+
+@pytest.mark.parametrize(
     ("mean_square", "loss", "level", "bad"),
     [
         (1.4, 3.0, None, False),  # C learns its constant mode

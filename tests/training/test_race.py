@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 
 from benchmarks.race import appendix, page, single
-from benchmarks.race.__main__ import TINY, _name, _plan
+from benchmarks.race.__main__ import TINY, _name, _plan, _plan_of_queue
 from benchmarks.race.entrants import LOSSES, METHODS, RACED, RaceRun
 from benchmarks.race.images import read_images
 from benchmarks.race.jobs import run_here, run_jobs, run_teams
+from benchmarks.race.left import QUEUE, queue
 from benchmarks.race.plan import Race, Rules
 from benchmarks.race.single import checkpoints, race
 from benchmarks.race.store import Store
@@ -124,6 +125,19 @@ def test_the_plan_names_runs_and_minutes(tmp_path):
 
 
 # results
+
+
+def test_the_queue_holds_what_the_race_does_not(tmp_path):
+    raced = {run.key({}) for run in Race(Rules(), {}).wanted()}
+    for part, rules in queue(Rules(), transfer=False):
+        wanted = [run for run in Race(rules, {}).wanted() if run.stage in part.stages]
+        assert wanted, part.name
+        if part.name != "long training":  # its trials are those of the race
+            assert not raced & {run.key({}) for run in wanted}
+    assert {part.name for part in QUEUE} - {part.name for part, _ in queue(Rules(), False)} == {
+        "transfer: two more seeds"
+    }
+    assert _plan_of_queue(Rules(), Store(tmp_path / "race.jsonl")).count(" min") == len(QUEUE)
 
 
 def test_results_merge_by_key_and_survive_a_kill(tmp_path):

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from benchmarks.race import page
 from benchmarks.race.images import RaceImages
 from benchmarks.race.single import device_for_runs
 from benchmarks.race.store import Store
-from benchmarks.speedrun_search import START, next_trial
+from benchmarks.speedrun_search import FACTORS, START, combined, design, next_trial
 from stairwise.training.recipe import Recipe
 
 
@@ -42,44 +43,55 @@ def test_a_speedrun(tmp_path, monkeypatch):
     assert table.count("\n") == 2  # the run on held-out images is not shown
 
 
-def test_a_search_keeps_what_is_better():
-    better = {"loss": "vicreg", "batch": 512, "lr": 0.04}  # each of these is worth something
+def searched_with(worth):
+    """The result of a search whose trials have the accuracy worth(settings), and its trials."""
     tried = {}
-
-    def score(settings):
-        return tried.get(json.dumps(settings, sort_keys=True))
-
-    asked = []
-    while (state := next_trial(score))[1] is not None:
-        asked.append(state[1])
-        worth = sum(state[1].get(name) == value for name, value in better.items())
-        tried[json.dumps(state[1], sort_keys=True)] = 0.5 + 0.1 * worth
-    assert {name: state[0][name] for name in better} == better
-    assert asked[0] == START
-    assert all("temperature" not in str(settings) for settings in asked)  # VICReg has none
-    assert len(tried) == len(asked)
+    while (state := next_trial(lambda settings: tried.get(json.dumps(settings))))[1] is not None:
+        tried[json.dumps(state[1])] = worth(state[1])
+    return state[0], [json.loads(settings) for settings in tried]
 
 
-def test_a_search_continues_from_the_stored_trials():
-    """The first search is finished: what comes next is its best with the better judge."""
-    store = Store(speedrun.STORE)
-    first = [key for key in store.results() if key.startswith("search 45 s/")]
-    searched = speedrun.Searched(store, 50000, 45.0, {})
-    _, _, stage = searched.state()
-    assert stage == "further"
-    known = {"loss": "vicreg", "lr": 0.04, "batch": 256, "d": 512}
-    chosen = next_trial(lambda settings: speedrun_search.accuracy(store.results(), searched.key("search", settings)))
-    assert {name: chosen[0][name] for name in known} == known
-    assert chosen[1] is None
-    assert searched.key("search", chosen[0]) in first
+def test_every_level_of_a_factor_meets_all_levels_of_the_others_equally_often():
+    trials = design()
+    assert trials[0] == (0,) * len(FACTORS)
+    for i, j in itertools.combinations(range(len(FACTORS)), 2):
+        met = Counter((levels[i], levels[j]) for levels in trials)
+        assert len(met) == len(FACTORS[i]) * len(FACTORS[j])
+        assert len(set(met.values())) == 1
 
 
-def test_a_change_must_gain_the_margin():
-    scores = {0.1: 0.5, 0.2: 0.501, 0.3: 0.503}
-    changes = [({"lr": 0.2}, ()), ({"lr": 0.3}, ())]
-    start = {"loss": "vicreg", "lr": 0.1}
-    assert next_trial(lambda s: scores[s["lr"]], start, changes, margin=0.002) == ({"loss": "vicreg", "lr": 0.3}, None)
-    assert next_trial(lambda s: scores[s["lr"]], start, changes[:1], margin=0.002) == (start, None)
+def test_a_search_finds_gains_that_add_up():
+    better = {"sizes": FACTORS[0][2]["sizes"], "hidden": [1024, 1024]}
+    best, tried = searched_with(lambda s: 0.8 + 0.01 * sum(s.get(k) == v for k, v in better.items()))
+    assert best == START | better
+    assert tried[0] == START
+    assert len(tried) in (8, 9)
+
+
+def test_what_gains_less_than_the_margin_is_left_out():
+    best, _ = searched_with(lambda s: 0.8 + 0.0005 * (s["lr"] == 0.025))
+    assert best == START
+
+
+def test_a_single_trial_wins_if_gains_do_not_add_up():
+    good = {json.dumps(combined(START, design()[i])): score for i, score in ((1, 0.89), (3, 0.89), (5, 0.9))}
+    best, tried = searched_with(lambda s: good.get(json.dumps(s), 0.5))
+    assert len(tried) == 9
+    assert best == combined(START, design()[5])
+
+
+def test_levels_that_diverge_are_not_chosen():
+    best, _ = searched_with(lambda s: 0.0 if s.get("views_per_image") == 4 else 0.8 + 0.01 * (s["lr"] == 0.025))
+    assert best["lr"] == 0.025
+    assert "views_per_image" not in best
+
+
+def test_the_search_starts_with_the_best_of_the_first():
+    """Whose trials are stored."""
+    trials = [(key, r) for key, r in Store(speedrun.STORE).results().items() if key.startswith("search 45 s/")]
+    key, _ = max(trials, key=lambda trial: trial[1]["logistic"])
+    same = speedrun.key_of("search 45 s", speedrun.Searched(Store(speedrun.STORE), 50000, 1.0, {}).recipe(START), 50000)
+    assert same == key
 
 
 def test_probes_of_folds_are_judged_on_images_that_they_have_not_seen():
@@ -104,26 +116,25 @@ def test_steps_that_fit_take_all_sizes_into_account(tmp_path, monkeypatch):
 
 
 def test_a_search_trains_continues_and_its_best_is_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(speedrun_search, "CHANGES", [({"lr": 0.02}, ())])
-    monkeypatch.setattr(speedrun_search, "FURTHER", [({"sizes": [[0.0, 8], [0.5, 16]]}, ())])
-    monkeypatch.setattr(speedrun_search, "LONGER", [({"momentum": 0.9}, ())])
+    sizes = ({}, *({"sizes": [[0.0, side], [0.5, 16]]} for side in (6, 8, 12)))
+    monkeypatch.setattr(speedrun_search, "FACTORS", (sizes, *FACTORS[1:]))
+    monkeypatch.setattr(speedrun_search, "OTHER_SIZES", (20,))
     for module, name in ((speedrun, "steps_in"), (speedrun, "steps_in_new_process")):
         monkeypatch.setattr(module, name, lambda *_: 2)
     monkeypatch.setattr(speedrun, "parts", lambda *_: {})
     images, store = toy_images(), Store(tmp_path / "speedrun.jsonl")
     images.offer()
-    small = {"encoder_options.width": "4", "batch": "16", "d": "8", "hidden": "16", "held_out": "16"}
+    small = {"encoder_options.width": "4", "batch": "16", "d": "8", "held_out": "16"}
     searched = speedrun.Searched(store, images.training, 1.0, small)
     device = device_for_runs("cpu")
-    assert [searched.run_next(device) for _ in range(5)] == [True] * 4 + [False]
-    assert all(r["held_out"] and r["steps"] == 2 for r in store.results().values())
-    stages = [key.partition(" ")[0] for key in store.results()]
-    assert stages == ["search", "search", "further", "further"]
-    assert all(0 <= r["folded"] <= 1 for r in store.results().values())
-    longer = speedrun.Searched(store, images.training, 120.0, small)
-    monkeypatch.setattr(speedrun, "BRIEF", 1.0)
-    assert [longer.run_next(device) for _ in range(3)] == [True, True, False]
-    assert searched.run_next(device) is False  # the longer search has not changed it
+    count = 0
+    while searched.run_next(device):
+        count += 1
+    trials = store.results()
+    assert count in (8, 9)
+    assert len(trials) == count
+    assert all(r["held_out"] and r["steps"] == 2 and key.startswith("design 1 s/") for key, r in trials.items())
+    assert all(0 <= r["folded"] <= 1 and len(r["sized"]) > 1 for r in trials.values())
     options = argparse.Namespace(best=True, held_out=False)
 
     def run(goal, recipe, key, about):
@@ -134,6 +145,20 @@ def test_a_search_trains_continues_and_its_best_is_run(tmp_path, monkeypatch):
     finals = [r for r in store.results().values() if not r["held_out"]]
     assert [r["seed"] for r in finals] == [0, 1]
     assert len({r["about"] for r in finals}) == 1
+
+
+def test_a_trial_that_fails_does_not_come_again(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    store = Store(tmp_path / "speedrun.jsonl")
+    searched = speedrun.Searched(store, 80, 1.0, {})
+    monkeypatch.setattr(speedrun, "steps_in", fails)
+    for count in (1, 2):
+        with pytest.raises(RuntimeError):
+            searched.run_next(device_for_runs("cpu"))
+        assert len(store.results()) == count
+    assert page.search_table(store.results()).count("diverged") == 2
 
 
 def test_a_paused_run_ends_like_one_without_pause(tmp_path, monkeypatch):

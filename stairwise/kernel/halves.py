@@ -1,0 +1,107 @@
+"""Long products on a GPU: sums in float64 of short pieces, and float32 values as pairs of half-precision numbers.
+
+A GPU adds up the terms of a float32 product one after the other, so rounding grows with their number; here at most
+PIECE of them are added in float32. Its tensor cores multiply half precision (11 bits) ten times faster than float32.
+Two of them hold 22 bits in the memory of one float32, so products with many columns take no longer than reading K̃.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import frexp
+
+import torch
+from torch import Tensor
+
+PIECE = 2048  # terms that are added up in float32
+SHIFT = 2.0**11  # the second number holds the bits below the 11 of the first
+TOP = 14  # the largest value is scaled to between 2^13 and 2^14; half precision ends at 2^16
+EPS = 2.0**-22
+ALIGNED = 8  # columns: 16 bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """values · scale = high + low / SHIFT; scale is a number, or one per row."""
+
+    high: Tensor
+    low: Tensor
+    scale: float | Tensor
+
+    def __getitem__(self, at: tuple[slice, slice]) -> "Halves":
+        return Halves(self.high[at], self.low[at], self.scale)
+
+    @property
+    def T(self) -> "Halves":
+        """Transposed; for values with one scale."""
+        return Halves(self.high.T, self.low.T, self.scale)
+
+
+def halved(values: Tensor) -> Halves:
+    """A matrix of float32 as halves with one scale."""
+    low, top = torch.aminmax(values)
+    largest = max(-float(low), float(top))
+    scale = 2.0 ** (TOP - min(max(frexp(largest)[1], -100), 100))
+    return _split(values * scale, scale)
+
+
+def halved_rows(values: Tensor) -> Halves:
+    """A matrix of float64 as halves with a scale per row."""
+    scale = torch.exp2(TOP - torch.log2(values.abs().amax(1, keepdim=True).clamp(min=1e-250)).ceil())
+    return _split(values * scale, scale)
+
+
+def _split(scaled: Tensor, scale: float | Tensor) -> Halves:
+    """`scaled` is overwritten."""
+    high = _half(scaled)
+    return Halves(high, _half(scaled.sub_(high).mul_(SHIFT)), scale)
+
+
+def _half(values: Tensor) -> Tensor:
+    rows, columns = values.shape
+    room = values.new_empty(rows, -(-columns // ALIGNED) * ALIGNED, dtype=torch.float16)
+    return room[:, :columns].copy_(values)
+
+
+def add_product(out: Tensor, left: Halves, right: Halves) -> None:
+    """Add left right to `out` in float64, with 22 bits of each factor; rows are not divided by the scale of left."""
+    rows, both = len(left.high), torch.cat([left.high, left.low])
+    for at in _pieces(left.high.shape[1]):
+        total = _in_pieces(both, right.high, at)  # a few short sums, so float32 is enough to combine them
+        low = total[:, rows:].add_(_in_pieces(left.high, right.low, at))
+        out.add_(total[:, :rows].add_(low, alpha=1 / SHIFT).sum(0, dtype=torch.float64), alpha=1 / float(right.scale))
+
+
+def long_product(left: Tensor, right: Tensor) -> Tensor:
+    """left right in float64, where at most PIECE terms are added up in float32."""
+    sums = [_in_pieces(left, right, at).sum(0, dtype=torch.float64) for at in _pieces(left.shape[1])]
+    return sums[0] if len(sums) == 1 else sums[0].add_(sums[1])
+
+
+def _pieces(terms: int) -> list[slice]:
+    """As many pieces as fit, and the rest."""
+    whole = terms - terms % PIECE
+    return [at for at in (slice(0, whole), slice(whole, terms)) if at.stop > at.start]
+
+
+def _in_pieces(left: Tensor, right: Tensor, at: slice) -> Tensor:
+    """Products of the columns and rows `at`, (pieces, rows, columns) in float32."""
+    length = min(PIECE, at.stop - at.start)
+    return _products(left[:, at].unflatten(1, (-1, length)).movedim(1, 0), right[at].unflatten(0, (-1, length)))
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """A batch of products, in float32."""
+    if left.dtype == torch.float16 and left.is_cuda:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(left.float(), right.float())
+
+
+@cache
+def supported(device: torch.device) -> bool:
+    """Whether this torch multiplies half precision with float32 results on this device."""
+    if device.type != "cuda":
+        return False
+    try:
+        return float(_products(*(torch.ones(1, 8, 8, dtype=torch.float16, device=device) for _ in "ab")).sum()) == 512
+    except (RuntimeError, TypeError):
+        return False
