@@ -9,6 +9,7 @@ from stairwise.monitor.bases import Bases, ritz_matrices
 from stairwise.monitor.frames import Frames, sums_of
 from stairwise.monitor.moments import COLUMNS, ONES, facts
 from stairwise.monitor.products import centred, centred_pair, representable
+from stairwise.monitor.rows import Rows
 
 
 def alike(x: Tensor, y: Tensor) -> bool:
@@ -94,10 +95,21 @@ def joint_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def without_sums(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A monitor's state before anything has been summed."""
-    return {name: torch.zeros_like(value) if _is_sum(name) else value for name, value in state.items()}
+    kept = ("rows.", "counts.")
+    return {
+        name: torch.zeros_like(value) if _is_sum(name) else value
+        for name, value in state.items()
+        if not name.startswith(kept)
+    }
 
 
-def condensed(sums: dict[str, Tensor], frames: Frames, bases: Bases, normalized: bool = False) -> dict[str, Tensor]:
+def condensed(
+    sums: dict[str, Tensor],
+    frames: Frames,
+    bases: Bases,
+    normalized: bool = False,
+    kept: dict[str, Rows] | None = None,
+) -> dict[str, Tensor]:
     """Replace sums that are not to be decomposed completely by small matrices; all others are returned as they are.
 
     Dense sums are overwritten, all but Σ x and the number of rows.
@@ -105,6 +117,7 @@ def condensed(sums: dict[str, Tensor], frames: Frames, bases: Bases, normalized:
     Arguments:
         bases: those in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
         normalized: include the spectrum of C of standardized embeddings, of dense sums.
+        kept: rows of u and v that are not yet summed.
     """
     out = dict(sums)
     for stream, centre in frames.centres.items():
@@ -114,7 +127,8 @@ def condensed(sums: dict[str, Tensor], frames: Frames, bases: Bases, normalized:
         if stream == "z" and parts:
             u, v = parts
             if basis is None:
-                out |= _dense_pairs(u, v, centre, unit, bases, normalized)
+                rows = None if not kept else (kept["uu"], kept["vv"])
+                out |= _dense_pairs(u, v, rows, centre, unit, bases, normalized)
             else:
                 out |= _tracked_pairs(u, v, centre, basis)
             out["z.centre"] = centre
@@ -124,15 +138,28 @@ def condensed(sums: dict[str, Tensor], frames: Frames, bases: Bases, normalized:
 
 
 def _dense_pairs(
-    u: Tensor, v: Tensor, centre: Tensor, unit: Tensor, bases: Bases, normalized: bool
+    u: Tensor,
+    v: Tensor,
+    rows: tuple[Rows, Rows] | None,
+    centre: Tensor,
+    unit: Tensor,
+    bases: Bases,
+    normalized: bool,
 ) -> dict[str, Tensor]:
     """Of the centred moments of u and v; means are added where they belong."""
-    centre = centre / unit
-    d = len(u) - ONES
+    centre, d = centre / unit, len(centre)
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
     mean, half = of_u[1] / (2 * n), of_v[1] / (2 * n)  # the views' own means are mean ± half
-    both, difference = centred_pair(u[:d, :d], v[:d, :d], 2 * n.sqrt() * mean, 2 * n.sqrt() * half)
+    if rows is None:
+        both, difference = centred_pair(u[:d, :d], v[:d, :d], 2 * n.sqrt() * mean, 2 * n.sqrt() * half)
+
+    def times(sign: int, q: Tensor, exact: bool) -> Tensor:
+        """The centred moments of u plus or minus those of v, times q."""
+        if rows is None:
+            return (both if sign > 0 else difference).times(q, exact)
+        return rows[0].times(q, 2 * mean).add_(rows[1].times(q, 2 * half), alpha=sign)
+
     variance = (of_u[0] + of_v[0]) / (4 * n) - mean.square() - half.square()  # mean of both views'
     scale = torch.where(variance > 0, variance.rsqrt(), 0.0)[:, None]
     largest = scale.max().clamp(min=torch.finfo(scale.dtype).tiny)
@@ -140,11 +167,11 @@ def _dense_pairs(
 
     def product(name: str, q: Tensor, exact: bool) -> Tensor:
         if name == "normalized":
-            return largest**2 * scale * difference.times(representable(scale * q), exact) / (4 * n)
+            return largest**2 * scale * times(-1, representable(scale * q), exact) / (4 * n)
         differing = torch.outer(half, half @ q)
         if name == "covariance":
-            return both.times(q, exact).div_(4 * n).add_(differing)
-        return difference.times(q, exact).div_(4 * n).sub_(differing).addr_(mean + centre, (mean + centre) @ q)
+            return times(1, q, exact).div_(4 * n).add_(differing)
+        return times(-1, q, exact).div_(4 * n).sub_(differing).addr_(mean + centre, (mean + centre) @ q)
 
     names = ("covariance", "C", "normalized") if normalized else ("covariance", "C")
     found = ritz_matrices(product, names, bases, mean)

@@ -1,7 +1,8 @@
 """Second moments of a stream of rows x, summed on their device, in one of three layouts that depends on their size d.
 
 all      S = Σ x xᵀ in float64, whose eigenvalues are computed later, all of them
-dense    S in float32, its blocks on and above the diagonal; the device finds the leading modes by subspace iteration
+dense    S in float32, its blocks on and above the diagonal; the device finds the leading modes by subspace iteration,
+         from the rows themselves (`rows`) while these are few
 tracked  only S Q, with a basis Q of COLUMNS columns that follows the leading modes, so that a row costs d · COLUMNS
 
 A stream is u = z_a + z_b, v = z_a − z_b, or h, in float32 relative to a centre, and on a GPU in a unit (`frames`).
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stairwise.monitor.products import add_square
+from stairwise.monitor.rows import Rows
 
 ALL, DENSE = 1024, 8192  # the largest d of the layouts "all" and "dense"
 KEPT = 128  # number of leading eigenvalues that are reported
@@ -22,7 +24,7 @@ COLUMNS = 512  # columns of a tracked basis
 ONES = 8  # columns next to S; one is enough, but eight keep rows aligned, which is faster on GPUs
 STREAMS = {"uu": "z", "vv": "z", "hh": "h"}  # sums, and what they are sums of
 AT_ONCE = 1024  # rows that are shifted at once, to save memory
-EXTRA = 3  # columns of a tracked sum after S Q: Σ x², Σ x and the number of rows
+EXTRA = 3  # columns of a tracked sum after S Q, and all of rows that are kept: Σ x², Σ x and the number of rows
 
 
 def layout(d: int, exact: bool | None = None) -> str:
@@ -58,7 +60,7 @@ def plain_products(device: torch.device) -> Iterator[None]:
 
 def empty(d: int, kind: str, device: torch.device) -> Tensor:
     """Sums of no rows."""
-    shape = (d, COLUMNS + EXTRA) if kind == "tracked" else (d + ONES, d + ONES)
+    shape = {"tracked": (d, COLUMNS + EXTRA), "rows": (d, EXTRA)}.get(kind, (d + ONES, d + ONES))
     return torch.zeros(shape, dtype=precision(kind), device=device)
 
 
@@ -70,6 +72,7 @@ def add(
     keep: float,
     basis: Tensor | None = None,
     unit: Tensor | None = None,
+    rows: Rows | None = None,
 ) -> None:
     """sums ← keep · sums + the sums of batches x / unit with their weights; overwrites x, to save memory.
 
@@ -77,16 +80,21 @@ def add(
         x: (batches, rows, d); batches whose weight is zero are zero.
         squares: Σ x² of each batch, (batches, d).
         weights: of the batches, (batches,).
+        rows: where x is kept, if it is not yet summed.
     """
     d = x.shape[2]
-    rows, total, squares = weights.sum() * x.shape[1], _weighted(weights, x.sum(dim=1)), _weighted(weights, squares)
+    number, total, squares = weights.sum() * x.shape[1], _weighted(weights, x.sum(dim=1)), _weighted(weights, squares)
     if unit is not None:
         total, squares = total / unit, squares / unit.square()
+        if rows is not None:
+            rows.append(x, weights, unit)
+            sums.add_(torch.stack([squares, total, number.expand(d)], dim=1))
+            return
     if keep != 1:
         x.mul_(weights.sqrt()[:, None, None])
     x = x.flatten(0, 1)
     if basis is not None:
-        more = torch.stack([squares, total, rows.expand(d)], dim=1)
+        more = torch.stack([squares, total, number.expand(d)], dim=1)
         sums.mul_(keep).add_(torch.cat([x.T @ (x @ basis), more], dim=1))
         return
     if x.dtype == torch.float64:
@@ -99,12 +107,31 @@ def add(
     sums[:d, d:].mul_(keep).add_(total[:, None])
     sums[d:].mul_(keep)
     sums[d:, :d] += total
-    sums[d:, d:] += rows
+    sums[d:, d:] += number
+
+
+def dense(known: Tensor, rows: Rows) -> Tensor:
+    """Dense sums of rows that were kept, and of which Σ x², Σ x and the number are known, (d, EXTRA)."""
+    d = len(known)
+    sums = empty(d, "dense", known.device)
+    y = rows.known()
+    add_square(sums[:d, :d], y if y.is_cuda else y.float())
+    squares, total, number = known.T
+    sums.diagonal()[:d].copy_(squares)
+    sums[:d, d:] = total[:, None]
+    sums[d:, :d] = total
+    sums[d:, d:] = number[0]
+    return sums
 
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:
     """Σ w v over batches, (d,), of those with a weight; without matrix products, in which TF32 may be allowed."""
     return torch.where(weights[:, None] > 0, weights[:, None] * values, 0.0).sum(dim=0)
+
+
+def dimensions(sums: Tensor) -> int:
+    """Size of the rows that were summed."""
+    return len(sums) - (ONES if len(sums) == sums.shape[1] else 0)
 
 
 def count(sums: Tensor) -> Tensor:
@@ -114,8 +141,8 @@ def count(sums: Tensor) -> Tensor:
 
 def facts(sums: Tensor, d: int) -> Tensor:
     """Σ x², Σ x and the number of rows in each column, (3, d)."""
-    if len(sums) == d:  # tracked
-        return sums[:, COLUMNS:].T
+    if len(sums) == d:  # tracked, or of rows that are kept
+        return sums[:, -EXTRA:].T
     return torch.stack([sums.diagonal()[:d], sums[:d, -1], sums[-1, -1].expand(d)])
 
 
@@ -125,7 +152,7 @@ def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]
     large = False
     for name, value in _from_older(state).items():
         part, _, key = name.rpartition(".")
-        if key in STREAMS and part in ("", "before"):
+        if key in STREAMS and part in ("", "before") and value.shape[1] > EXTRA:
             tracked = f"tracked.{STREAMS[key]}" in state
             d = len(value) - (0 if tracked else ONES)
             kind = layout(d, exact)

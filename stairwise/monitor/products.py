@@ -22,18 +22,17 @@ def uses_halves(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32 and RETURNS_FLOAT32
 
 
-def add_square(sums: Tensor, x: Tensor, keep: float, unit: Tensor | None) -> None:
+def add_square(sums: Tensor, x: Tensor, keep: float = 1.0, unit: Tensor | None = None) -> None:
     """sums ← keep · sums + yᵀy for rows y = x / unit, (rows, d), in the blocks on and above the diagonal.
 
-    On a GPU y is rounded to float16, in which no entry may be larger than LARGEST.
+    On a GPU y is rounded to float16, in which no entry may be larger than LARGEST; x may be in float16 already.
     """
-    halves = unit is not None and uses_halves(x)
     if unit is not None:
-        x = _halved(x, unit) if halves else x / unit
+        x = halved(x, unit) if uses_halves(x) else x / unit
     for start, end in _blocks(sums):
         into, left, right = sums[start:end, start:], x[:, start:end].T, x[:, start:]
-        if halves:
-            _add_of_halves(into, left, right, keep)
+        if x.dtype == torch.float16:
+            add_of_halves(into, left, right, keep)
         else:
             into.addmm_(left, right, beta=keep)
 
@@ -75,10 +74,10 @@ class Symmetric:
         """A q for q between −1 and 1; `exact`: with all digits of A, and those of q that are `representable`."""
         if self.scale is None:
             return self.parts[0] @ q
-        right = _halved(q, UNIT)
-        out = _of_halves(self.parts[0], right)
+        right = halved(q, UNIT)
+        out = of_halves(self.parts[0], right)
         if exact:
-            out += _of_halves(self.parts[1], right)
+            out += of_halves(self.parts[1], right)
         return out.mul_(self.scale * UNIT)
 
 
@@ -114,7 +113,7 @@ def _centred_rows(sums: Tensor, w: Tensor, start: int, end: int) -> Tensor:
 
 def representable(q: Tensor) -> Tensor:
     """q, between −1 and 1, rounded so that products with it are exact in q."""
-    return _halved(q, UNIT).float() * UNIT if uses_halves(q) else q
+    return halved(q, UNIT).float() * UNIT if uses_halves(q) else q
 
 
 def power_of_two(x: Tensor) -> Tensor:
@@ -127,17 +126,18 @@ def power_of_two(x: Tensor) -> Tensor:
     return torch.where(torch.isfinite(power) & (power > 0), power, 1.0)
 
 
-def _halved(x: Tensor, scale: Tensor | float) -> Tensor:
+def halved(x: Tensor, scale: Tensor | float, out: Tensor | None = None) -> Tensor:
     """x / scale in float16, without a copy in float32."""
-    return torch.mul(x, 1 / scale, out=torch.empty(x.shape, dtype=torch.float16, device=x.device))
+    out = torch.empty(x.shape, dtype=torch.float16, device=x.device) if out is None else out
+    return torch.mul(x, 1 / scale, out=out)
 
 
-def _add_of_halves(into: Tensor, left: Tensor, right: Tensor, keep: float) -> None:
+def add_of_halves(into: Tensor, left: Tensor, right: Tensor, keep: float) -> None:
     """into ← keep · into + left right, in float32, of matrices in float16; only on GPUs."""
     torch.addmm(into, left, right, beta=keep, out_dtype=torch.float32, out=into)
 
 
-def _of_halves(left: Tensor, right: Tensor) -> Tensor:
+def of_halves(left: Tensor, right: Tensor) -> Tensor:
     """Product in float32 of matrices in float16; only on GPUs."""
     return torch.mm(left, right, out_dtype=torch.float32)
 

@@ -21,6 +21,8 @@ from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
 from stairwise.monitor.digest import ages, alike, condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
 from stairwise.monitor.frames import Frames
+from stairwise.monitor.products import uses_halves
+from stairwise.monitor.rows import Rows, most_rows
 from stairwise.monitor.views import check_pair
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class SpectrumMonitor:
         self.sums: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
         self.frames = Frames()
+        self.rows: dict[str, Rows] = {}  # of u and v, while they are fewer than sums are worth
+        self.last = 0  # number of pairs at the last reset
         self.bases: dict[str, Tensor] = {}  # bases in which leading eigenvalues are found, by spectrum
         self.waiting: dict[str, list[Tensor]] = {"z": [], "h": []}  # z_a and z_b in columns; rows of h
         self.seen = 0
@@ -242,6 +246,7 @@ class SpectrumMonitor:
         """Add the sums of another monitor, which has seen other pairs."""
         self.flush()
         for monitor in (self, other):
+            monitor._sum_rows()
             monitor.aside.wait()
         placed = set(self.frames.centres)
         for name, value in other._total().items():
@@ -268,9 +273,14 @@ class SpectrumMonitor:
             self.frames.recentre(self.sums)
             for value in self.sums.values():
                 value.zero_()
+            for rows in self.rows.values():
+                rows.number = 0
         if self.before:
             self.aside.wait()  # before their memory is used again
-        self.before, self.seen = {}, 0
+        self.before, self.last, self.seen = {}, self.seen or self.last, 0
+        for name in ("uu", "vv"):  # the next window may be short enough to keep its rows
+            if name in self.sums and name not in self.rows and self._keeps_rows("z", self.dimensions() or 0):
+                del self.sums[name]
 
     def compute(self) -> Spectrum:
         """Compute the spectra of everything accumulated (waits for the device)."""
@@ -290,6 +300,8 @@ class SpectrumMonitor:
         joint = joint and world() > 1
         self.flush()
         with self.aside.work(self._device(), self._held()):
+            if self.rows and (joint or not uses_halves(self.frames.centres["z"])):
+                self._sum_rows()
             if joint:
                 self.frames.share(self.sums, self.before)
             elif spent:
@@ -301,7 +313,7 @@ class SpectrumMonitor:
                 if not spent:
                     values = {name: v.clone() if name in moments.STREAMS else v for name, v in values.items()}
                 with moments.plain_products(self.flaws.device):
-                    values = condensed(values, self.frames, self.bases, self.normalized)
+                    values = condensed(values, self.frames, self.bases, self.normalized, self.rows)
             values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
             copies = Copies(values if mine else {})
             if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
@@ -315,7 +327,8 @@ class SpectrumMonitor:
 
     def _held(self) -> list[Tensor | None]:
         parts = (self.sums, self.before, *self.frames.parts())
-        return [self.flaws, self.sample, *(tensor for part in parts for tensor in part.values())]
+        kept = (tensor for rows in self.rows.values() for tensor in (rows.held, rows.counts))
+        return [self.flaws, self.sample, *(tensor for part in parts for tensor in part.values()), *kept]
 
     def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
@@ -333,19 +346,27 @@ class SpectrumMonitor:
         frames = {"tracked": self.frames.bases, "centres": self.frames.centres, "units": self.frames.units}
         parts = {"before": self.before, "bases": self.bases} | frames
         prefixed = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
-        return dict(self.sums) | prefixed | flaws
+        for name, rows in self.rows.items():
+            prefixed |= {f"{part}.{name}": value for part, value in rows.state().items()}
+        return self.sums | prefixed | flaws
 
     def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
         """Continue from `state` on a device; None: the device of the next batch."""
         self.aside.wait()
         # copies, because the memory of a file may be aligned differently, and products then round differently
         placed = {name: value.to(device, copy=True) for name, value in moments.continued(state, self.exact).items()}
-        self.waiting, self.flaws = {"z": [], "h": []}, placed.pop("flaws", None)
+        self.waiting, self.flaws, self.rows = {"z": [], "h": []}, placed.pop("flaws", None), {}
         self.frames = Frames()
-        self.before, self.bases, self.frames.bases, self.frames.centres, self.frames.units = (
+        self.before, self.bases, self.frames.bases, self.frames.centres, self.frames.units, rows, counts = (
             {name.removeprefix(part): placed.pop(name) for name in list(placed) if name.startswith(part)}
-            for part in ("before.", "bases.", "tracked.", "centres.", "units.")
+            for part in ("before.", "bases.", "tracked.", "centres.", "units.", "rows.", "counts.")
         )
+        for name, values in rows.items():
+            self.rows[name] = Rows(values.shape[1], values.device)
+            self.rows[name].load(values, counts[name])
+        for name in moments.STREAMS:  # Σ x alone, of rows that another process has
+            if name in placed and placed[name].shape[1] == moments.EXTRA and name not in rows:
+                del placed[name]
         seen = placed.pop("seen", moments.count(placed["uu"]) if "uu" in placed else torch.tensor(0))  # older: none
         self.sums, self.seen = placed, int(seen)
 
@@ -359,7 +380,7 @@ class SpectrumMonitor:
             return moments.size(name, self.waiting[name][0])
         stream = "uu" if name == "z" else "hh"
         sums = self.sums.get(stream, self.before.get(stream))
-        return None if sums is None else len(sums) - (0 if name in self.frames.bases else moments.ONES)
+        return None if sums is None else moments.dimensions(sums)
 
     def _layout(self, name: str) -> str:
         return moments.layout(self.dimensions(name) or 0, self.exact)
@@ -382,17 +403,35 @@ class SpectrumMonitor:
 
     def _add(self, name: str, x: Tensor, squares: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums of each finite batch x in turn, (batches, rows, d)."""
-        stream = moments.STREAMS[name]
+        stream, number = moments.STREAMS[name], x.shape[0] * x.shape[1]
+        for part in (self.sums, self.frames.bases, self.frames.units):  # they may be from a checkpoint
+            part |= {key: value.to(x.device) for key, value in part.items() if key in (name, stream)}
+        basis, unit = (part.get(stream) for part in (self.frames.bases, self.frames.units))
         if name not in self.sums:
             kind = moments.layout(x.shape[2], self.exact)
+            if self._keeps_rows(stream, x.shape[2], number):
+                kind, self.rows[name] = "rows", Rows(x.shape[2], x.device)
             self.sums[name] = moments.empty(x.shape[2], kind, x.device)
-        if self.sums[name].device != x.device:  # it was read from a checkpoint
-            self.sums[name] = self.sums[name].to(x.device)
-        for part in (self.frames.bases, self.frames.units):
-            part |= {key: tensor.to(x.device) for key, tensor in part.items() if key == stream}
-        basis, unit = (part.get(stream) for part in (self.frames.bases, self.frames.units))
+        if name in self.rows:
+            self.rows[name].to(x.device)
+            if not (self.rows[name].has_room(number) and self._keeps_rows(stream, x.shape[2], number)):
+                self.sums[name] = moments.dense(self.sums[name], self.rows.pop(name))
         x.masked_fill_(~finite[:, None, None], 0.0)
-        moments.add(self.sums[name], x, squares, ages(x, keep) * finite, keep ** len(x), basis, unit)
+        weights = ages(x, keep) * finite
+        moments.add(self.sums[name], x, squares, weights, keep ** len(x), basis, unit, self.rows.get(name))
+
+    def _keeps_rows(self, stream: str, d: int, number: int = 0) -> bool:
+        """Whether rows are kept until they are too many: if all are forgotten together and the last window was short."""
+        forgets = self.window is None and self.half_life is None and world() == 1 and self.aside.allowed
+        halves = stream == "z" and stream in self.frames.units and uses_halves(self.frames.centres[stream])
+        return forgets and halves and max(number, self.last) <= most_rows(d)
+
+    def _sum_rows(self) -> None:
+        """Sum the rows that have been kept."""
+        device = self._device() or torch.device("cpu")
+        with self.aside.work(device, self._held()), moments.plain_products(device):
+            for name in list(self.rows):
+                self.sums[name] = moments.dense(self.sums[name], self.rows.pop(name))
 
     def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float, decay: float | None = None) -> None:
         """Add the sums found in each finite batch in turn, (batches, number of sums); `decay`: weight of older sums."""

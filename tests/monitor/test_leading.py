@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import stairwise as sw
 from stairwise.checks import InputError
-from stairwise.monitor import bases, digest, moments, products, spectrum
+from stairwise.monitor import bases, digest, moments, products, rows, spectrum
 from stairwise.monitor.decompose import decompose
 from tests.two_processes import run_two
 
@@ -20,9 +20,11 @@ def layout(request, monkeypatch):
     """Both layouts for embeddings of a few hundred dimensions; dense also with products of halves, as on a GPU."""
     if request.param == "halves":
         monkeypatch.setattr(products, "uses_halves", lambda x: x.dtype == torch.float32)
-        monkeypatch.setattr("stairwise.monitor.frames.uses_halves", lambda x: x.dtype == torch.float32)
-        monkeypatch.setattr(products, "_of_halves", lambda left, right: left.float() @ right.float())
-        monkeypatch.setattr(products, "_add_of_halves", _add)
+        for module in ("frames", "spectrum"):
+            monkeypatch.setattr(f"stairwise.monitor.{module}.uses_halves", lambda x: x.dtype == torch.float32)
+        for module in (products, rows):
+            monkeypatch.setattr(module, "of_halves", lambda left, right: left.float() @ right.float())
+        monkeypatch.setattr(products, "add_of_halves", _add)
     monkeypatch.setattr(products, "ROWS", 64)
     monkeypatch.setattr(moments, "ALL", 64)
     monkeypatch.setattr(moments, "AT_ONCE", 128)
