@@ -151,6 +151,8 @@ def _dense_pairs(
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
     mean, half = of_u[1] / (2 * n), of_v[1] / (2 * n)  # the views' own means are mean ± half
+    variance = (of_u[0] + of_v[0]) / (4 * n) - mean.square() - half.square()  # mean of both views'
+    longest = (4 * n * variance.clamp(min=0).sum()).sqrt()
     if rows is None:
         both, difference = centred_pair(u[:d, :d], v[:d, :d], 2 * n.sqrt() * mean, 2 * n.sqrt() * half)
 
@@ -158,9 +160,8 @@ def _dense_pairs(
         """The centred moments of u plus or minus those of v, times q."""
         if rows is None:
             return (both if sign > 0 else difference).times(q, exact)
-        return rows[0].times(q, 2 * mean).add_(rows[1].times(q, 2 * half), alpha=sign)
+        return rows[0].times(q, 2 * mean, longest).add_(rows[1].times(q, 2 * half, longest), alpha=sign)
 
-    variance = (of_u[0] + of_v[0]) / (4 * n) - mean.square() - half.square()  # mean of both views'
     scale = torch.where(variance > 0, variance.rsqrt(), 0.0)[:, None]
     largest = scale.max().clamp(min=torch.finfo(scale.dtype).tiny)
     scale = scale / largest

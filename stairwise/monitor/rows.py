@@ -49,12 +49,12 @@ class Rows:
     def known(self) -> Tensor:
         return self.held[: self.number]
 
-    def times(self, q: Tensor, mean: Tensor) -> Tensor:
-        """Σ (y − mean)(y − mean)ᵀ q over the rows that count, for q between −1 and 1."""
+    def times(self, q: Tensor, mean: Tensor, longest: Tensor) -> Tensor:
+        """Σ (y − mean)(y − mean)ᵀ q over the rows that count, for q between −1 and 1; `longest` bounds ‖y − mean‖."""
         y, counts = self.known(), self.counts[: self.number]
-        along = of_halves(y, halved(q, UNIT)).mul_(UNIT).addr_(counts, mean @ q, alpha=-1)
-        scale = power_of_two(along.abs().max()) * UNIT
-        along = halved(along, scale)
+        along = of_halves(y, halved(q, UNIT)).addr_(counts, mean @ q / UNIT, alpha=-1)
+        scale = power_of_two(longest) * UNIT
+        along = halved(along, scale / UNIT)
         return of_halves(y.T, along).addr_(mean, along.sum(dim=0, dtype=torch.float32), alpha=-1).mul_(scale)
 
 

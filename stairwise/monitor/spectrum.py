@@ -77,6 +77,7 @@ class SpectrumMonitor:
         self.frames = Frames()
         self.rows: dict[str, Rows] = {}  # of u and v, while they are fewer than sums are worth
         self.last = 0  # number of pairs at the last reset
+        self.keeps = True  # whether rows may be kept; a recorded graph cannot, since the host does not count its rows
         self.bases: dict[str, Tensor] = {}  # bases in which leading eigenvalues are found, by spectrum
         self.waiting: dict[str, list[Tensor]] = {"z": [], "h": []}  # z_a and z_b in columns; rows of h
         self.seen = 0
@@ -85,7 +86,9 @@ class SpectrumMonitor:
         self.aside = Aside()  # where records are prepared
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
-        """Add a batch of pairs, each of shape (N, d)."""
+        """Add a batch of pairs, each of shape (N, d). A CUDA graph can record this."""
+        self.keeps = False
+        self._sum_rows()
         self.collect(z_a, z_b, h_a, h_b)
         self.flush()
         self.aside.wait()
@@ -300,7 +303,7 @@ class SpectrumMonitor:
         joint = joint and world() > 1
         self.flush()
         with self.aside.work(self._device(), self._held()):
-            if self.rows and (joint or not uses_halves(self.frames.centres["z"])):
+            if joint or ("z" in self.frames.centres and not uses_halves(self.frames.centres["z"])):
                 self._sum_rows()
             if joint:
                 self.frames.share(self.sums, self.before)
@@ -421,13 +424,15 @@ class SpectrumMonitor:
         moments.add(self.sums[name], x, squares, weights, keep ** len(x), basis, unit, self.rows.get(name))
 
     def _keeps_rows(self, stream: str, d: int, number: int = 0) -> bool:
-        """Whether rows are kept until they are too many: if all are forgotten together and the last window was short."""
-        forgets = self.window is None and self.half_life is None and world() == 1 and self.aside.allowed
+        """Whether rows are kept until they are too many: if all are forgotten at once, and the last window was short."""
+        forgets = self.window is None and self.half_life is None and world() == 1 and self.keeps
         halves = stream == "z" and stream in self.frames.units and uses_halves(self.frames.centres[stream])
         return forgets and halves and max(number, self.last) <= most_rows(d)
 
     def _sum_rows(self) -> None:
         """Sum the rows that have been kept."""
+        if not self.rows:
+            return
         device = self._device() or torch.device("cpu")
         with self.aside.work(device, self._held()), moments.plain_products(device):
             for name in list(self.rows):

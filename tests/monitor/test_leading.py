@@ -15,10 +15,12 @@ from stairwise.monitor.decompose import decompose
 from tests.two_processes import run_two
 
 
-@pytest.fixture(params=["dense", "tracked", "halves"])
+@pytest.fixture(params=["dense", "tracked", "halves", "rows"])
 def layout(request, monkeypatch):
-    """Both layouts for embeddings of a few hundred dimensions; dense also with products of halves, as on a GPU."""
-    if request.param == "halves":
+    """Both layouts for embeddings of a few hundred dimensions; dense also in half precision, as on a GPU, from sums and
+    from rows that are kept."""
+    kind = "halves" if request.param == "rows" else request.param
+    if kind == "halves":
         monkeypatch.setattr(products, "uses_halves", lambda x: x.dtype == torch.float32)
         for module in ("frames", "spectrum"):
             monkeypatch.setattr(f"stairwise.monitor.{module}.uses_halves", lambda x: x.dtype == torch.float32)
@@ -34,8 +36,16 @@ def layout(request, monkeypatch):
     monkeypatch.setattr(bases, "FRESH", 4)
     for module in ("stairwise.monitor.moments", "stairwise.monitor.bases", "stairwise.monitor.digest"):
         monkeypatch.setattr(f"{module}.COLUMNS", 96)
-    monkeypatch.setattr(moments, "DENSE", 64 if request.param == "tracked" else 8192)
-    return request.param
+    monkeypatch.setattr(moments, "DENSE", 64 if kind == "tracked" else 8192)
+    if request.param == "rows":
+        monkeypatch.setattr(sw.SpectrumMonitor, "update", _collect)
+    return kind
+
+
+def _collect(monitor, *batch):
+    """Like `update`, which keeps no rows."""
+    monitor.collect(*batch)
+    monitor.flush()
 
 
 def _add(into, left, right, keep):
