@@ -8,7 +8,8 @@ the clock starts. RBF kernel, float32 values, float64 iteration and sums. Parts 
 
     exact      "tiles" is the time until K̃ stands, "solve" the time of the modes once it does, "total" both; C − I is of
                all fitted pairs. On a GPU the largest n is solved twice: with tiles as pairs of half-precision numbers
-               and as plain float32
+               and as plain float32. `product_s`: a product with d columns and all digits; `rough_s`: with 64 columns,
+               of which halves read only the first number
     fit        `KernelSSL.fit` of the largest n from numpy arrays in the memory of the host to the modes
     nystroem   batches through `partial_fit`, and a peer: the same formulas in torch on the same device
     peers      the same with fewer landmarks and pairs, beside scikit-learn's Nystroem, with the same landmarks, batches
@@ -100,12 +101,17 @@ def solved(blocks, d, memory, device, halves=None):
     n = blocks.size // 2
     z = pairs.matmul(solution.coefficients) / torch.as_tensor(solution.eigenvalues**0.5, device=device)
     product = now(device) - done
+    block = torch.randn(blocks.size, 64, device=device, dtype=torch.float64)
+    began = now(device)
+    pairs.rough(block)
+    rough = now(device) - began
     return solution, {
         "n": n,
         "tiles_s": tiles - started,
         "solve_s": done - tiles,
         "total_s": done - started,
         "product_s": product,
+        "rough_s": rough,
         "products": solution.products,
         "steps": len(steps),
         "residual": solution.residual,
