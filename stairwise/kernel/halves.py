@@ -28,13 +28,6 @@ class Halves:
     low: Tensor
     scale: float
 
-    def __getitem__(self, at: tuple[slice, slice]) -> "Halves":
-        return Halves(self.high[at], self.low[at], self.scale)
-
-    @property
-    def T(self) -> "Halves":
-        return Halves(self.high.T, self.low.T, self.scale)
-
 
 def halved(values: Tensor) -> Halves:
     """A matrix of float32 as halves."""
@@ -59,15 +52,10 @@ def _half(values: Tensor) -> Tensor:
 
 
 def joined(values: Halves) -> Tensor:
-    """The values in float32."""
+    """values · scale in float32."""
     # of float32 and not a number, so that all is computed in float32, and at once
     shift = torch.full((1, 1), 1 / SHIFT, device=values.high.device)
-    return torch.addcmul(values.high, values.low, shift).div_(float(values.scale))
-
-
-def add_rough_product(out: Tensor, left: Tensor, right: Halves) -> None:
-    """Add left right to `out` in float64, with 11 bits of each factor; `left` is half precision."""
-    out.add_(long_product(left, right.high), alpha=1 / float(right.scale))
+    return torch.addcmul(values.high, values.low, shift)
 
 
 def long_product(left: Tensor, right: Tensor) -> Tensor:

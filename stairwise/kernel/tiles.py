@@ -107,31 +107,28 @@ class TilePairs(AbstractPairs):
 
     def matmul(self, block: Matrix) -> Matrix:
         """K̃ times a block, or the part of it that this process's tiles give."""
-
-        def add(out: Matrix, left: Matrix, values: Matrix) -> None:
-            out += times_float64(left, values)
-
-        return self._summed(block, block.T, add, _halves().joined if self.halves else lambda values: values)
+        return self._summed(block, block.T, times_float64, _halves().joined if self.halves else lambda values: values)
 
     def rough(self, block: Matrix) -> Matrix:
         """The same with the first half-precision number of each value."""
         if not self.halves:
             return self.matmul(block)
         left, scale = _halves().half_rows(block.T)
-        return self._summed(block, left, _halves().add_rough_product, lambda values: values) / scale.T
+        return self._summed(block, left, _halves().long_product, lambda values: values.high) / scale.T
 
     def _summed(
-        self, block: Matrix, left: Matrix, add: Callable[[Matrix, Any, Any], None], read: Callable[[Any], Any]
+        self, block: Matrix, left: Matrix, times: Callable[[Matrix, Matrix], Matrix], read: Callable[[Any], Matrix]
     ) -> Matrix:
         """The sum over tiles; `left` is the block transposed, because BLAS is faster this way round."""
         out = namespace(block).zeros_like(block).reshape(block.shape[1], self.size)
         for tile in self.tiles:
-            values = read(self._values[tile] if tile in self._values else self._computed(tile))
+            held = self._values[tile] if tile in self._values else self._computed(tile)
+            values, scale = read(held), held.scale if self.halves else 1.0
             rows = slice(tile.row, tile.row + tile.end - tile.start)
-            add(out[:, rows], left[:, tile.column : tile.column + tile.width], values.T)
+            out[:, rows] += times(left[:, tile.column : tile.column + tile.width], values.T) / scale
             if tile.width > tile.square:  # below the diagonal, K̃ is the transpose
                 below = slice(tile.column + tile.square, tile.column + tile.width)
-                add(out[:, below], left[:, rows], values[:, tile.square :])
+                out[:, below] += times(left[:, rows], values[:, tile.square :]) / scale
         return out.T.contiguous() if is_tensor(out) else np.ascontiguousarray(out.T)
 
 
