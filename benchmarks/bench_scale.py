@@ -8,7 +8,8 @@ the clock starts. RBF kernel, float32 values, float64 iteration and sums. Parts 
 
     exact      "tiles" is the time until K̃ stands, "solve" the time of the modes once it does, "total" both; C − I is of
                all fitted pairs. On a GPU the largest n is solved twice: with tiles as pairs of half-precision numbers
-               and as plain float32
+               and as plain float32. `product_s`: a product with d columns and all digits; `rough_s`: with 64 columns,
+               of which halves read only the first number
     fit        `KernelSSL.fit` of the largest n from numpy arrays in the memory of the host to the modes
     nystroem   batches through `partial_fit`, and a peer: the same formulas in torch on the same device
     peers      the same with fewer landmarks and pairs, beside scikit-learn's Nystroem, with the same landmarks, batches
@@ -100,12 +101,17 @@ def solved(blocks, d, memory, device, halves=None):
     n = blocks.size // 2
     z = pairs.matmul(solution.coefficients) / torch.as_tensor(solution.eigenvalues**0.5, device=device)
     product = now(device) - done
+    block = torch.randn(blocks.size, 64, device=device, dtype=torch.float64)
+    began = now(device)
+    pairs.rough(block)
+    rough = now(device) - began
     return solution, {
         "n": n,
         "tiles_s": tiles - started,
         "solve_s": done - tiles,
         "total_s": done - started,
         "product_s": product,
+        "rough_s": rough,
         "products": solution.products,
         "steps": len(steps),
         "residual": solution.residual,
@@ -255,16 +261,17 @@ def short(row):
     return {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in row.items()}
 
 
-def measure_exact(sizes, device):
+def measure_exact(sizes, device, largest):
     counts = [sizes.pairs // by for by in (8, 4, 2, 1)]
-    exact(counts[0], sizes, device, also_plain=True)  # warm up
+    exact(counts[0], sizes, device, also_plain=not largest)  # warm up
+    counts = counts[-1:] if largest else counts
     print(f"exact, d = {sizes.d}, {sizes.features} features")
     print(f"{'n':>9}{'tiles':>10}{'solve':>9}{'total':>9}{'products':>10}{'steps':>7}{'|C-I|':>10}{'γ off':>9}")
     rows = []
     for n in counts:
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        row = exact(n, sizes, device, also_plain=n == counts[-1])
+        row = exact(n, sizes, device, also_plain=n == counts[-1] and not largest)
         rows.append(row)
         kept = "" if row["stored"] else "  (tiles recomputed)"
         print(
@@ -274,8 +281,10 @@ def measure_exact(sizes, device):
         )
     if "plain_solve_s" in row:
         print(f"plain float32: {row['plain_tiles_s']:.2f} s for the tiles, {row['plain_solve_s']:.2f} s to solve")
-    growth = {"exponent": exponent(rows, "total_s"), "solve_exponent": exponent(rows, "solve_s")}
-    print(f"total grows like n^{growth['exponent']:.2f}, solve like n^{growth['solve_exponent']:.2f}\n")
+    growth = {}
+    if len(rows) > 1:
+        growth = {"exponent": exponent(rows, "total_s"), "solve_exponent": exponent(rows, "solve_s")}
+        print(f"total grows like n^{growth['exponent']:.2f}, solve like n^{growth['solve_exponent']:.2f}\n")
     if device.type == "cuda":
         growth["peak_GiB"] = torch.cuda.max_memory_allocated() / 2**30
     return short(rows[-1] | growth | {"all": [short({k: r[k] for k in ("n", "tiles_s", "solve_s")}) for r in rows]})
@@ -327,10 +336,10 @@ def growth_of(rows):
     return summary
 
 
-def measure(part, sizes, device):
+def measure(part, sizes, device, largest):
     """The summary of one part."""
     if part == "exact":
-        return measure_exact(sizes, device)
+        return measure_exact(sizes, device, largest)
     if part == "fit":
         return measure_fit(sizes, device)
     if part == "nystroem":
@@ -345,6 +354,7 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--quick", action="store_true", help="small sizes, for a CPU")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--largest", action="store_true", help="exact: only the largest n, and no plain float32")
     parser.add_argument("--out", type=Path, help="add a JSON line per part to this file")
     for field in fields(Sizes):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), help="of `Sizes`")
@@ -355,7 +365,7 @@ def main():
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     for part in options.parts:
         found = {"part": part, "device": where, "d": sizes.d, "features": sizes.features}
-        line = json.dumps(found | measure(part, sizes, device))
+        line = json.dumps(found | measure(part, sizes, device, options.largest))
         print(line, flush=True)
         if options.out:
             with options.out.open("a", encoding="utf-8") as file:

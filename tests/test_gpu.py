@@ -521,17 +521,19 @@ def test_muon_must_take_a_step_before_it_is_recorded():
 
 
 def test_convolutional_kernels_equal_those_of_the_cpu():
-    """In tiles, compiled and not, in both precisions."""
+    """In tiles, in both precisions; compiled, which takes most of the time, for one network only."""
     from stairwise.kernel.conv import conv_covariances
     from stairwise.kernel.convnet import ConvNet
 
-    x = torch.randn(5, 12, 12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for net in (ConvNet(6, head="gap"), ConvNet(5, skip=2, strides=(1, 2), head="gap", bias_variance=0.1), ConvNet(4)):
+    x = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    residual = ConvNet(5, skip=2, strides=(1, 2), head="gap", bias_variance=0.1)
+    for net in (ConvNet(6, head="gap"), residual, ConvNet(4)):
+        exact = conv_covariances(net, x, x)
         for dtype, rtol in ((torch.float64, 1e-7), (torch.float32, 2e-4)):
             on_gpu = x.to("cuda", dtype)
-            for compiled in (False, True):
+            for compiled in (False, True) if net is residual and dtype == torch.float32 else (False,):
                 found = conv_covariances(net, on_gpu, on_gpu, memory=1 << 24, compiled=compiled)
-                for K, expected in zip(found, conv_covariances(net, x, x), strict=True):
+                for K, expected in zip(found, exact, strict=True):
                     torch.testing.assert_close(K.cpu().double(), expected, rtol=rtol, atol=0)
 
 
@@ -567,22 +569,24 @@ def test_modes_of_many_points_on_the_gpu_are_those_of_float64():
     from stairwise.kernel.tiles import TilePairs
 
     generator = torch.Generator().manual_seed(0)
-    base = torch.randn(3000, 40, generator=generator, dtype=torch.float64) * torch.arange(1, 41) ** -0.6
+    base = torch.randn(1500, 40, generator=generator, dtype=torch.float64) * torch.arange(1, 41) ** -0.6
     x_a, x_b = (base + 0.3 * torch.randn(base.shape, generator=generator, dtype=torch.float64) for _ in "ab")
     exact = sw.KernelSSL(20, kernel=rbf(0.1), method="exact", solver="krylov").fit(x_a, X_b=x_b)
     parts = tuple(x.to("cuda", torch.float32) for x in (x_a, x_b))
     for halves in (True, False):
-        pairs = TilePairs(Blocks(parts, (rbf(0.1),) * 2, True, "float32"), memory=80_000_000, halves=halves)
+        pairs = TilePairs(Blocks(parts, (rbf(0.1),) * 2, True, "float32"), memory=20_000_000, halves=halves)
         assert pairs.stored
         found = solve(pairs, 20, "krylov", spare=20)
         np.testing.assert_allclose(found.eigenvalues, exact.eigenvalues_, rtol=1e-5)
         assert found.trusted
-        block = torch.randn(6000, 7, generator=generator, dtype=torch.float64).cuda()
+        assert found.products <= 400  # those with halves do not wait for digits that they lack
+        block = torch.randn(3000, 7, generator=generator, dtype=torch.float64).cuda()
         dense = Blocks(parts, (rbf(0.1),) * 2, True, "float32").matrix().double()
-        torch.testing.assert_close(pairs.matmul(block), dense @ block, rtol=0, atol=1e-3)
+        torch.testing.assert_close(pairs.matmul(block), dense @ block, rtol=0, atol=1e-4)
+        torch.testing.assert_close(pairs.rough(block), dense @ block, rtol=0, atol=0.1 if halves else 1e-4)
     torch.set_float32_matmul_precision("high")
     try:
-        est = sw.KernelSSL(20, kernel=rbf(0.1), dtype="float32", memory=80_000_000).fit(*parts[:1], X_b=parts[1])
+        est = sw.KernelSSL(20, kernel=rbf(0.1), dtype="float32", memory=20_000_000).fit(*parts[:1], X_b=parts[1])
         assert est._model.operator().halves
         assert torch.get_float32_matmul_precision() == "high"
     finally:

@@ -1,8 +1,9 @@
 """Long products on a GPU: sums in float64 of short pieces, and float32 values as pairs of half-precision numbers.
 
 A GPU adds up the terms of a float32 product one after the other, so rounding grows with their number; here at most
-PIECE of them are added in float32. Its tensor cores multiply half precision (11 bits) ten times faster than float32.
-Two of them hold 22 bits in the memory of one float32, so products with many columns take no longer than reading K̃.
+PIECE of them are added in float32. Its tensor cores multiply half precision (11 bits) ten times faster than float32,
+but they cut off the sum after every 16 terms instead of rounding it: 2048 terms lose 1e-5 of it. So two of these
+numbers hold 22 bits in the memory of one float32; rough products read only the first, exact ones join both.
 """
 
 from dataclasses import dataclass
@@ -21,39 +22,27 @@ ALIGNED = 8  # columns: 16 bytes
 
 @dataclass(frozen=True, eq=False)
 class Halves:
-    """values · scale = high + low / SHIFT; scale is a number, or one per row."""
+    """values · scale = high + low / SHIFT."""
 
     high: Tensor
     low: Tensor
-    scale: float | Tensor
-
-    def __getitem__(self, at: tuple[slice, slice]) -> "Halves":
-        return Halves(self.high[at], self.low[at], self.scale)
-
-    @property
-    def T(self) -> "Halves":
-        """Transposed; for values with one scale."""
-        return Halves(self.high.T, self.low.T, self.scale)
+    scale: float
 
 
 def halved(values: Tensor) -> Halves:
-    """A matrix of float32 as halves with one scale."""
+    """A matrix of float32 as halves."""
     low, top = torch.aminmax(values)
     largest = max(-float(low), float(top))
     scale = 2.0 ** (TOP - min(max(frexp(largest)[1], -100), 100))
-    return _split(values * scale, scale)
-
-
-def halved_rows(values: Tensor) -> Halves:
-    """A matrix of float64 as halves with a scale per row."""
-    scale = torch.exp2(TOP - torch.log2(values.abs().amax(1, keepdim=True).clamp(min=1e-250)).ceil())
-    return _split(values * scale, scale)
-
-
-def _split(scaled: Tensor, scale: float | Tensor) -> Halves:
-    """`scaled` is overwritten."""
+    scaled = values * scale
     high = _half(scaled)
     return Halves(high, _half(scaled.sub_(high).mul_(SHIFT)), scale)
+
+
+def half_rows(values: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix of float64 in half precision, and the scale of each row."""
+    scale = torch.exp2(TOP - torch.log2(values.abs().amax(1, keepdim=True).clamp(min=1e-250)).ceil())
+    return _half(values * scale), scale
 
 
 def _half(values: Tensor) -> Tensor:
@@ -62,13 +51,11 @@ def _half(values: Tensor) -> Tensor:
     return room[:, :columns].copy_(values)
 
 
-def add_product(out: Tensor, left: Halves, right: Halves) -> None:
-    """Add left right to `out` in float64, with 22 bits of each factor; rows are not divided by the scale of left."""
-    rows, both = len(left.high), torch.cat([left.high, left.low])
-    for at in _pieces(left.high.shape[1]):
-        total = _in_pieces(both, right.high, at)  # a few short sums, so float32 is enough to combine them
-        low = total[:, rows:].add_(_in_pieces(left.high, right.low, at))
-        out.add_(total[:, :rows].add_(low, alpha=1 / SHIFT).sum(0, dtype=torch.float64), alpha=1 / float(right.scale))
+def joined(values: Halves) -> Tensor:
+    """values · scale in float32."""
+    # of float32 and not a number, so that all is computed in float32, and at once
+    shift = torch.full((1, 1), 1 / SHIFT, device=values.high.device)
+    return torch.addcmul(values.high, values.low, shift)
 
 
 def long_product(left: Tensor, right: Tensor) -> Tensor:

@@ -45,33 +45,62 @@ def krylov(
     or at the precision of K̃. A block finds at most as many copies of a multiple eigenvalue as it has columns. If it
     found that many, a random block is added for a few steps, and the k modes are accepted only if they do not change.
     With `spare`, so many more modes must reach LOOSE; they are in `more`, which may lack copies of them.
+
+    Where K̃ has rough products, they find the space of the modes, until γ rest. The errors of these products in
+    directions where K̃ is small keep residuals from falling, so these do not count. Then the same iteration starts from
+    that space with exact products. One is usually enough: errors of γ are the squares of residuals.
     """
     aim = _Aim.of(pairs, k, spare, tol)
-    fresh = _random_blocks(pairs, aim.block, seed)
-    new = fresh()
-    space = _Space.empty(pairs, new)
-    new = space.outside(new)
-    products, watch, found = aim.block, _Watch(aim), _Ritz.nothing(space.basis)
+    if not pairs.has_rough:
+        found, products = _search(pairs, aim, pairs.matmul, passes, seed, progress)
+        return _solution(pairs, aim, found, products)
+    rough, products = _search(pairs, replace(aim, rough=True), pairs.rough, passes, seed, progress)
+    start = _cleaned(pairs, rough)
+    aim = replace(aim, first=start.shape[1], limit=np.maximum(aim.limit, AT_REST))
+    found, products = _search(pairs, aim, pairs.matmul, passes, seed + 1, progress, start, products)
+    return _solution(pairs, aim, found, products)
+
+
+def _search(
+    pairs: AbstractPairs,
+    aim: "_Aim",
+    times: Callable[[Matrix], Matrix],
+    passes: int,
+    seed: int,
+    progress: Progress,
+    start: Matrix | None = None,
+    products: int = 0,
+) -> tuple["_Ritz", int]:
+    """Ritz pairs from products `times`, and their number; the first block is random without `start`."""
+    fresh = _random_blocks(pairs, times, aim.block, seed)
+    if start is None:
+        start, products = fresh(), products + aim.block
+    space = _Space.empty(pairs, start)
+    new = space.outside(start)
+    watch, found = _Watch(aim), _Ritz.nothing(space.basis)
     for _ in range(passes):
-        progress(min(products / (EXPECTED * k), 0.99), 1.0, f"{products} products with K̃")
+        progress(min(products / (EXPECTED * aim.k), 0.99), 1.0, f"{products} products with K̃")
         products += new.shape[1]
-        new = space.grow(new)
-        ended = new.shape[1] == 0
-        if not ended and not watch.due(space.size):
-            continue
+        following, due = space.grow(new, times(new)), watch.due(space.size)
+        if not due:
+            new = space.outside(following)
+            if new.shape[1] > 0:
+                continue
         found = space.ritz(aim, found.theta)
         if watch.finished(found, space.size):
             break
         if not found.done and space.size + 2 * aim.block > aim.most:
             watch.looked = space.restart(found, aim)
             new = space.outside(found.worst(aim.block))
-        if found.done or ended or new.shape[1] == 0:
+        elif due:
+            new = space.outside(following)
+        if found.done or new.shape[1] == 0:
             products += aim.block
             more = fresh() if found.done else namespace(new).concatenate([found.worst(aim.block), fresh()], 1)
             new = space.outside(more)
             if new.shape[1] == 0:
                 break
-    return _solution(pairs, aim, found, products)
+    return found, products
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +116,7 @@ class _Aim:
         most: columns of the basis before a restart.
         first: columns of the basis at which Ritz pairs are first computed.
         noise: rounding error of θ relative to the largest one, with a margin.
+        rough: whether modes have converged when θ rests, whatever their residuals.
     """
 
     k: int
@@ -97,6 +127,7 @@ class _Aim:
     most: int
     first: int
     noise: float
+    rough: bool = False
 
     @classmethod
     def of(cls, pairs: AbstractPairs, k: int, spare: int, tol: float) -> "_Aim":
@@ -203,14 +234,13 @@ class _Space:
         """An orthonormal basis of the part of `block` outside the space."""
         return _orthonormal_to(self.basis, block)
 
-    def grow(self, new: Matrix) -> Matrix:
-        """Add an orthonormal block and return the next one, the part of P K̃ new that is outside."""
-        image = self.pairs.matmul(new)
+    def grow(self, new: Matrix, image: Matrix) -> Matrix:
+        """Add an orthonormal block, image = K̃ new, and return P K̃ new, whose part outside is the next one."""
         swapped, join = self.pairs.swap(image), namespace(new).concatenate
         self.h = _bordered(self.h, self.image.T @ swapped, image.T @ swapped)
         self.metric = _bordered(self.metric, self.basis.T @ image, new.T @ image)
         self.basis, self.image = join([self.basis, new], 1), join([self.image, image], 1)
-        return self.outside(swapped)
+        return swapped
 
     def ritz(self, aim: _Aim, before: np.ndarray) -> _Ritz:
         """The wanted Ritz pairs and their errors, residuals relative to θ; `before`: θ of the last look.
@@ -229,7 +259,8 @@ class _Space:
         allowed = np.maximum(limit, 2 * rounding)
         if len(before) == len(theta):
             resting = np.abs(theta - before) <= noise / UNCERTAIN
-            allowed = np.where(resting, np.maximum(allowed, np.minimum(60 * rounding, AT_REST)), allowed)
+            at_rest = np.maximum(allowed, np.minimum(60 * rounding, AT_REST))
+            allowed = np.where(resting, np.inf, limit) if aim.rough else np.where(resting, at_rest, allowed)
         return _Ritz(theta, y, a, image, residual, errors, allowed, errors / limit)
 
     def restart(self, found: _Ritz, aim: _Aim) -> int:
@@ -243,8 +274,7 @@ class _Space:
 def _solution(pairs: AbstractPairs, aim: _Aim, found: _Ritz, products: int) -> Solution:
     """The k modes and, if they have converged, those beyond in `more`."""
     theta, k, N = found.theta, aim.k, pairs.size
-    # one more step, a ← P K̃ a / Nγ, costs nothing and removes the null space of K̃
-    clean = fix_signs(pairs.swap(found.image) / like(np.where(theta > 0, theta, np.inf), found.image))
+    clean = fix_signs(_cleaned(pairs, found))
 
     def with_errors(count: int) -> Solution:
         residual, precision = float(found.errors[:count].max()), precision_of(pairs, theta[:count])
@@ -253,13 +283,21 @@ def _solution(pairs: AbstractPairs, aim: _Aim, found: _Ritz, products: int) -> S
     usable = above_rounding(pairs, theta)
     complete = len(aim.limit) > k and usable >= k and (found.errors <= found.allowed)[:usable].all()
     more = with_errors(usable) if complete else None
-    if len(theta) >= k and (found.errors[:k] <= aim.tol).all():
+    # after rough products only clean modes were multiplied, so their residuals need no other product
+    if len(theta) >= k and (found.errors[:k] <= (found.allowed[:k] if pairs.has_rough else aim.tol)).all():
         return replace(with_errors(k), more=more)
     filled = padded_like(theta[:k] / N, clean[:, :k], pairs.matmul(clean[:, :k]), k)
     return replace(measured(pairs, *filled, products + k, "krylov"), more=more)
 
 
-def _random_blocks(pairs: AbstractPairs, columns: int, seed: int) -> Callable[[], Matrix]:
+def _cleaned(pairs: AbstractPairs, found: _Ritz) -> Matrix:
+    """One more step, a ← P K̃ a / Nγ, which costs nothing and removes the null space of K̃."""
+    return pairs.swap(found.image) / like(np.where(found.theta > 0, found.theta, np.inf), found.image)
+
+
+def _random_blocks(
+    pairs: AbstractPairs, times: Callable[[Matrix], Matrix], columns: int, seed: int
+) -> Callable[[], Matrix]:
     """A function that draws blocks in the range of P K̃, because its null space would stay in the basis forever."""
     shape, x = (pairs.size, columns), pairs.seed_like
     numbers: Callable[[], Matrix]
@@ -272,7 +310,7 @@ def _random_blocks(pairs: AbstractPairs, columns: int, seed: int) -> Callable[[]
         numbers = lambda: like(rng.standard_normal(shape), x)  # noqa: E731
 
     def draw() -> Matrix:
-        return pairs.swap(pairs.matmul(numbers()))
+        return pairs.swap(times(numbers()))
 
     return draw
 

@@ -64,6 +64,7 @@ class AbstractPairs(ABC):
         seed_like: an array whose type and device all blocks share.
         reads_much: whether a product with many columns takes hardly longer than one with few.
         free_columns: number of columns up to which a product takes no longer than with one; 0: each of them counts.
+        has_rough: whether `rough` is faster than `matmul`.
     """
 
     size: int
@@ -72,10 +73,15 @@ class AbstractPairs(ABC):
     seed_like: Matrix
     reads_much: bool = False
     free_columns: int = 0
+    has_rough: bool = False
 
     @abstractmethod
     def matmul(self, block: Matrix) -> Matrix:
         """K̃ times a float64 block (N, b)."""
+
+    def rough(self, block: Matrix) -> Matrix:
+        """The same with fewer digits, good enough to find the space of the modes."""
+        return self.matmul(block)
 
     def swap(self, block: Matrix) -> Matrix:
         """P times a block."""

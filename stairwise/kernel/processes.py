@@ -19,7 +19,7 @@ from stairwise.kernel.solution import Solution
 from stairwise.kernel.solvers import SOLVERS
 from stairwise.kernel.tiles import TilePairs
 
-DONE, MULTIPLY, FAILED = range(3)
+DONE, MULTIPLY, FAILED, ROUGH = range(4)
 
 
 def place() -> tuple[int, int]:
@@ -88,12 +88,16 @@ class SharedPairs(AbstractPairs):
     reads_much: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("size", "swaps", "eps", "seed_like", "free_columns"):
+        for name in ("size", "swaps", "eps", "seed_like", "free_columns", "has_rough"):
             object.__setattr__(self, name, getattr(self.own, name))
 
     def matmul(self, block: Matrix) -> Matrix:
         _announce(MULTIPLY, block.shape[1], self.seed_like)
         return summed(self.own.matmul(from_first(block)))
+
+    def rough(self, block: Matrix) -> Matrix:
+        _announce(ROUGH, block.shape[1], self.seed_like)
+        return summed(self.own.rough(from_first(block)))
 
 
 def solve_together(own: TilePairs, work: Callable[[AbstractPairs], Solution]) -> Solution:
@@ -118,8 +122,9 @@ def _serve(own: TilePairs) -> Solution:
     """Multiply until the first process has a solution."""
     while True:
         task, columns = _announce(0, 0, own.seed_like)
-        if task == MULTIPLY:
-            summed(own.matmul(from_first(like(np.zeros((own.size, columns)), own.seed_like))))
+        if task in (MULTIPLY, ROUGH):
+            multiply = own.matmul if task == MULTIPLY else own.rough
+            summed(multiply(from_first(like(np.zeros((own.size, columns)), own.seed_like))))
         elif task == FAILED:
             text = as_numpy(from_first(like(np.zeros(columns), own.seed_like))).astype(np.uint8).tobytes().decode()
             raise InputError("the first process", f"stopped: {text}")

@@ -1,6 +1,6 @@
 """K̃ as tiles of its upper triangle, kept in memory while they fit and recomputed beyond; each process has a share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -52,7 +52,7 @@ class TilePairs(AbstractPairs):
         share, shares: this process has every tile of share `share` of `shares`; products are then sums over them.
         progress: is told how many tiles stand.
         halves: whether tiles are pairs of half-precision numbers (22 bits, `halves.py`); by default those of
-            float32 on a GPU, whose tensor cores multiply them.
+            float32 on a GPU, whose tensor cores multiply the first of each pair for rough products.
     """
 
     blocks: Blocks
@@ -74,6 +74,7 @@ class TilePairs(AbstractPairs):
             object.__setattr__(self, "halves", fast and HALVES and _halves().supported(self.seed_like.device))
         eps = _halves().EPS if self.halves else np.finfo(self.blocks.dtype).eps
         object.__setattr__(self, "eps", float(eps))
+        object.__setattr__(self, "has_rough", self.halves)
         object.__setattr__(self, "free_columns", 64 if self.halves else 32 if fast else 0)
         height = tile_height(self.size, self.memory, self.shares)
         object.__setattr__(self, "tiles", dealt(list(layout(self.blocks, height)), self.shares)[self.share])
@@ -106,27 +107,29 @@ class TilePairs(AbstractPairs):
 
     def matmul(self, block: Matrix) -> Matrix:
         """K̃ times a block, or the part of it that this process's tiles give."""
+        return self._summed(block, block.T, times_float64, _halves().joined if self.halves else lambda values: values)
+
+    def rough(self, block: Matrix) -> Matrix:
+        """The same with the first half-precision number of each value."""
+        if not self.halves:
+            return self.matmul(block)
+        left, scale = _halves().half_rows(block.T)
+        return self._summed(block, left, _halves().long_product, lambda values: values.high) / scale.T
+
+    def _summed(
+        self, block: Matrix, left: Matrix, times: Callable[[Matrix, Matrix], Matrix], read: Callable[[Any], Matrix]
+    ) -> Matrix:
+        """The sum over tiles; `left` is the block transposed, because BLAS is faster this way round."""
         out = namespace(block).zeros_like(block).reshape(block.shape[1], self.size)
-        left = block.T  # BLAS is faster this way round
-        if self.halves:
-            left = _halves().halved_rows(left.contiguous())
         for tile in self.tiles:
-            values = self._values[tile] if tile in self._values else self._computed(tile)
+            held = self._values[tile] if tile in self._values else self._computed(tile)
+            values, scale = read(held), held.scale if self.halves else 1.0
             rows = slice(tile.row, tile.row + tile.end - tile.start)
-            self._add(out[:, rows], left[:, tile.column : tile.column + tile.width], values.T)
+            out[:, rows] += times(left[:, tile.column : tile.column + tile.width], values.T) / scale
             if tile.width > tile.square:  # below the diagonal, K̃ is the transpose
                 below = slice(tile.column + tile.square, tile.column + tile.width)
-                self._add(out[:, below], left[:, rows], values[:, tile.square :])
-        if self.halves:
-            out /= left.scale
+                out[:, below] += times(left[:, rows], values[:, tile.square :]) / scale
         return out.T.contiguous() if is_tensor(out) else np.ascontiguousarray(out.T)
-
-    def _add(self, out: Matrix, left: Any, values: Any) -> None:
-        """Add left values to `out`."""
-        if self.halves:
-            _halves().add_product(out, left, values)
-        else:
-            out += times_float64(left, values)
 
 
 def _halves() -> ModuleType:

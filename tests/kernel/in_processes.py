@@ -8,12 +8,17 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 import stairwise as sw
 from stairwise.checks import InputError
 from stairwise.distributed import LostProcess
-from stairwise.kernel.processes import place
+from stairwise.kernel.kernels import rbf
+from stairwise.kernel.krylov import krylov
+from stairwise.kernel.operators import Blocks
+from stairwise.kernel.processes import place, solve_together
+from stairwise.kernel.tiles import TilePairs
 
 CASES = {
     "tiles": {"method": "exact", "solver": "krylov", "memory": 200_000},
@@ -41,7 +46,16 @@ def results(folder):
     est = added(sw.KernelSSL(4, method="nystroem", n_features=40), x_a, x_b)
     found |= {"partial_fit.gamma": est.eigenvalues_, "partial_fit.z": est.transform(x_a[:20])}
     est = resumed(x_a, x_b, folder / "begun.npz")
-    return found | {"resumed.gamma": est.eigenvalues_, "resumed.pairs": est.pairs_}
+    found |= {"resumed.gamma": est.eigenvalues_, "resumed.pairs": est.pairs_}
+    return found | {"halves.gamma": of_halves(x_a, x_b)}
+
+
+def of_halves(x_a, x_b):
+    """γ from tiles as on a GPU, with rough products first."""
+    parts, (rank, world) = tuple(torch.tensor(x).float() for x in (x_a, x_b)), place()
+    blocks = Blocks(parts, (rbf(0.1),) * 2, True, "float32")
+    own = TilePairs(blocks, memory=200_000, share=rank, shares=world, halves=True)
+    return (solve_together(own, lambda pairs: krylov(pairs, 4)) if world > 1 else krylov(own, 4)).eigenvalues
 
 
 def added(est, x_a, x_b):

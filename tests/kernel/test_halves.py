@@ -8,7 +8,7 @@ from stairwise.kernel import halves, kernels, maps, sums
 from stairwise.kernel.arrays import stack
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.kernel.krylov import _cholesky_qr, krylov
-from stairwise.kernel.operators import Blocks
+from stairwise.kernel.operators import Blocks, DensePairs
 from stairwise.kernel.tiles import TilePairs
 
 
@@ -26,11 +26,52 @@ def test_tiles_of_halves_multiply_like_those_of_float32():
         assert off.max() < 1e-6
 
 
+def cut_off(left, right):
+    """As tensor cores multiply half precision: exact products, but sums are cut off to 24 bits after every 16 terms."""
+    if left.dtype != torch.float16:
+        return torch.bmm(left, right)
+    total = torch.zeros(len(left), left.shape[1], right.shape[2], dtype=torch.float64)
+    for start in range(0, left.shape[2], 16):
+        at = slice(start, start + 16)
+        total += torch.bmm(left[:, :, at].double(), right[:, at].double())
+        total.view(torch.int64).bitwise_and_(-(1 << 29))
+    return total.float()
+
+
+def test_sums_that_are_cut_off_neither_delay_nor_spoil_the_modes(monkeypatch):
+    """Beside float32 tiles with products that are not cut off, with blocks of the same width."""
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((1500, 40)) * np.arange(1, 41) ** -0.6
+    x_a, x_b = (torch.tensor(base + 0.3 * rng.standard_normal(base.shape)).float() for _ in "ab")
+    blocks = Blocks((x_a, x_b), (kernels.rbf(0.1),) * 2, True, "float32")
+    K = blocks.matrix().double()
+    exact = krylov(DensePairs(K), 20, tol=1e-10)
+    plain = TilePairs(blocks, memory=1 << 26)
+    object.__setattr__(plain, "free_columns", 64)
+    monkeypatch.setattr(halves, "_products", cut_off)
+    block = torch.tensor(rng.uniform(size=(3000, 1)))
+    fast = TilePairs(blocks, memory=1 << 26, halves=True)
+    assert ((fast.rough(block) / (K @ block) - 1).abs() > 1e-6).any()
+    found, expected = (krylov(pairs, 20, spare=10) for pairs in (fast, plain))
+    assert found.trusted
+    assert found.more is not None
+    assert found.products <= expected.products + 62  # one block and the modes
+    exact_z = K @ exact.coefficients
+    for solution in (found, expected):
+        np.testing.assert_allclose(solution.eigenvalues, exact.eigenvalues, rtol=2e-7)
+        z = K @ solution.coefficients
+        assert ((z - exact_z).norm(dim=0) / z.norm(dim=0)).max() < 1e-4
+        z /= torch.tensor(solution.eigenvalues).sqrt()
+        C = (z[:1500].T @ z[1500:] + z[1500:].T @ z[:1500]) / 3000
+        torch.testing.assert_close(C, torch.eye(20, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
 def test_halves_hold_22_bits():
     values = torch.tensor(np.random.default_rng(0).uniform(-3, 3, (50, 41)), dtype=torch.float32)
     pair = halves.halved(values)
     held = (pair.high.double() + pair.low.double() / halves.SHIFT) / pair.scale
     assert ((held - values).abs() <= halves.EPS * values.abs()).all()
+    assert torch.equal(halves.joined(pair).double() / pair.scale, held)
     assert pair.high.stride(0) % halves.ALIGNED == 0
 
 

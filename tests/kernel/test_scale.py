@@ -315,7 +315,8 @@ def test_two_processes_are_one_until_one_is_lost(tmp_path, capfd):
         found = np.load(tmp_path / f"{rank}.npz")
         assert set(found) == set(alone)
         for name, expected in alone.items():
-            np.testing.assert_allclose(found[name], expected, rtol=1e-10, atol=1e-10, err_msg=name)
+            off = 1e-6 if name.startswith("halves") else 1e-10  # sums in float32 depend on the shares
+            np.testing.assert_allclose(found[name], expected, rtol=off, atol=off, err_msg=name)
 
 
 def test_without_torch():
