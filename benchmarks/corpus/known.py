@@ -1,7 +1,7 @@
 """Settings and truth of runs whose curves are not all stored: `python -m benchmarks.corpus.known FILE.npz TARGET.npz`.
 
-The tenth part has 1816 runs; their curves would take 10 MB. What was true and what was said at every record are kept of
-all, and the curves of every fourth run, so that these can be replayed.
+The tenth part has 1816 runs, the eleventh 1683; their curves would take 10 MB each. What was true and what was said at
+every record are kept of all, and the curves of every fourth run, so that these can be replayed.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Replay the corpus record by record, and count how often the words are right.
 
-    python -m benchmarks.corpus.score [tenth | ninth | … | first]
+    python -m benchmarks.corpus.score [eleventh | tenth | … | first]
 
 Prints, for a part of the corpus (by default the last one; from the tenth on, the quarter whose curves are stored): the
 confusion matrix, the shares that are promised with 95 % binomial intervals, stricter shares, false alarms per run, and

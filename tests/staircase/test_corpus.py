@@ -205,7 +205,7 @@ def test_the_corpus_is_a_part_of_what_is_defined(runs):
     assert f"{len(early) - len(runs['first']) - len(runs['second'])} of the first two parts" in TEXT
 
 
-def test_a_run_of_the_part_to_come_trains():
+def test_a_run_of_the_last_part_trains():
     run = next(run for run in settings() if run["name"] == "vicreg-strokes-gated-standard0")
     assert (train(run | {"steps": 60}, {}, "cpu")["covariance"].sum(axis=1) > 0).tolist() == [True] * 60
 
