@@ -62,7 +62,7 @@ class Comparison:
         self.steps += 1
         for name, monitor in self.monitors.items():
             moments.DENSE = moments.ALL if name == "tracked" else 8192
-            self.updates[name].append(timed(lambda m=monitor: m.update(z_a, z_b), z_a.device)[0])
+            self.updates[name].append(timed(lambda m=monitor: m.collect(z_a, z_b), z_a.device)[0])
         if self.steps % self.window == 0:
             self.compare(z_a.device)
 

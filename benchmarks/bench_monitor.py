@@ -127,6 +127,7 @@ def peak_memory(d, batch, features=2048):
         recorder.observe(out, z.new_zeros(()), measure=True)
         recorder.observed()
         if step % EVERY == 0:
+            recorder.flush()
             recorder.monitor.copies(spent=True)
             recorder.monitor.reset()
     sync(z.device)

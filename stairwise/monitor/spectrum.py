@@ -424,7 +424,7 @@ class SpectrumMonitor:
         moments.add(self.sums[name], x, squares, weights, keep ** len(x), basis, unit, self.rows.get(name))
 
     def _keeps_rows(self, stream: str, d: int, number: int = 0) -> bool:
-        """Whether rows are kept until they are too many: if all are forgotten at once, and the last window was short."""
+        """Whether rows are kept until they are too many: all are forgotten at once, and the last window was short."""
         forgets = self.window is None and self.half_life is None and world() == 1 and self.keeps
         halves = stream == "z" and stream in self.frames.units and uses_halves(self.frames.centres[stream])
         return forgets and halves and max(number, self.last) <= most_rows(d)
