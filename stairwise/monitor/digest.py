@@ -7,7 +7,7 @@ from torch import Tensor
 from stairwise.distributed import reduced, total, world
 from stairwise.monitor.bases import Bases, ritz_matrices
 from stairwise.monitor.frames import Frames, sums_of
-from stairwise.monitor.moments import COLUMNS, ONES, facts
+from stairwise.monitor.moments import COLUMNS, ONES, STREAMS, facts
 from stairwise.monitor.products import centred, centred_pair, representable
 from stairwise.monitor.rows import Rows
 
@@ -61,6 +61,38 @@ def pair_sums(z: Tensor, full: bool) -> Tensor:
     return torch.stack(numbers + scatter, dim=1)
 
 
+def add_statistics(
+    sums: dict[str, Tensor], batches: Tensor, finite: Tensor, keep: float, full: bool, normalized: bool
+) -> None:
+    """Add sums over directions and pairs, (batches, rows, 2d).
+
+    full: of all batches in float64; directions of large embeddings come from the last batch only, to save time.
+    """
+    last = 0 if full else len(batches) - 1
+    rows = batches[last:].to(torch.float64 if full else torch.float32)
+    directions = direction_sums(*rows.chunk(2, dim=2))
+    _add_each(sums, "directions", directions, finite[last:], keep, keep ** len(batches))
+    _add_each(sums, "pairs", pair_sums(rows if full else batches, full), finite, keep, keep ** len(batches))
+    if normalized and full:
+        a, b = torch.where(finite[:, None, None], rows, 0.0).chunk(2, dim=2)
+        _accumulate(sums, "ab", cross_sums(a, b, ages(a, keep)), keep ** len(a))
+
+
+def _add_each(sums: dict[str, Tensor], name: str, found: Tensor, finite: Tensor, keep: float, decay: float) -> None:
+    """Add the sums found in each finite batch in turn, (batches, number of sums); `decay`: weight of older sums."""
+    found = torch.where(finite[:, None], found, 0.0).double()
+    _accumulate(sums, name, ages(found, keep) @ found, decay)
+
+
+def _accumulate(sums: dict[str, Tensor], name: str, found: Tensor, keep: float) -> None:
+    """sums[name] ← keep · sums[name] + found, in place."""
+    if name not in sums:
+        sums[name] = torch.zeros_like(found)
+    if sums[name].device != found.device:  # it was read from a checkpoint
+        sums[name] = sums[name].to(found.device)
+    sums[name].mul_(keep).add_(found)
+
+
 def counted(flaws: Tensor | None, finite: Tensor) -> Tensor:
     """Number of batches seen, number skipped, and number of the first one skipped, without waiting for the device."""
     flaws = torch.zeros(3, dtype=torch.float64, device=finite.device) if flaws is None else flaws.to(finite.device)
@@ -83,6 +115,23 @@ def joint_flaws(flaws: Tensor) -> Tensor:
 def _is_sum(name: str) -> bool:
     """Whether this part of a monitor's state is a sum over batches."""
     return name.rpartition(".")[0] in ("", "before") and name != "seen"
+
+
+def whole(sums: dict[str, Tensor], before: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sums over both halves of a window."""
+    out = dict(sums)
+    for name, value in before.items():
+        out[name] = value.to(out[name].device) + out[name] if name in out else value
+    return out
+
+
+def joint_sums(values: dict[str, Tensor], frames: Frames) -> dict[str, Tensor]:
+    """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
+    out = {}
+    for name, value in sorted(values.items()):  # in the same order in all processes
+        out[name] = total(value) if STREAMS.get(name) in frames.bases else reduced(value)
+    frames.agree(out)
+    return out
 
 
 def joint_state(state: dict[str, Tensor]) -> dict[str, Tensor]:

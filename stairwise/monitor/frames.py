@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stairwise.monitor.bases import moved, turned
-from stairwise.monitor.moments import STREAMS, facts, layout, plain_products, rescale, shift, size
+from stairwise.monitor.bases import first_basis, moved, turned
+from stairwise.monitor.moments import STREAMS, facts, layout, plain_products, precision, rescale, shift, size
 from stairwise.monitor.products import LARGEST, TYPICAL, power_of_two, uses_halves
 
 Sums = dict[str, Tensor]
@@ -28,6 +28,22 @@ class Frames:
         self.next_units: dict[str, Tensor] = {}
         self.next_bases: dict[str, Tensor] = {}
         self.shared: set[str] = set()  # those that are the same in all processes
+
+    def streams(self, name: str, batches: Tensor, kind: str) -> Sums:
+        """What is summed of batches, in the layout `kind`: u and v, or h, (batches, rows, d) each.
+
+        In float32 a large mean would hide the variance, so the centre is subtracted.
+        """
+        rows = batches.to(precision(kind))
+        centre = 0.0 if kind == "all" else self.centre(name, rows)
+        if name == "h":
+            streams = {"hh": rows - centre}
+        else:
+            a, b = rows.chunk(2, dim=2)
+            streams = {"uu": (a + b).sub_(2 * centre), "vv": a - b}
+        if kind == "tracked" and name not in self.bases:
+            self.bases[name] = first_basis(torch.cat([x.flatten(0, 1) for x in streams.values()]))
+        return streams
 
     def centre(self, name: str, rows: Tensor) -> Tensor:
         """The centre of z or h, (d,); it begins as the mean of batches, (batches, rows, d or 2d)."""

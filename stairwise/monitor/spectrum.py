@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, flag, number, positive_int
-from stairwise.distributed import rank, reduced, total, world
+from stairwise.distributed import rank, world
 from stairwise.monitor import moments
 from stairwise.monitor.aside import Aside, Copies
-from stairwise.monitor.bases import first_basis
 from stairwise.monitor.decompose import Spectrum, decompose
-from stairwise.monitor.digest import ages, alike, condensed, counted, cross_sums, direction_sums, joint_flaws, pair_sums
+from stairwise.monitor.digest import add_statistics, ages, alike, condensed, counted, joint_flaws, joint_sums, whole
 from stairwise.monitor.frames import Frames
 from stairwise.monitor.products import uses_halves
 from stairwise.monitor.rows import Rows, most_rows
@@ -167,7 +166,7 @@ class SpectrumMonitor:
             batches = parts.pop() if len(parts) == 1 else torch.cat(parts)
             parts.clear()
             batches = batches.float() if kind != "all" and batches.dtype == torch.float64 else batches
-            streams = self._streams(name, batches, kind)
+            streams = self.frames.streams(name, batches, kind)
             squares = {key: torch.linalg.vector_norm(x, dim=1).square_() for key, x in streams.items()}
             finite = self.frames.usable(name, next(iter(streams.values())), squares)
             pairs = batches.shape[1] if name == "z" else batches.shape[1] / 2
@@ -175,36 +174,10 @@ class SpectrumMonitor:
             if name == "z":
                 self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
                 self.flaws = counted(self.flaws, finite)
-                self._add_statistics(batches, finite, keep, kind)
+                add_statistics(self.sums, batches, finite, keep, kind == "all", self.normalized)
             del batches
             for key in list(streams):
                 self._add(key, streams.pop(key), squares[key], finite, keep)
-
-    def _streams(self, name: str, batches: Tensor, kind: str) -> dict[str, Tensor]:
-        """What is summed of batches: u and v, or h, (batches, rows, d) each.
-
-        In float32 a large mean would hide the variance, so the centre is subtracted.
-        """
-        rows = batches.to(moments.precision(kind))
-        centre = 0.0 if kind == "all" else self.frames.centre(name, rows)
-        if name == "h":
-            streams = {"hh": rows - centre}
-        else:
-            a, b = rows.chunk(2, dim=2)
-            streams = {"uu": (a + b).sub_(2 * centre), "vv": a - b}
-        if kind == "tracked" and name not in self.frames.bases:
-            self.frames.bases[name] = first_basis(torch.cat([x.flatten(0, 1) for x in streams.values()]))
-        return streams
-
-    def _add_statistics(self, batches: Tensor, finite: Tensor, keep: float, kind: str) -> None:
-        """Add sums over directions and pairs; directions of large embeddings from the last batch only, to save time."""
-        last = len(batches) - (len(batches) if kind == "all" else 1)
-        rows = batches[last:].to(moments.precision(kind))
-        self._add_sums("directions", direction_sums(*rows.chunk(2, dim=2)), finite[last:], keep, keep ** len(batches))
-        self._add_sums("pairs", pair_sums(batches if kind != "all" else rows, full=kind == "all"), finite, keep)
-        if self.normalized and kind == "all":
-            a, b = torch.where(finite[:, None, None], rows, 0.0).chunk(2, dim=2)
-            self._accumulate("ab", cross_sums(a, b, ages(a, keep)), keep ** len(a))
 
     def attach(
         self,
@@ -247,12 +220,12 @@ class SpectrumMonitor:
 
     def merge(self, other: "SpectrumMonitor") -> None:
         """Add the sums of another monitor, which has seen other pairs."""
-        self.flush()
         for monitor in (self, other):
+            monitor.flush()
             monitor._sum_rows()
             monitor.aside.wait()
         placed = set(self.frames.centres)
-        for name, value in other._total().items():
+        for name, value in whole(other.sums, other.before).items():
             stream, known = moments.STREAMS.get(name, ""), self.sums.get(name, self.before.get(name))
             if known is not None and (known.shape, known.dtype) != (value.shape, value.dtype):
                 sizes = f"{self.dimensions()} and {other.dimensions()}"
@@ -283,7 +256,7 @@ class SpectrumMonitor:
         self.before, self.last, self.seen = {}, self.seen or self.last, 0
         for name in ("uu", "vv"):  # the next window may be short enough to keep its rows
             if name in self.sums and name not in self.rows and self._keeps_rows("z", self.dimensions() or 0):
-                del self.sums[name]
+                self._keep_rows(name)
 
     def compute(self) -> Spectrum:
         """Compute the spectra of everything accumulated (waits for the device)."""
@@ -309,7 +282,8 @@ class SpectrumMonitor:
                 self.frames.share(self.sums, self.before)
             elif spent:
                 self.frames.foresee(self.sums)
-            values = self._joint(self._total()) if joint else dict(self._total())
+            values = whole(self.sums, self.before)
+            values = joint_sums(values, self.frames) if joint else values
             flaws = joint_flaws(self.flaws) if joint and self.flaws is not None else self.flaws
             mine = not joint or rank() == 0
             if mine and self.flaws is not None:
@@ -332,14 +306,6 @@ class SpectrumMonitor:
         parts = (self.sums, self.before, *self.frames.parts())
         kept = (tensor for rows in self.rows.values() for tensor in (rows.held, rows.counts))
         return [self.flaws, self.sample, *(tensor for part in parts for tensor in part.values()), *kept]
-
-    def _joint(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over all processes, for the first one; all get those in tracked bases, which they turn alike."""
-        out = {}
-        for name, value in sorted(values.items()):  # in the same order in all processes
-            out[name] = total(value) if moments.STREAMS.get(name) in self.frames.bases else reduced(value)
-        self.frames.agree(out)
-        return out
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
@@ -388,16 +354,6 @@ class SpectrumMonitor:
     def _layout(self, name: str) -> str:
         return moments.layout(self.dimensions(name) or 0, self.exact)
 
-    def _total(self) -> dict[str, Tensor]:
-        """Sums over the whole window."""
-        self.flush()
-        if not self.before:
-            return self.sums
-        out = dict(self.sums)
-        for name, value in self.before.items():
-            out[name] = value.to(out[name].device) + out[name] if name in out else value
-        return out
-
     def _check(self, name: str, a: Tensor, b: Tensor) -> None:
         check_pair(name, a, b)
         known = self.dimensions(name)
@@ -411,10 +367,9 @@ class SpectrumMonitor:
             part |= {key: value.to(x.device) for key, value in part.items() if key in (name, stream)}
         basis, unit = (part.get(stream) for part in (self.frames.bases, self.frames.units))
         if name not in self.sums:
-            kind = moments.layout(x.shape[2], self.exact)
+            self.sums[name] = moments.empty(x.shape[2], moments.layout(x.shape[2], self.exact), x.device)
             if self._keeps_rows(stream, x.shape[2], number):
-                kind, self.rows[name] = "rows", Rows(x.shape[2], x.device)
-            self.sums[name] = moments.empty(x.shape[2], kind, x.device)
+                self._keep_rows(name)
         if name in self.rows:
             self.rows[name].to(x.device)
             if not (self.rows[name].has_room(number) and self._keeps_rows(stream, x.shape[2], number)):
@@ -429,6 +384,11 @@ class SpectrumMonitor:
         halves = stream == "z" and stream in self.frames.units and uses_halves(self.frames.centres[stream])
         return forgets and halves and max(number, self.last) <= most_rows(d)
 
+    def _keep_rows(self, name: str) -> None:
+        """Keep rows from now on, instead of sums, which are empty."""
+        d, device = moments.dimensions(self.sums[name]), self.sums[name].device
+        self.sums[name], self.rows[name] = moments.empty(d, "rows", device), Rows(d, device)
+
     def _sum_rows(self) -> None:
         """Sum the rows that have been kept."""
         if not self.rows:
@@ -437,16 +397,3 @@ class SpectrumMonitor:
         with self.aside.work(device, self._held()), moments.plain_products(device):
             for name in list(self.rows):
                 self.sums[name] = moments.dense(self.sums[name], self.rows.pop(name))
-
-    def _add_sums(self, name: str, found: Tensor, finite: Tensor, keep: float, decay: float | None = None) -> None:
-        """Add the sums found in each finite batch in turn, (batches, number of sums); `decay`: weight of older sums."""
-        found = torch.where(finite[:, None], found, 0.0).double()
-        self._accumulate(name, ages(found, keep) @ found, keep ** len(found) if decay is None else decay)
-
-    def _accumulate(self, name: str, found: Tensor, keep: float) -> None:
-        """sums[name] ← keep · sums[name] + found, in place."""
-        if name not in self.sums:
-            self.sums[name] = torch.zeros_like(found)
-        if self.sums[name].device != found.device:  # it was read from a checkpoint
-            self.sums[name] = self.sums[name].to(found.device)
-        self.sums[name].mul_(keep).add_(found)
