@@ -29,6 +29,7 @@ class Aside:
             work is done.
         """
         if device is None or device.type != "cuda" or not self.allowed:
+            del uses
             yield
             return
         if self.stream is None or self.stream.device != device:
@@ -37,16 +38,22 @@ class Aside:
         for tensor in uses:
             if tensor is not None and tensor.is_cuda:
                 tensor.record_stream(self.stream)
+            del tensor
+        del uses  # the work may free some of them
         with torch.cuda.stream(self.stream):
             try:
                 yield
             finally:
                 self.done = self.stream.record_event()
 
-    def wait(self) -> None:
-        """Let the current stream wait for the work, not the host; before tensors are used that the work uses, too."""
-        if self.allowed and self.done is not None and self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_event(self.done)
+    def wait(self, until: torch.cuda.Event | None = None) -> None:
+        """Let the current stream, not the host, wait for the work. Call it before using tensors that the work uses.
+
+        until: `done` as it was after an earlier part of the work; None waits for all of it.
+        """
+        until = self.done if until is None else until
+        if self.allowed and until is not None and self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_event(until)
 
 
 class Copies:

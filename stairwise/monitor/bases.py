@@ -68,7 +68,7 @@ def _start(known: Tensor | None, like: Tensor) -> Tensor:
     """The basis of the last record; modes of which it knows nothing come in through the last columns."""
     d = len(like)
     columns = min(BLOCK, d // 2)
-    kept = like.new_empty(d, 0) if known is None else known.to(like.device)[:, : columns - FRESH]
+    kept = like.new_empty(d, 0) if known is None else known.to(like.device)[:, : columns - FRESH].nan_to_num(0.0)
     return representable(torch.cat([kept, random_basis(d, columns - kept.shape[1], like.device)], dim=1))
 
 

@@ -43,7 +43,8 @@ class Spectrum:
         mean_square: ‖mean of z‖²; much larger than the covariance if all embeddings are nearly the same point.
         positive, negative: mean cosine of the two views of a sample, and of views of different samples.
         leading: both views of some pairs of the last batch, projected onto their two leading modes, (2, pairs, 2).
-        skipped: number of batches left out so far because they were not finite.
+        skipped: number of batches left out so far because they were not finite, or grew too much since the last record
+            (`frames.Frames.usable`).
         first_skipped: number of the first such batch, counted from 1; 0 if there is none.
         correlations: of the two views, mode by mode, centred: eigenvalues of C relative to the covariance, (d,), with
             the spread that comes from few samples taken off; None if there are fewer than 4 d pairs.

@@ -7,7 +7,7 @@ from torch import Tensor
 from stairwise.distributed import reduced, total, world
 from stairwise.monitor.bases import Bases, ritz_matrices
 from stairwise.monitor.frames import Frames, sums_of
-from stairwise.monitor.moments import COLUMNS, ONES, STREAMS, facts
+from stairwise.monitor.moments import COLUMNS, ONES, STREAMS, empty, facts
 from stairwise.monitor.products import centred, centred_pair, representable
 from stairwise.monitor.rows import Rows
 
@@ -143,13 +143,14 @@ def joint_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def without_sums(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A monitor's state before anything has been summed."""
-    kept = ("rows.", "counts.")
-    return {
-        name: torch.zeros_like(value) if _is_sum(name) else value
-        for name, value in state.items()
-        if not name.startswith(kept)
-    }
+    """A monitor's state before anything has been summed; of rows that are kept, dense sums."""
+    out = {}
+    for name, value in state.items():
+        if f"rows.{name}" in state:
+            out[name] = empty(len(value), "dense", value.device)
+        elif not name.startswith(("rows.", "counts.")):
+            out[name] = torch.zeros_like(value) if _is_sum(name) else value
+    return out
 
 
 def condensed(

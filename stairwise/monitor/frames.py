@@ -5,6 +5,8 @@ All follow the embeddings from one window to the next. Of several processes, all
 change them alike, so that their sums can be added.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,7 +25,7 @@ class Frames:
         self.centres: dict[str, Tensor] = {}
         self.bases: dict[str, Tensor] = {}
         self.units: dict[str, Tensor] = {}  # powers of two, (); the size of what is summed is about TYPICAL units
-        self.longest: dict[str, Tensor] = {}  # length of the longest finite batch of this window
+        self.latest: dict[str, Tensor] = {}  # length of the last finite batch
         self.next_centres: dict[str, Tensor] = {}  # known before the window ends
         self.next_units: dict[str, Tensor] = {}
         self.next_bases: dict[str, Tensor] = {}
@@ -41,41 +43,46 @@ class Frames:
         else:
             a, b = rows.chunk(2, dim=2)
             streams = {"uu": (a + b).sub_(2 * centre), "vv": a - b}
-        if kind == "tracked" and name not in self.bases:
-            self.bases[name] = first_basis(torch.cat([x.flatten(0, 1) for x in streams.values()]))
         return streams
+
+    def begin(self, name: str, streams: Sums) -> None:
+        """Find the first tracked basis in what is summed."""
+        if name not in self.bases:
+            self.bases[name] = first_basis(torch.cat([x.flatten(0, 1) for x in streams.values()]))
 
     def centre(self, name: str, rows: Tensor) -> Tensor:
         """The centre of z or h, (d,); it begins as the mean of batches, (batches, rows, d or 2d)."""
         if name not in self.centres:
-            sums = rows.sum(dim=1)
-            finite = torch.isfinite(sums).all(dim=1)
-            views = torch.where(finite[:, None], sums, 0.0).sum(dim=0).unflatten(0, (-1, size(name, rows[0])))
+            finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=(1, 2)).square())  # squares, too
+            views = (
+                torch.where(finite[:, None], rows.sum(dim=1), 0.0).sum(dim=0).unflatten(0, (-1, size(name, rows[0])))
+            )
             self.centres[name] = views.sum(dim=0) / (finite.sum() * rows.shape[1] * len(views)).clamp(min=1)
-        self.centres[name] = self.centres[name].to(rows.device)
         return self.centres[name]
 
-    def usable(self, name: str, x: Tensor, squares: dict[str, Tensor]) -> Tensor:
-        """Whether each batch can be summed: it is finite, and so are its squares in their unit, (batches,).
+    def usable(self, name: str, squares: Sums, numbers: int) -> Tensor:
+        """Whether each batch can be summed: it is finite, and at most LARGEST units long, (batches,).
 
-        The unit begins with the first batches, of which x is u or h, (batches, rows, d).
+        The unit begins with the first batches.
 
         Arguments:
             squares: Σ x² of what is summed, (batches, d) each.
+            numbers: in each batch of each stream.
         """
         lengths = torch.stack([value.sum(dim=1) for value in squares.values()]).sqrt()
         finite = torch.isfinite(lengths).all(dim=0)
-        if not uses_halves(x) or name in self.bases or layout(x.shape[2]) == "tracked":
+        d = next(iter(squares.values())).shape[1]
+        if not uses_halves(lengths) or name in self.bases or layout(d) == "tracked":
             return finite
-        lengths = torch.where(finite, lengths, 0.0)
+        lengths = torch.where(finite, lengths, 0.0).amax(dim=0)
         if name not in self.units:
-            mean = lengths[0].square().sum() / (finite.sum() * x[0].numel()).clamp(min=1)
-            self.units[name] = power_of_two(mean.sqrt()) / TYPICAL
-        if name not in self.longest:
-            self.longest[name] = torch.zeros_like(lengths[0, 0])
-        self.units[name] = self.units[name].to(x.device)
-        self.longest[name].copy_(torch.maximum(self.longest[name], lengths.max()))
-        return finite & (lengths <= LARGEST * self.units[name]).all(dim=0)
+            size = (lengths.square().sum() / (finite.sum() * numbers).clamp(min=1)).sqrt()
+            self.units[name] = torch.where(size > 0, power_of_two(size) / TYPICAL, 1.0)
+        if name not in self.latest:
+            self.latest[name] = torch.zeros_like(lengths[0])
+        last = (finite * torch.arange(1, len(finite) + 1, device=finite.device)).argmax()
+        self.latest[name].copy_(torch.where(finite.any(), lengths[last], self.latest[name]))
+        return finite & (lengths <= LARGEST * self.units[name])
 
     def adapted(self, name: str, sums: Tensor, to: "Frames") -> Tensor:
         """Sums in this frame, expressed in another one."""
@@ -109,6 +116,22 @@ class Frames:
     def parts(self) -> tuple[dict[str, Tensor], ...]:
         return self.centres, self.bases, self.units
 
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that are held."""
+        for part in (*self.parts(), self.latest, self.next_centres, self.next_units, self.next_bases):
+            yield from part.values()
+
+    def arrive(self, name: str, device: torch.device, *held: Sums) -> None:
+        """Bring sums and frames of a checkpoint to the device of new batches; dense sums of a CPU get a unit."""
+        for part in (*held, *self.parts(), self.latest):
+            part |= {key: tensor.to(device) for key, tensor in part.items()}
+        centre = self.centres.get(name)
+        if centre is None or not uses_halves(centre) or name in self.bases or name in self.units:
+            return
+        if any(sums_of(name, sums) for sums in held):
+            self.units[name] = torch.ones_like(centre[0])
+            self.recentre(*held, keep=True)
+
     def share(self, *held: Sums) -> None:
         """Take the frame of the first process, in which all sums are then expressed."""
         for stream in sorted(self.centres.keys() - self.shared):
@@ -130,8 +153,8 @@ class Frames:
         for stream in sorted(self.centres):
             name = sums_of(stream, joint)[0]
             if stream in self.units:
-                longest = self.longest.setdefault(stream, torch.zeros_like(self.units[stream]))
-                dist.all_reduce(longest, dist.ReduceOp.MAX)
+                latest = self.latest.setdefault(stream, torch.zeros_like(self.units[stream]))
+                dist.all_reduce(latest, dist.ReduceOp.MAX)
             self.next_centres[stream], unit = self._following(name, joint[name])
             dist.broadcast(self.next_centres[stream], 0)
             if unit is not None:
@@ -182,8 +205,6 @@ class Frames:
             centre.copy_(to)
             if unit is not None:
                 self.units[stream].copy_(unit)
-            if stream in self.longest:
-                self.longest[stream].zero_()
 
     def _following(self, name: str, sums: Tensor) -> tuple[Tensor, Tensor | None]:
         """The centre and the unit that sums of u or h suggest; as they were, if there are none."""
@@ -196,9 +217,9 @@ class Frames:
             return centre + mean / scale, None
         size = (squares / n - mean.square()).clamp(min=0).mean().sqrt()
         following = torch.where((size > 0) & torch.isfinite(size), unit * power_of_two(size) / TYPICAL, unit)
-        longest = self.longest.get(stream, torch.zeros_like(unit)).to(unit.device)
-        left_out = longest > LARGEST * unit  # a usual batch has a length of about one unit
-        return centre + unit * mean / scale, torch.where(left_out, power_of_two(longest), following)
+        latest = self.latest.get(stream, torch.zeros_like(unit)).to(unit.device)
+        left_out = latest > LARGEST * unit  # a usual batch has a length of about one unit
+        return centre + unit * mean / scale, torch.where(left_out, power_of_two(latest), following)
 
 
 def sums_of(stream: str, sums: Sums) -> list[str]:

@@ -152,7 +152,11 @@ def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]
     large = False
     for name, value in _from_older(state).items():
         part, _, key = name.rpartition(".")
-        if key in STREAMS and part in ("", "before") and value.shape[1] > EXTRA:
+        sums = key in STREAMS and part in ("", "before")
+        rows = part in ("rows", "counts") or (sums and value.shape[1] == EXTRA)
+        if rows and exact:
+            continue
+        if sums and not rows:
             tracked = f"tracked.{STREAMS[key]}" in state
             d = len(value) - (0 if tracked else ONES)
             kind = layout(d, exact)
@@ -162,7 +166,6 @@ def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]
             value = value.to(precision(kind))
             if kind == "dense":
                 value = mirrored(value)
-                out.setdefault(f"units.{STREAMS[key]}", value.new_ones(()))  # sums of older versions and CPUs have none
             if kind != "all":
                 out.setdefault(f"centres.{STREAMS[key]}", value.new_zeros(d))  # older sums have no centre
         out[name] = value

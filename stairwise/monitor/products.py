@@ -89,7 +89,7 @@ def centred(sums: Tensor, w: Tensor) -> Symmetric:
     tensor([[1.],
             [1.]])
     """
-    A = Symmetric(sums, (sums.diagonal() - w.square()).max())
+    A = Symmetric(sums, _largest(sums, w))
     for start, end in _blocks(sums):
         A.fill(start, _centred_rows(sums, w, start, end))
     return A.mirror()
@@ -97,13 +97,18 @@ def centred(sums: Tensor, w: Tensor) -> Symmetric:
 
 def centred_pair(first: Tensor, second: Tensor, w: Tensor, x: Tensor) -> tuple[Symmetric, Symmetric]:
     """A + B and A − B, where A = S − w wᵀ and B = T − x xᵀ are positive, in the places of the sums S and T."""
-    largest = (first.diagonal() - w.square() + second.diagonal() - x.square()).max()
+    largest = _largest(first, w) + _largest(second, x)
     both, difference = Symmetric(first, largest), Symmetric(second, largest)
     for start, end in _blocks(first):
         A, B = (_centred_rows(sums, y, start, end) for sums, y in ((first, w), (second, x)))
         both.fill(start, A + B)
         difference.fill(start, A.sub_(B))
     return both.mirror(), difference.mirror()
+
+
+def _largest(sums: Tensor, w: Tensor) -> Tensor:
+    """A bound of the entries of S − w wᵀ, where S is rounded off its diagonal."""
+    return torch.maximum((sums.diagonal() - w.square()).max(), 2**-10 * sums.diagonal().max())
 
 
 def _centred_rows(sums: Tensor, w: Tensor, start: int, end: int) -> Tensor:

@@ -165,15 +165,15 @@ class Recorder:
             send(record, self.loggers, self.commentary.about(record))
         except Warning as warning:  # warnings are errors here
             self.tell(str(warning))
-        if record.skipped > self.skipped:
-            if record.skipped >= 2 * self.skipped:  # a diverged run would say it at every record
-                more, self.skipped = record.skipped - self.skipped, record.skipped
-                batches = f"{more} batch{'es' * (more > 1)} up to step {record.step} {'are' if more > 1 else 'is'}"
-                self.tell(
-                    f"embeddings were not finite: {batches} left out; the first such batch of the run was number "
-                    f"{record.first_skipped}; earlier records are kept"
-                )
-        elif "failed" in record.extra:
+        if record.skipped > max(self.skipped, 2 * self.skipped - 1):  # a diverged run would say it at every record
+            more, self.skipped = record.skipped - self.skipped, record.skipped
+            batches = f"{more} batch{'es' * (more > 1)} up to step {record.step} {'are' if more > 1 else 'is'}"
+            self.tell(
+                f"embeddings were not finite, or grew too much since the last record: {batches} left out; "
+                f"the first such batch of the run was number {record.first_skipped}; earlier records are kept"
+            )
+            return
+        if "failed" in record.extra:
             self.tell(f"no spectrum at step {record.step}: {record.extra['failed']}")
 
     def close(self, joint: bool = True) -> None:

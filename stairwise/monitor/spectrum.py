@@ -82,18 +82,18 @@ class SpectrumMonitor:
         self.seen = 0
         self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
         self.sample: Tensor | None = None  # the first pairs of the last batch
-        self.aside = Aside()  # where records are prepared
+        self.aside = Aside()  # where sums and records are made
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
         """Add a batch of pairs, each of shape (N, d). A CUDA graph can record this."""
         self.keeps = False
-        self._sum_rows()
+        self.sum_rows()
         self.collect(z_a, z_b, h_a, h_b)
         self.flush()
         self.aside.wait()
 
     def collect(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
-        """Like `update`, but keep a copy of the batch and sum several batches together later."""
+        """Like `update`, but keep a copy of the batch, sum several together later, and let no stream wait."""
         self._check("z", z_a, z_b)
         if (h_a is None) != (h_b is None):
             raise InputError("h_a and h_b", "must be given together")
@@ -106,7 +106,7 @@ class SpectrumMonitor:
     def add_batches(self, z: Tensor, h: Tensor | None = None) -> None:
         """Add batches of N pairs, (batches, N, 2d), z_a next to z_b, and of h, (batches, 2N, …).
 
-        Their memory may be used again after `aside.wait`.
+        Their memory may be overwritten only after `aside.wait`.
         """
         self.flush()
         for name, rows in (("z", z), ("h", h)):
@@ -166,9 +166,14 @@ class SpectrumMonitor:
             batches = parts.pop() if len(parts) == 1 else torch.cat(parts)
             parts.clear()
             batches = batches.float() if kind != "all" and batches.dtype == torch.float64 else batches
+            self.frames.arrive(name, device, self.sums, self.before)
             streams = self.frames.streams(name, batches, kind)
             squares = {key: torch.linalg.vector_norm(x, dim=1).square_() for key, x in streams.items()}
-            finite = self.frames.usable(name, next(iter(streams.values())), squares)
+            finite = self.frames.usable(name, squares, next(iter(streams.values()))[0].numel())
+            for x in streams.values():
+                x.masked_fill_(~finite[:, None, None], 0.0)
+            if kind == "tracked":
+                self.frames.begin(name, streams)
             pairs = batches.shape[1] if name == "z" else batches.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
             if name == "z":
@@ -222,7 +227,7 @@ class SpectrumMonitor:
         """Add the sums of another monitor, which has seen other pairs."""
         for monitor in (self, other):
             monitor.flush()
-            monitor._sum_rows()
+            monitor.sum_rows()
             monitor.aside.wait()
         placed = set(self.frames.centres)
         for name, value in whole(other.sums, other.before).items():
@@ -255,8 +260,9 @@ class SpectrumMonitor:
             self.aside.wait()  # before their memory is used again
         self.before, self.last, self.seen = {}, self.seen or self.last, 0
         for name in ("uu", "vv"):  # the next window may be short enough to keep its rows
-            if name in self.sums and name not in self.rows and self._keeps_rows("z", self.dimensions() or 0):
-                self._keep_rows(name)
+            d = self.dimensions() or 0
+            if name in self.sums and name not in self.rows and self._keeps_rows("z", d):
+                self._begin(name, d, self.sums[name].device, keeps=True)
 
     def compute(self) -> Spectrum:
         """Compute the spectra of everything accumulated (waits for the device)."""
@@ -277,7 +283,7 @@ class SpectrumMonitor:
         self.flush()
         with self.aside.work(self._device(), self._held()):
             if joint or ("z" in self.frames.centres and not uses_halves(self.frames.centres["z"])):
-                self._sum_rows()
+                self.sum_rows()
             if joint:
                 self.frames.share(self.sums, self.before)
             elif spent:
@@ -300,12 +306,12 @@ class SpectrumMonitor:
 
     def _device(self) -> torch.device | None:
         """Where the sums are; None if nothing has been seen."""
-        return None if self.flaws is None else self.flaws.device
+        return next((tensor.device for tensor in self._held() if tensor is not None), None)
 
     def _held(self) -> list[Tensor | None]:
-        parts = (self.sums, self.before, *self.frames.parts())
         kept = (tensor for rows in self.rows.values() for tensor in (rows.held, rows.counts))
-        return [self.flaws, self.sample, *(tensor for part in parts for tensor in part.values()), *kept]
+        parts = (tensor for part in (self.sums, self.before, self.bases) for tensor in part.values())
+        return [self.flaws, self.sample, *parts, *self.frames.tensors(), *kept]
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
@@ -362,21 +368,23 @@ class SpectrumMonitor:
 
     def _add(self, name: str, x: Tensor, squares: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums of each finite batch x in turn, (batches, rows, d)."""
-        stream, number = moments.STREAMS[name], x.shape[0] * x.shape[1]
-        for part in (self.sums, self.frames.bases, self.frames.units):  # they may be from a checkpoint
-            part |= {key: value.to(x.device) for key, value in part.items() if key in (name, stream)}
+        stream, d, number = moments.STREAMS[name], x.shape[2], x.shape[0] * x.shape[1]
         basis, unit = (part.get(stream) for part in (self.frames.bases, self.frames.units))
+        keeps = self._keeps_rows(stream, d, number)
         if name not in self.sums:
-            self.sums[name] = moments.empty(x.shape[2], moments.layout(x.shape[2], self.exact), x.device)
-            if self._keeps_rows(stream, x.shape[2], number):
-                self._keep_rows(name)
+            self._begin(name, d, x.device, keeps)
         if name in self.rows:
             self.rows[name].to(x.device)
-            if not (self.rows[name].has_room(number) and self._keeps_rows(stream, x.shape[2], number)):
+            if not (keeps and self.rows[name].has_room(number)):
                 self.sums[name] = moments.dense(self.sums[name], self.rows.pop(name))
-        x.masked_fill_(~finite[:, None, None], 0.0)
         weights = ages(x, keep) * finite
         moments.add(self.sums[name], x, squares, weights, keep ** len(x), basis, unit, self.rows.get(name))
+
+    def _begin(self, name: str, d: int, device: torch.device, keeps: bool) -> None:
+        """Begin with sums of nothing, or with rows that are kept instead."""
+        if keeps:
+            self.rows[name] = Rows(d, device)
+        self.sums[name] = moments.empty(d, "rows" if keeps else moments.layout(d, self.exact), device)
 
     def _keeps_rows(self, stream: str, d: int, number: int = 0) -> bool:
         """Whether rows are kept until they are too many: all are forgotten at once, and the last window was short."""
@@ -384,12 +392,7 @@ class SpectrumMonitor:
         halves = stream == "z" and stream in self.frames.units and uses_halves(self.frames.centres[stream])
         return forgets and halves and max(number, self.last) <= most_rows(d)
 
-    def _keep_rows(self, name: str) -> None:
-        """Keep rows from now on, instead of sums, which are empty."""
-        d, device = moments.dimensions(self.sums[name]), self.sums[name].device
-        self.sums[name], self.rows[name] = moments.empty(d, "rows", device), Rows(d, device)
-
-    def _sum_rows(self) -> None:
+    def sum_rows(self) -> None:
         """Sum the rows that have been kept."""
         if not self.rows:
             return

@@ -113,6 +113,7 @@ class Recorder:
         self.values = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
         self.monitor = SpectrumMonitor(normalized=normalized)
         self.shelf = Shelf(device)
+        self.summed: torch.cuda.Event | None = None  # when the last half of the shelf had been summed
         self.writer = BackgroundWriter()
 
     def observe(self, out: Embedded, gradient: Tensor, measure: bool) -> None:
@@ -141,8 +142,9 @@ class Recorder:
             self._empty_shelf()
 
     def _empty_shelf(self) -> None:
-        self.monitor.aside.wait()  # the other half, which is filled next, must have been summed
+        self.monitor.aside.wait(self.summed)  # the other half, which is filled next
         self.monitor.add_batches(**self.shelf.emptied())
+        self.summed = self.monitor.aside.done
 
     def _sum_earlier(self) -> None:
         """Sum embeddings of a checkpoint that do not fit on the shelf."""
@@ -187,6 +189,7 @@ class Recorder:
         """Tensors for `load` to continue from; of several processes all call this, and the first one gets them."""
         if world() > 1:
             self.flush()
+            self.monitor.sum_rows()
             self.monitor.aside.wait()
             self.monitor.frames.share(self.monitor.sums, self.monitor.before)
         state = self.monitor.state()
@@ -199,6 +202,8 @@ class Recorder:
             monitor, shelf = without_sums(monitor), {}
         self.values.copy_(numbers)
         self.monitor.load(monitor, self.device)
+        if world() > 1:  # the others have sums of no rows
+            self.monitor.sum_rows()
         self.shelf.load(shelf)
 
     def reset(self) -> None:

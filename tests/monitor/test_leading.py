@@ -526,3 +526,53 @@ def test_embeddings_that_grow_too_much_from_one_record_to_the_next(layout):
             monitor.update(*pair)
         assert monitor.flaws[1] == (skipped if layout == "halves" else 0)
     assert round(monitor.compute().samples) == 400
+
+
+def test_one_large_entry_costs_its_batch_only(layout):
+    """In the first batch, where the centre begins, and later; the next record is right."""
+    a, b = embeddings(600)
+    for place, value in ((3, 1e25), (103, 1e15)):
+        monitor = sw.SpectrumMonitor()
+        bad = a.clone()
+        bad[place, 7] = value
+        for pair in batches(bad, b):
+            monitor.update(*pair)
+        monitor.reset()
+        for pair in batches(a, b):
+            monitor.update(*pair)
+        assert monitor.flaws[1] == (1 if value > 1e20 or layout == "halves" else 0)
+        if value > 1e20 or layout == "halves":  # else the centre is far away for a record
+            agrees(monitor.compute(), a, b, rel=1e-3 if layout != "tracked" else 0.02)
+
+
+def test_rows_are_kept_again_after_a_long_window(layout):
+    monitor = sw.SpectrumMonitor()
+    for seed, number in enumerate((600, 200, 200, 600)):
+        a, b = embeddings(number, seed=seed)
+        for pair in batches(a, b):
+            monitor.update(*pair)
+        found = decompose(monitor.copies(spent=True).arrays())
+        assert found.samples == number
+        agrees(found, a, b, rel=1e-3 if layout != "tracked" else 0.05)
+        monitor.reset()
+
+
+def test_a_collapsed_embedding_that_drifts(layout):
+    """The variance vanishes beside the way of the mean, from which sums in half precision cannot tell it."""
+    a, b = embeddings(400, mean=0.0)
+    drift = torch.linspace(0, 1, 400)[:, None] * torch.ones(300)
+    monitor = filled(1e-4 * a + drift, 1e-4 * b + drift)
+    found = monitor.compute()
+    assert found.covariance[0] == pytest.approx(np.cov(drift[:, 0].repeat(2), ddof=1) * 300, rel=1e-3)
+    assert np.isfinite(found.eigenvalues).all()
+
+
+def test_bases_that_are_not_finite_are_found_again(layout):
+    a, b = embeddings(400)
+    monitor = filled(a, b)
+    monitor.compute()
+    for basis in monitor.bases.values():
+        basis[:, :30] = torch.nan
+    for _ in range(3):
+        monitor.compute()
+    agrees(monitor.compute(), a, b, rel=1e-2 if layout != "tracked" else 0.02)
