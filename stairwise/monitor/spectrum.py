@@ -1,8 +1,8 @@
 r"""Spectra of embeddings, from moments that are accumulated batch by batch.
 
-Sums are kept on the device of the embeddings, and made on a CUDA stream of their own. Nothing synchronizes or
-decomposes before `compute`. `update` lets the current stream wait for the sums. `collect` does not, and sums several
-batches at once, in a few operations per step; it is faster.
+Sums are kept on the device of the embeddings, and made on a CUDA stream of their own. The host waits for them in
+`compute`, and once for a first tracked basis. `update` lets the current stream wait for the sums. `collect` does not,
+and sums several batches at once, in a few operations per step; it is faster.
 """
 
 import math

@@ -576,3 +576,17 @@ def test_bases_that_are_not_finite_are_found_again(layout):
     for _ in range(3):
         monitor.compute()
     agrees(monitor.compute(), a, b, rel=1e-2 if layout != "tracked" else 0.02)
+
+
+def test_rows_of_a_checkpoint_become_sums_for_several_processes(layout):
+    """The first process takes what was summed, the others the same sums of nothing, so that they can be added."""
+    a, b = embeddings(400)
+    state = filled(a, b).state()
+    first, other = sw.SpectrumMonitor(), sw.SpectrumMonitor()
+    first.load(state)
+    first.sum_rows()
+    other.load(digest.without_sums(state))
+    shapes = [{name: value.shape for name, value in monitor.sums.items()} for monitor in (first, other)]
+    assert shapes[0] == shapes[1]
+    assert all(not value.any() for value in other.sums.values())
+    agrees(first.compute(), a, b, rel=1e-3 if layout != "tracked" else 0.02)
