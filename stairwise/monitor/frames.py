@@ -81,7 +81,8 @@ class Frames:
         if name not in self.latest:
             self.latest[name] = torch.zeros_like(lengths[0])
         last = (finite * torch.arange(1, len(finite) + 1, device=finite.device)).argmax()
-        self.latest[name].copy_(torch.where(finite.any(), lengths[last], self.latest[name]))
+        latest = lengths.index_select(0, last[None])[0]  # lengths[last] would wait for the device
+        self.latest[name].copy_(torch.where(finite.any(), latest, self.latest[name]))
         return finite & (lengths <= LARGEST * self.units[name])
 
     def adapted(self, name: str, sums: Tensor, to: "Frames") -> Tensor:

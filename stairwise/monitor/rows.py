@@ -43,7 +43,7 @@ class Rows:
         """Keep batches x, (batches, rows, d), those that are not `usable` as zeros."""
         here = slice(self.number, self.number + x.shape[0] * x.shape[1])
         halved(x.flatten(0, 1), unit, out=self.held[here])
-        self.counts[here] = usable.to(self.counts.dtype).repeat_interleave(x.shape[1])
+        self.counts[here] = usable[:, None].expand(x.shape[:2]).flatten()
         self.number = here.stop
 
     def known(self) -> Tensor:
