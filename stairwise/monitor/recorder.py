@@ -160,6 +160,7 @@ class Recorder:
                 self.tell(f"records are not written: {error}")
 
     def _append(self, record: Record) -> None:
+        before = self.records[-1].skipped if self.records else 0
         self.records.append(record)
         try:
             send(record, self.loggers, self.commentary.about(record))
@@ -172,8 +173,7 @@ class Recorder:
                 f"embeddings were not finite, or grew too much since the last record: {batches} left out; "
                 f"the first such batch of the run was number {record.first_skipped}; earlier records are kept"
             )
-            return
-        if "failed" in record.extra:
+        elif "failed" in record.extra and record.skipped == before:
             self.tell(f"no spectrum at step {record.step}: {record.extra['failed']}")
 
     def close(self, joint: bool = True) -> None:
