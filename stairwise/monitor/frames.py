@@ -39,11 +39,9 @@ class Frames:
         rows = batches.to(precision(kind))
         centre = 0.0 if kind == "all" else self.centre(name, rows)
         if name == "h":
-            streams = {"hh": rows - centre}
-        else:
-            a, b = rows.chunk(2, dim=2)
-            streams = {"uu": (a + b).sub_(2 * centre), "vv": a - b}
-        return streams
+            return {"hh": rows - centre}
+        a, b = rows.chunk(2, dim=2)
+        return {"uu": (a + b).sub_(2 * centre), "vv": a - b}
 
     def begin(self, name: str, streams: Sums) -> None:
         """Find the first tracked basis in what is summed."""
@@ -54,9 +52,8 @@ class Frames:
         """The centre of z or h, (d,); it begins as the mean of batches, (batches, rows, d or 2d)."""
         if name not in self.centres:
             finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=(1, 2)).square())  # squares, too
-            views = (
-                torch.where(finite[:, None], rows.sum(dim=1), 0.0).sum(dim=0).unflatten(0, (-1, size(name, rows[0])))
-            )
+            total = torch.where(finite[:, None], rows.sum(dim=1), 0.0).sum(dim=0)
+            views = total.unflatten(0, (-1, size(name, rows[0])))
             self.centres[name] = views.sum(dim=0) / (finite.sum() * rows.shape[1] * len(views)).clamp(min=1)
         return self.centres[name]
 
@@ -67,7 +64,7 @@ class Frames:
 
         Arguments:
             squares: Σ x² of what is summed, (batches, d) each.
-            numbers: in each batch of each stream.
+            numbers: how many numbers x has per batch.
         """
         lengths = torch.stack([value.sum(dim=1) for value in squares.values()]).sqrt()
         finite = torch.isfinite(lengths).all(dim=0)
