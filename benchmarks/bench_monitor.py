@@ -7,7 +7,8 @@ the width (`--width`), 32 px, batch 64, d = 128 and h = 256. The monitor is upda
 every 50 steps.
 
   hooks    a user's training loop: eager steps, `SpectrumMonitor.attach(loss=…, backbone=…)`
-  graph    stairwise's training loop: the step as one CUDA graph, measured in each step (GPU only)
+  graph    stairwise's training loop: the step as one CUDA graph, measured in each step (GPU only); Barlow Twins, so
+           records have a third spectrum of z, that of standardized embeddings
 
 Both alternate every ten steps, on a GPU every fifty. Memory is the most that a monitor alone takes while it sums
 embeddings in float32 and makes two records: sums, bases, embeddings that wait, and all that is needed for a moment, on
@@ -115,16 +116,16 @@ def recorded(device, folder, size, d, batch):
     return partial(trainer.take_step, x_a, x_b, measure=False), watched
 
 
-def peak_memory(d, batch, features=2048):
+def peak_memory(d, batch, normalized, features=2048):
     """Bytes that a monitor takes at most, on a GPU, beyond the embeddings it is given."""
-    recorder = Recorder(torch.device("cuda"), normalized=False, hidden=True)
+    recorder = Recorder(torch.device("cuda"), normalized=normalized, hidden=True)
     z, h = (torch.randn(2, batch, size, device="cuda") for size in (d, features))
     out = Embedded(loss=z.new_zeros(()), z_a=z[0], z_b=z[1], h_a=h[0], h_b=h[1])
     sync(z.device)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     for step in range(1, 2 * EVERY + 10):
-        recorder.observe(out, z.new_zeros(()), measure=True)
+        recorder.keep(out)
         recorder.observed()
         if step % EVERY == 0:
             recorder.flush()
@@ -160,8 +161,9 @@ def measured(device, d, options):
             summary["seconds_to_last_record"] = round(perf_counter() - started, 2)
             print(f"the last record came {summary['seconds_to_last_record']} s after the last step")
     if device.type == "cuda":
-        summary["megabytes"] = round(peak_memory(d, batch) / 1e6)
-        print(f"memory   d = {d:<6} {summary['megabytes']} MB at most")
+        for name, normalized in (("megabytes", False), ("megabytes_normalized", True)):
+            summary[name] = round(peak_memory(d, batch, normalized) / 1e6)
+            print(f"memory   d = {d:<6} {summary[name]} MB at most{', with `normalized`' if normalized else ''}")
     return summary
 
 

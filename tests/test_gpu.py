@@ -123,7 +123,7 @@ def test_steps_are_recorded(tmp_path):
     pairs = trainer.material.pairs.stream(batch_rows(500, 128, seed=0), 0)
     for _ in range(5):
         trainer.take(*next(pairs), measure=False)
-    assert set(trainer.take.recordings) == {(("measure", False),)}
+    assert [key[1:] for key in trainer.take.recordings] == [(("measure", False),)]
     assert len(trainer.material.pairs.draw.recordings) == 1
     trainer.close()
 
@@ -358,7 +358,8 @@ def test_the_monitor_sums_in_a_recorded_step(d, rel):
 
 @pytest.mark.parametrize(("d", "rel"), [(512, 1e-6), (3000, 1e-3), (8192, 1e-3)])
 def test_records_are_prepared_beside_training(d, rel):
-    """Copies, reset and the next batches follow each other without waiting; each record has its own batches."""
+    """Copies, reset and the next batches follow each other without waiting; each record has its own batches, and a bad
+    one is left out."""
     torch.manual_seed(0)
     monitor = sw.SpectrumMonitor()
     scale = torch.arange(1, 401, device="cuda")[:, None] ** -1.0
@@ -367,18 +368,22 @@ def test_records_are_prepared_beside_training(d, rel):
         base = torch.randn(2048, 400, device="cuda") @ modes * (1 + window) + 3
         pairs = (base.bfloat16(), (base + 0.1 * torch.randn_like(base)).bfloat16())
         for a, b in zip(*(view.split(256) for view in pairs), strict=True):
-            monitor.collect(a, b)
+            monitor.collect(a, b, a[:, :1500], b[:, :1500])
+        monitor.collect(a * torch.nan, b)
         windows.append(pairs)
         pending.append(monitor.copies())
         monitor.reset()
-    for pairs, copies in list(zip(windows, pending, strict=True))[1:]:
+    assert set(monitor.kept.rows) == (set() if d == 512 else {"z", "h"})
+    for number, (pairs, copies) in list(enumerate(zip(windows, pending, strict=True)))[1:]:
         found = decompose(copies.arrays())
         a, b = (view.double() for view in pairs)
         C, both = (a.T @ b + b.T @ a) / (2 * len(a)), torch.cat([a, b])
-        for name, matrix in (("eigenvalues", C), ("covariance", torch.cov(both.T))):
+        spectra = {"eigenvalues": C, "covariance": torch.cov(both.T), "hidden": torch.cov(both[:, :1500].T)}
+        for name, matrix in spectra.items():
             values = torch.linalg.eigvalsh(matrix).flip(0)[:64].cpu().numpy()
             assert getattr(found, name)[:64] == pytest.approx(values, rel=rel), name
         assert found.variance == pytest.approx(float(both.var(dim=0).sum()), rel=1e-5)
+        assert (found.samples, found.skipped) == (2048, number + 1)
 
 
 def test_memory_of_a_deleted_monitor_is_not_used_again_too_early():

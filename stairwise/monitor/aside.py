@@ -8,6 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# The work is short, and training waits if its next embeddings have no place yet, so it comes before recorded training.
+FIRST = -2
+
 
 class Aside:
     """A stream beside the current one; on a CPU the work is done at once.
@@ -33,7 +36,7 @@ class Aside:
             yield
             return
         if self.stream is None or self.stream.device != device:
-            self.stream = torch.cuda.Stream(device)
+            self.stream = torch.cuda.Stream(device, priority=FIRST)
         self.stream.wait_stream(torch.cuda.current_stream(device))
         for tensor in uses:
             if tensor is not None and tensor.is_cuda:

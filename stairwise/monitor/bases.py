@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from stairwise.monitor.moments import COLUMNS, count
-from stairwise.monitor.products import representable
+from stairwise.monitor.products import TINY, overlaps, representable, without
 
 Bases = dict[str, Tensor]
-Product = Callable[[str, Tensor, bool], Tensor]
+Product = Callable[[Tensor, bool], Tensor]
 
 BLOCK, BLOCKS = 256, 3  # columns and number of blocks in which the leading eigenvalues of a dense matrix are found
 PASSES, COLD = 1, 3  # products with the matrix before the first block, with the basis of the last record and without
 FRESH = 16  # columns that start anew in every record, from random numbers that are always the same
 ROUNDING = 1e-10  # of squared lengths of columns; makes those that depend on others harmless
-TINY = 1e-300  # shorter columns are zero
 SMALLEST = 1e-6  # of the largest eigenvalue of rows in float32; smaller ones are rounding
 ROWS = 1024  # number of rows in which a first tracked basis is found
 
@@ -33,43 +32,45 @@ def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Te
     """Pᵀ P and Pᵀ A P of symmetric matrices A, (2, columns, columns) each, whose eigenvalues are the leading ones of A.
 
     P consists of several blocks: a basis Q, which follows the leading modes by products with A, what A Q adds to it,
-    and so on. Q alone would not do for matrices with negative eigenvalues, which take half of its columns. Nothing
-    waits for the device.
+    and so on. Q alone would not do for matrices with negative eigenvalues, which take half of its columns. All blocks
+    but the last are orthonormal; the last one need only add to the others. Nothing waits for the device, and there are
+    few operations: a stream holds about a thousand, then the host waits, and training with it.
 
     Arguments:
-        product: from the name of the matrix and Q to A Q; its last argument asks for all digits.
+        product: from the Q of all matrices, (matrices, d, columns), to A Q; its last argument asks for all digits.
         names: of the matrices.
         bases: where to start, by name; they are replaced.
         like: a row of A, for its size and device.
     """
     names = list(names)
-
-    def image(bases: Tensor, exact: bool) -> Tensor:
-        return torch.stack([product(name, q, exact) for name, q in zip(names, bases, strict=True)])
-
     passes = PASSES if all(name in bases for name in names) else COLD
-    last = torch.stack([_start(bases.get(name), like) for name in names])  # all at once: small products are slow
+    first = _starts([bases.get(name) for name in names], like)  # all at once: small products are slow
     for _ in range(passes):
-        last = _orthonormal(image(last, False), last)
-    bases |= {name: basis.clone() for name, basis in zip(names, last, strict=True)}
-    spans, products = [last], [image(last, True)]
-    for _ in range(BLOCKS - 1):
-        last = _orthonormal(_without(spans, products[-1]), last)
-        spans.append(last)
-        products.append(image(last, True))
+        first = _orthonormal(product(first, False), first)
+    bases |= {name: basis.clone() for name, basis in zip(names, first, strict=True)}
+    spans, products = [first], [product(first, True)]
+    for block in range(1, BLOCKS):
+        rest = _of_unit_length(products[-1])
+        for basis in 2 * spans:  # almost orthonormal: twice removes nearly all
+            rest = without(basis, rest)
+        spans.append((_orthonormal if block < BLOCKS - 1 else _representable)(rest, spans[-1]))
+        products.append(product(spans[-1], True))
     found = {}
-    for i, name in enumerate(names):
-        p, Ap = (torch.cat([block[i] for block in blocks], dim=1).double() for blocks in (spans, products))
-        found[name] = torch.stack([p.T @ p, _symmetric(p.T @ Ap)])
+    for i, name in enumerate(names):  # one by one, to save memory
+        P, AP = (torch.cat([block[i] for block in blocks], dim=1) for blocks in (spans, products))
+        found[name] = torch.stack([overlaps(P, P), _symmetric(overlaps(P, AP))])
     return found
 
 
-def _start(known: Tensor | None, like: Tensor) -> Tensor:
-    """The basis of the last record; modes of which it knows nothing come in through the last columns."""
-    d = len(like)
-    columns = min(BLOCK, d // 2)
-    kept = like.new_empty(d, 0) if known is None else known.to(like.device)[:, : columns - FRESH].nan_to_num(0.0)
-    return representable(torch.cat([kept, random_basis(d, columns - kept.shape[1], like.device)], dim=1))
+def _starts(known: list[Tensor | None], like: Tensor) -> Tensor:
+    """The bases of the last record, (matrices, d, columns), where they are known.
+
+    Modes of which they know nothing come in through the last columns.
+    """
+    columns = min(BLOCK, len(like) // 2)
+    fresh, keep = random_basis(len(like), columns, like.device), columns - FRESH
+    kept = (fresh[:, :keep] if basis is None else basis.to(like.device)[:, :keep].nan_to_num(0.0) for basis in known)
+    return representable(torch.stack([torch.cat([basis, fresh[:, keep:]], dim=1) for basis in kept]))
 
 
 def first_basis(x: Tensor) -> Tensor:
@@ -101,31 +102,29 @@ def moved(sums: Tensor, basis: Tensor, to: Tensor) -> Tensor:
     return torch.cat([again.to(sums.dtype), sums[:, COLUMNS:]], dim=1)
 
 
-def _orthonormal(products: Tensor, bases: Tensor) -> Tensor:
-    """Bases of the columns, (matrices, d, columns), almost orthonormal; a column of the old basis for each that is zero
-    or not finite.
+def _orthonormal(products: Tensor, others: Tensor) -> Tensor:
+    """Bases of the columns, (matrices, d, columns), almost orthonormal; others for columns that are zero or not finite.
 
     By Cholesky's factors of the products of columns, which GPUs compute much faster than QR.
     """
-    columns = products.to(torch.float64, copy=True)
-    columns /= torch.linalg.vector_norm(columns, dim=1, keepdim=True).clamp_(min=TINY)
+    columns = _of_unit_length(products.double())
     overlaps = columns.mT @ columns
     overlaps.diagonal(dim1=1, dim2=2).add_(ROUNDING)
     factors = torch.linalg.cholesky_ex(overlaps).L
     identity = torch.eye(factors.shape[1], dtype=factors.dtype, device=factors.device)
     columns = columns @ torch.linalg.solve_triangular(factors, identity.expand_as(factors), upper=False).mT
+    return _representable(columns.to(others.dtype), others)
+
+
+def _representable(columns: Tensor, others: Tensor) -> Tensor:
+    """Columns of unit length, as products need them; others for those that are zero or not finite."""
     lengths = torch.linalg.vector_norm(columns, dim=1, keepdim=True)
-    usable = torch.isfinite(lengths) & (lengths > TINY)
-    return representable(torch.where(usable, columns.div_(lengths).to(bases.dtype), bases))
+    usable = (lengths > TINY) & (lengths < torch.inf)
+    return representable(torch.where(usable, columns / lengths, others))
 
 
-def _without(spans: list[Tensor], columns: Tensor) -> Tensor:
-    """The part of the columns that is orthogonal to bases, which are almost orthonormal; twice removes nearly all."""
-    columns = columns.to(torch.float64, copy=True)
-    for basis in 2 * spans:
-        q = basis.double()
-        columns.baddbmm_(q, q.mT @ columns, alpha=-1)
-    return columns
+def _of_unit_length(columns: Tensor) -> Tensor:
+    return columns / torch.linalg.vector_norm(columns, dim=1, keepdim=True).clamp_(min=TINY)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from torch import Tensor
 from stairwise.distributed import reduced, total, world
 from stairwise.monitor.bases import Bases, ritz_matrices
 from stairwise.monitor.frames import Frames, sums_of
-from stairwise.monitor.moments import COLUMNS, ONES, STREAMS, empty, facts
-from stairwise.monitor.products import centred, centred_pair, representable
+from stairwise.monitor.moments import COLUMNS, STREAMS, dimensions, empty, facts
+from stairwise.monitor.products import centred, centred_pair, power_of_two, representable
 from stairwise.monitor.rows import Rows
 
 
@@ -146,7 +146,7 @@ def without_sums(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A monitor's state before anything has been summed; of rows that are kept, dense sums."""
     out = {}
     for name, value in state.items():
-        if f"rows.{name}" in state:
+        if f"rows.{STREAMS.get(name)}" in state:
             out[name] = empty(len(value), "dense", value.device)
         elif not name.startswith(("rows.", "counts.")):
             out[name] = torch.zeros_like(value) if _is_sum(name) else value
@@ -157,8 +157,8 @@ def condensed(
     sums: dict[str, Tensor],
     frames: Frames,
     bases: Bases,
-    normalized: bool = False,
-    kept: dict[str, Rows] | None = None,
+    normalized: bool,
+    kept: dict[str, Rows],
 ) -> dict[str, Tensor]:
     """Replace sums that are not to be decomposed completely by small matrices; all others are returned as they are.
 
@@ -167,7 +167,7 @@ def condensed(
     Arguments:
         bases: those in which the leading eigenvalues of dense sums are found, by spectrum; they are replaced.
         normalized: include the spectrum of C of standardized embeddings, of dense sums.
-        kept: rows of u and v that are not yet summed.
+        kept: rows of z and h that are not yet summed.
     """
     out = dict(sums)
     for stream, centre in frames.centres.items():
@@ -177,54 +177,50 @@ def condensed(
         if stream == "z" and parts:
             u, v = parts
             if basis is None:
-                rows = None if not kept else (kept["uu"], kept["vv"])
-                out |= _dense_pairs(u, v, rows, centre, unit, bases, normalized)
+                out |= _dense_pairs(u, v, kept.get("z"), centre, unit, bases, normalized)
             else:
                 out |= _tracked_pairs(u, v, centre, basis)
             out["z.centre"] = centre
         elif parts:
-            out |= _dense_hidden(parts[0], unit, bases) if basis is None else _tracked_hidden(parts[0], basis)
+            if basis is None:
+                out |= _dense_hidden(parts[0], kept.get("h"), unit, bases)
+            else:
+                out |= _tracked_hidden(parts[0], basis)
     return out
 
 
 def _dense_pairs(
-    u: Tensor,
-    v: Tensor,
-    rows: tuple[Rows, Rows] | None,
-    centre: Tensor,
-    unit: Tensor,
-    bases: Bases,
-    normalized: bool,
+    u: Tensor, v: Tensor, rows: Rows | None, centre: Tensor, unit: Tensor, bases: Bases, normalized: bool
 ) -> dict[str, Tensor]:
-    """Of the centred moments of u and v; means are added where they belong."""
+    """Of the moments of u and v, or of rows of z, about the mean of both views; the mean is added where it belongs."""
     centre, d = centre / unit, len(centre)
     of_u, of_v = facts(u, d), facts(v, d)
     n = of_u[2, 0].clamp(min=1)
     mean, half = of_u[1] / (2 * n), of_v[1] / (2 * n)  # the views' own means are mean ± half
-    variance = (of_u[0] + of_v[0]) / (4 * n) - mean.square() - half.square()  # mean of both views'
-    longest = (4 * n * variance.clamp(min=0).sum()).sqrt()
+    variance = (of_u[0] + of_v[0]) / (4 * n) - mean.square()
+    bound = power_of_two((2 * n * variance.clamp(min=0).sum()).sqrt())  # of lengths of rows
     if rows is None:
-        both, difference = centred_pair(u[:d, :d], v[:d, :d], 2 * n.sqrt() * mean, 2 * n.sqrt() * half)
-
-    def times(sign: int, q: Tensor, exact: bool) -> Tensor:
-        """The centred moments of u plus or minus those of v, times q."""
-        if rows is None:
-            return (both if sign > 0 else difference).times(q, exact)
-        return rows[0].times(q, 2 * mean, longest).add_(rows[1].times(q, 2 * half, longest), alpha=sign)
-
-    scale = torch.where(variance > 0, variance.rsqrt(), 0.0)[:, None]
+        both, difference = centred_pair(u[:d, :d], v[:d, :d], 2 * n.sqrt() * mean)
+    own = variance - half.square()  # mean of both views' variances
+    scale = torch.where(own > 0, own.rsqrt(), 0.0)[:, None]
     largest = scale.max().clamp(min=torch.finfo(scale.dtype).tiny)
     scale = scale / largest
-
-    def product(name: str, q: Tensor, exact: bool) -> Tensor:
-        if name == "normalized":
-            return largest**2 * scale * times(-1, representable(scale * q), exact) / (4 * n)
-        differing = torch.outer(half, half @ q)
-        if name == "covariance":
-            return times(1, q, exact).div_(4 * n).add_(differing)
-        return times(-1, q, exact).div_(4 * n).sub_(differing).addr_(mean + centre, (mean + centre) @ q)
-
     names = ("covariance", "C", "normalized") if normalized else ("covariance", "C")
+
+    def product(bases: Tensor, exact: bool) -> Tensor:
+        if normalized:
+            bases = torch.stack([*bases[:2], representable(scale * bases[2])])
+        if rows is None:
+            parts = zip((both, difference, difference), bases, strict=False)
+            products = torch.stack([matrix.times(q, exact) for matrix, q in parts]).div_(4 * n)
+        else:
+            products = rows.times(bases, mean, bound, [name != "covariance" for name in names]).div_(2 * n)
+        products[1].addr_(mean + centre, (mean + centre) @ bases[1])
+        if normalized:
+            products[2].addr_(half, half @ bases[2])  # each view has its own mean
+            products[2].mul_(largest**2 * scale)
+        return products
+
     found = ritz_matrices(product, names, bases, mean)
     ritz = {f"ritz.{name}": _in_ones(found[name], unit if name != "normalized" else unit / unit) for name in names}
     return {"z.facts": torch.stack([_facts_in_ones(x, unit) for x in (of_u, of_v)])} | ritz
@@ -245,12 +241,19 @@ def _means(mean: Tensor, centre: Tensor, q: Tensor) -> Tensor:
     return torch.outer(mean, centre @ q) + torch.outer(centre, (mean + centre) @ q)
 
 
-def _dense_hidden(h: Tensor, unit: Tensor, bases: Bases) -> dict[str, Tensor]:
-    d = len(h) - ONES
+def _dense_hidden(h: Tensor, rows: Rows | None, unit: Tensor, bases: Bases) -> dict[str, Tensor]:
+    d = dimensions(h)
     known = facts(h, d)
     n = known[2, 0].clamp(min=1)
-    H = centred(h[:d, :d], known[1] / n.sqrt())
-    found = ritz_matrices(lambda name, q, exact: H.times(q, exact).div_(n), ["hidden"], bases, known[1])
+    mean = known[1] / n
+    bound = power_of_two((known[0] - n * mean.square()).clamp(min=0).sum().sqrt())
+    if rows is None:
+        H = centred(h[:d, :d], n.sqrt() * mean)
+
+    def product(bases: Tensor, exact: bool) -> Tensor:
+        return (rows.times(bases, mean, bound) if rows is not None else H.times(bases[0], exact)[None]).div_(n)
+
+    found = ritz_matrices(product, ["hidden"], bases, mean)
     return {"h.facts": _facts_in_ones(known, unit), "ritz.hidden": _in_ones(found["hidden"], unit)}
 
 

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stairwise.monitor import moments
 from stairwise.monitor.bases import first_basis, moved, turned
 from stairwise.monitor.moments import STREAMS, facts, layout, plain_products, precision, rescale, shift, size
 from stairwise.monitor.products import LARGEST, TYPICAL, power_of_two, uses_halves
 
 Sums = dict[str, Tensor]
+SOME = 8  # rows of a batch by which its length is estimated
 
 
 class Frames:
@@ -25,7 +27,7 @@ class Frames:
         self.centres: dict[str, Tensor] = {}
         self.bases: dict[str, Tensor] = {}
         self.units: dict[str, Tensor] = {}  # powers of two, (); the size of what is summed is about TYPICAL units
-        self.latest: dict[str, Tensor] = {}  # length of the last finite batch
+        self.latest: dict[str, Tensor] = {}  # length of the last batch
         self.next_centres: dict[str, Tensor] = {}  # known before the window ends
         self.next_units: dict[str, Tensor] = {}
         self.next_bases: dict[str, Tensor] = {}
@@ -51,6 +53,7 @@ class Frames:
     def centre(self, name: str, rows: Tensor) -> Tensor:
         """The centre of z or h, (d,); it begins as the mean of batches, (batches, rows, d or 2d)."""
         if name not in self.centres:
+            rows = rows.float()
             finite = torch.isfinite(torch.linalg.vector_norm(rows, dim=(1, 2)).square())  # squares, too
             total = torch.where(finite[:, None], rows.sum(dim=1), 0.0).sum(dim=0)
             views = total.unflatten(0, (-1, size(name, rows[0])))
@@ -81,6 +84,19 @@ class Frames:
         latest = lengths.index_select(0, last[None])[0]  # lengths[last] would wait for the device
         self.latest[name].copy_(torch.where(finite.any(), latest, self.latest[name]))
         return finite & (lengths <= LARGEST * self.units[name])
+
+    def prepare(self, name: str, batches: Tensor) -> None:
+        """Begin the centre and the unit with the first batches, and note the length of the last one.
+
+        This is for rows that are kept, which do not go through `usable`.
+        """
+        if name not in self.units:
+            streams = self.streams(name, batches, "dense")
+            squares = {key: torch.linalg.vector_norm(x, dim=1).square_() for key, x in streams.items()}
+            self.usable(name, squares, next(iter(streams.values()))[0].numel())
+        some = batches[-1][:SOME]  # enough to know the length roughly
+        length = torch.linalg.vector_norm(some, dtype=torch.float32) * (batches.shape[1] / len(some)) ** 0.5
+        self.latest.setdefault(name, torch.zeros_like(length)).copy_(length)
 
     def adapted(self, name: str, sums: Tensor, to: "Frames") -> Tensor:
         """Sums in this frame, expressed in another one."""
@@ -216,10 +232,10 @@ class Frames:
         size = (squares / n - mean.square()).clamp(min=0).mean().sqrt()
         following = torch.where((size > 0) & torch.isfinite(size), unit * power_of_two(size) / TYPICAL, unit)
         latest = self.latest.get(stream, torch.zeros_like(unit)).to(unit.device)
-        left_out = latest > LARGEST * unit  # a usual batch has a length of about one unit
+        left_out = (latest > LARGEST * unit) & torch.isfinite(latest)  # a usual batch has a length of about one unit
         return centre + unit * mean / scale, torch.where(left_out, power_of_two(latest), following)
 
 
 def sums_of(stream: str, sums: Sums) -> list[str]:
-    """Names of the sums of z or h; the first one is that of u or h."""
-    return [name for name in STREAMS if name in sums and STREAMS[name] == stream]
+    """Names of those sums that are of z or h."""
+    return [name for name in moments.sums_of(stream) if name in sums]

@@ -2,21 +2,20 @@
 
 all      S = Σ x xᵀ in float64, whose eigenvalues are computed later, all of them
 dense    S in float32, its blocks on and above the diagonal; the device finds the leading modes by subspace iteration,
-         from the rows themselves (`rows`) while these are few
+         from the rows themselves (`rows`) while these are few and on a GPU
 tracked  only S Q, with a basis Q of COLUMNS columns that follows the leading modes, so that a row costs d · COLUMNS
 
 A stream is u = z_a + z_b, v = z_a − z_b, or h, in float32 relative to a centre, and on a GPU in a unit (`frames`).
 Σ x and the number of rows are summed as well, in columns next to S.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from stairwise.monitor.products import add_square
-from stairwise.monitor.rows import Rows
 
 ALL, DENSE = 1024, 8192  # the largest d of the layouts "all" and "dense"
 KEPT = 128  # number of leading eigenvalues that are reported
@@ -41,6 +40,11 @@ def layout(d: int, exact: bool | None = None) -> str:
 def size(name: str, rows: Tensor) -> int:
     """Size of the embeddings or representations in rows: z holds both views next to each other, h one."""
     return rows.shape[1] // 2 if name == "z" else rows.shape[1]
+
+
+def sums_of(stream: str) -> list[str]:
+    """Names of the sums of z or h; the first one is that of u or h."""
+    return [name for name in STREAMS if STREAMS[name] == stream]
 
 
 def precision(kind: str) -> torch.dtype:
@@ -72,7 +76,6 @@ def add(
     keep: float,
     basis: Tensor | None = None,
     unit: Tensor | None = None,
-    rows: Rows | None = None,
 ) -> None:
     """sums ← keep · sums + the sums of batches x / unit with their weights; overwrites x, to save memory.
 
@@ -80,16 +83,11 @@ def add(
         x: (batches, rows, d); batches whose weight is zero are zero.
         squares: Σ x² of each batch, (batches, d).
         weights: of the batches, (batches,).
-        rows: where x is kept, if it is not yet summed.
     """
     d = x.shape[2]
     number, total, squares = weights.sum() * x.shape[1], _weighted(weights, x.sum(dim=1)), _weighted(weights, squares)
     if unit is not None:
         total, squares = total / unit, squares / unit.square()
-        if rows is not None:
-            rows.append(x, weights, unit)
-            sums.add_(torch.stack([squares, total, number.expand(d)], dim=1))
-            return
     if keep != 1:
         x.mul_(weights.sqrt()[:, None, None])
     x = x.flatten(0, 1)
@@ -110,12 +108,12 @@ def add(
     sums[d:, d:] += number
 
 
-def dense(known: Tensor, rows: Rows) -> Tensor:
+def dense(known: Tensor, parts: Iterable[Tensor]) -> Tensor:
     """Dense sums of rows that were kept, and of which Σ x², Σ x and the number are known, (d, EXTRA)."""
     d = len(known)
     sums = empty(d, "dense", known.device)
-    y = rows.known()
-    add_square(sums[:d, :d], y if y.is_cuda else y.float())
+    for y in parts:
+        add_square(sums[:d, :d], y if y.is_cuda else y.float())
     squares, total, number = known.T
     sums.diagonal()[:d].copy_(squares)
     sums[:d, d:] = total[:, None]

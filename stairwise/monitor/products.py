@@ -14,6 +14,9 @@ BLOCKS, ROWS, ROWS_GPU = 8, 512, 1024  # number of row blocks, and the fewest ro
 UNIT = 2.0**-14  # scale of numbers between −1 and 1
 LARGEST = 2.0**15  # of numbers in float16
 TYPICAL = 2.0**-10  # size of numbers that may grow to LARGEST; what is smaller than 2^-15 of it is lost
+TINY = 2.0**-100  # shorter columns are zero
+EXPONENT = 0x7F800000  # where float32 has its exponent
+FINER = 2.0**11  # digits that rounding to float16 takes away, in units of the last one that stays
 RETURNS_FLOAT32 = "dtype" in torch.ops.aten.mm.overloads()  # whether torch can multiply halves into float32 (2.8)
 
 
@@ -95,14 +98,14 @@ def centred(sums: Tensor, w: Tensor) -> Symmetric:
     return A.mirror()
 
 
-def centred_pair(first: Tensor, second: Tensor, w: Tensor, x: Tensor) -> tuple[Symmetric, Symmetric]:
-    """A + B and A − B, where A = S − w wᵀ and B = T − x xᵀ are positive, in the places of the sums S and T."""
-    largest = _largest(first, w) + _largest(second, x)
+def centred_pair(first: Tensor, second: Tensor, w: Tensor) -> tuple[Symmetric, Symmetric]:
+    """A + T and A − T, where A = S − w wᵀ and T are positive, in the places of the sums S and T."""
+    largest = _largest(first, w) + second.diagonal().max()
     both, difference = Symmetric(first, largest), Symmetric(second, largest)
     for start, end in _blocks(first):
-        A, B = (_centred_rows(sums, y, start, end) for sums, y in ((first, w), (second, x)))
-        both.fill(start, A + B)
-        difference.fill(start, A.sub_(B))
+        A, T = _centred_rows(first, w, start, end), second[start:end, start:]
+        both.fill(start, A + T)
+        difference.fill(start, A.sub_(T))
     return both.mirror(), difference.mirror()
 
 
@@ -121,14 +124,44 @@ def representable(q: Tensor) -> Tensor:
     return halved(q, UNIT).float() * UNIT if uses_halves(q) else q
 
 
-def power_of_two(x: Tensor) -> Tensor:
-    """The next larger power of two; 1 instead of 0 and of what is not finite.
+def overlaps(p: Tensor, x: Tensor) -> Tensor:
+    """pᵀ x in float64, for p that is `representable`, (d, columns) each.
 
-    >>> power_of_two(torch.tensor([3.0, 0.0]))
-    tensor([4., 1.])
+    On a GPU the columns of x, made one long, are sums of two matrices in float16, if x is not p.
     """
-    power = torch.exp2(torch.floor(torch.log2(x)) + 1)
-    return torch.where(torch.isfinite(power) & (power > 0), power, 1.0)
+    if not uses_halves(p):
+        return p.double().T @ x.double()
+    left = halved(p, UNIT)
+    if x is p:
+        return of_halves(left.T, left).double().mul_(UNIT**2)
+    lengths = torch.linalg.vector_norm(x, dim=0).clamp_(min=TINY)
+    x = x / (lengths * UNIT)
+    first = x.half()
+    rest = x.sub_(first).mul_(FINER).half()
+    out = of_halves(left.T, first).add_(of_halves(left.T, rest), alpha=1 / FINER)
+    return out.double().mul_(lengths * UNIT**2)
+
+
+def without(q: Tensor, x: Tensor) -> Tensor:
+    """x − q qᵀ x for q that is `representable`, (matrices, d, columns) each; on a GPU in half precision.
+
+    Columns of q and x are about one long, or shorter.
+    """
+    if not uses_halves(q):
+        return x - q @ (q.mT @ x)
+    half = halved(q, UNIT)
+    along = of_halves(half.mT, halved(x, UNIT))
+    return torch.sub(x, of_halves(half, halved(along, 1 / UNIT)), alpha=UNIT**2)
+
+
+def power_of_two(x: Tensor) -> Tensor:
+    """The next larger power of two of numbers in float32, if it is between 2⁻¹⁰⁰ and 2¹⁰⁰, else the bound.
+
+    >>> power_of_two(torch.tensor([3.0, 0.25]))
+    tensor([4.0000, 0.5000])
+    """
+    bits = x.clamp(2.0**-100, 2.0**100).view(torch.int32) & EXPONENT
+    return bits.view(torch.float32) * 2
 
 
 def halved(x: Tensor, scale: Tensor | float, out: Tensor | None = None) -> Tensor:
@@ -143,8 +176,9 @@ def add_of_halves(into: Tensor, left: Tensor, right: Tensor, keep: float) -> Non
 
 
 def of_halves(left: Tensor, right: Tensor) -> Tensor:
-    """Product in float32 of matrices in float16; only on GPUs."""
-    return torch.mm(left, right, out_dtype=torch.float32)
+    """Product in float32 of matrices in float16, or of stacks of them; only on GPUs."""
+    product = torch.mm if left.ndim == 2 else torch.bmm
+    return product(left, right, out_dtype=torch.float32)
 
 
 def _blocks(matrix: Tensor) -> list[tuple[int, int]]:

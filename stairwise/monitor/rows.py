@@ -1,33 +1,41 @@
-"""Rows of large embeddings, kept as they are while they take less memory and time than their second moments would.
+"""Rows of large embeddings, kept as they are until a record is made, instead of their second moments.
 
-Only on GPUs, in half precision, and only if all of them are forgotten together (`SpectrumMonitor.reset`).
+While they are few this takes less time: a batch costs little more than its rounding, and products of rows with a basis
+less than a matrix of moments. Only on GPUs, in half precision.
 """
+
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from stairwise.monitor.products import UNIT, halved, of_halves, power_of_two
+from stairwise.monitor.products import LARGEST, UNIT, halved, of_halves
 
-PER_DIMENSION = 1.6  # number of rows that are kept at most
+MOST = 26 * 1024  # rows that are kept; 52 batches of 256 pairs
+AT_ONCE = 2048  # pairs whose differences are computed together, to save memory
 
 
 class Rows:
-    """The first rows of a window, y = x / unit for x = u or v; those of batches that are left out are zero.
+    """The rows of a window, y = (x − centre) / unit: of z both views of each pair, one below the other, or of h.
 
     Attributes:
-        held: in float16, (capacity, d).
-        counts: 1 for rows that count, 0 for those left out, (capacity,).
-        number: of rows so far, known to the host.
+        held: in float16, (MOST, d).
+        counts: 1 for rows that count, 0 for those of batches that are left out, in float16, (MOST,).
+        number: of rows so far, known to the host, as are all numbers here.
+        unchecked: number of rows of each of the last batches, which have not been checked.
     """
 
     def __init__(self, d: int, device: torch.device) -> None:
-        capacity = most_rows(d)
-        self.held = torch.empty(capacity, d, dtype=torch.float16, device=device)
-        self.counts = torch.empty(capacity, device=device)
+        self.held = torch.empty(MOST, d, dtype=torch.float16, device=device)
+        self.counts = torch.empty(MOST, dtype=torch.float16, device=device)
+        self.forget()
+
+    def forget(self) -> None:
         self.number = 0
+        self.unchecked: list[int] = []
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for `load`."""
+        """Tensors for `load`, after `check`."""
         return {"rows": self.known(), "counts": self.counts[: self.number]}
 
     def load(self, rows: Tensor, counts: Tensor) -> None:
@@ -39,25 +47,105 @@ class Rows:
     def has_room(self, rows: int) -> bool:
         return self.number + rows <= len(self.held)
 
-    def append(self, x: Tensor, usable: Tensor, unit: Tensor) -> None:
-        """Keep batches x, (batches, rows, d), those that are not `usable` as zeros."""
-        here = slice(self.number, self.number + x.shape[0] * x.shape[1])
-        halved(x.flatten(0, 1), unit, out=self.held[here])
-        self.counts[here] = usable[:, None].expand(x.shape[:2]).flatten()
-        self.number = here.stop
+    def append(self, x: Tensor, centre: Tensor, unit: Tensor) -> None:
+        """Keep batches x, (batches, rows, d)."""
+        start, self.number = self.number, self.number + x.shape[0] * x.shape[1]
+        torch.addcmul(-centre / unit, x, 1 / unit, out=self.held[start : self.number].view(x.shape))
+        self.unchecked += x.shape[0] * [x.shape[1]]
+
+    def check(self) -> Tensor:
+        """Set rows of batches that cannot be used to zero; which of the new batches can be, (batches,).
+
+        Those that can are finite and at most LARGEST long.
+        """
+        sizes, self.unchecked = self.unchecked, []
+        here = slice(self.number - sum(sizes), self.number)
+        new = self.held[here]
+        squares = torch.linalg.vector_norm(new, dim=1, dtype=torch.float32).square_()
+        if len(set(sizes)) == 1:
+            lengths = squares.view(len(sizes), -1).sum(dim=1).sqrt_()
+        else:
+            lengths = torch.stack([part.sum() for part in squares.split(sizes)]).sqrt_()
+        usable = lengths <= LARGEST
+        each = torch.cat([flag.expand(size) for flag, size in zip(usable, sizes, strict=True)])
+        wide = new.view(torch.int64) if new.shape[1] % 4 == 0 else new  # four numbers at once
+        wide.masked_fill_(~each[:, None], 0)
+        self.counts[here] = each
+        return usable
 
     def known(self) -> Tensor:
         return self.held[: self.number]
 
-    def times(self, q: Tensor, mean: Tensor, longest: Tensor) -> Tensor:
-        """Σ (y − mean)(y − mean)ᵀ q over the rows that count, for q between −1 and 1; `longest` bounds ‖y − mean‖."""
-        y, counts = self.known(), self.counts[: self.number]
-        along = of_halves(y, halved(q, UNIT)).addr_(counts, mean @ q / UNIT, alpha=-1)
-        scale = power_of_two(longest) * UNIT
-        along = halved(along, scale / UNIT)
-        return of_halves(y.T, along).addr_(mean, along.sum(dim=0, dtype=torch.float32), alpha=-1).mul_(scale)
+    def pairs(self) -> Tensor:
+        """Rows of z as pairs, (pairs, 2, d)."""
+        return self.known().unflatten(0, (-1, 2))
+
+    def some_pairs(self, which: slice) -> tuple[Tensor, Tensor]:
+        """Some pairs, in float32, and whether they count, (pairs,)."""
+        return self.pairs()[which].float(), self.counts[: self.number : 2][which] > 0
+
+    def sums(self) -> Tensor:
+        """Σ y², Σ y and the number of rows, (d, 3)."""
+        y = self.known()
+        squares, total = _squares(y), y.sum(dim=0, dtype=torch.float32)
+        return torch.stack([squares, total, self.count().expand_as(total)], dim=1)
+
+    def sums_of_pairs(self) -> tuple[Tensor, Tensor]:
+        """The same of u = y_a + y_b and of v = y_a − y_b."""
+        total_a, total_b = self.pairs().sum(dim=0, dtype=torch.float32)
+        of_v = sum((_squares(a - b) for a, b in self._parts()), torch.zeros_like(total_a))
+        of_u = 2 * _squares(self.known()) - of_v
+        n = (self.count() / 2).expand_as(total_a)
+        u, v = (of_u, total_a + total_b, n), (of_v, total_a - total_b, n)
+        return torch.stack(u, dim=1), torch.stack(v, dim=1)
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """u ("uu"), v ("vv") or h ("hh"), a part at a time."""
+        if name == "hh":
+            yield self.known()
+        else:
+            yield from (a + b if name == "uu" else a - b for a, b in self._parts())
+
+    def times(self, q: Tensor, mean: Tensor, bound: Tensor, crossed: Sequence[bool] = (False,)) -> Tensor:
+        """Σ (y − mean)(y − mean)ᵀ q over the rows that count, for several q between −1 and 1, (…, d, columns).
+
+        Arguments:
+            bound: a power of two that no ‖y − mean‖ exceeds.
+            crossed: for each q whether it is Σ (y − mean)(y′ − mean)ᵀ q instead, where y′ is the other view of y.
+        """
+        y, joined, scale = self.known(), torch.cat(list(q), dim=1), bound * UNIT
+        half = self._along(joined, mean, scale, crossed)
+        # rows that are left out are zero in y, but not in `half`
+        rest = of_halves(self.counts[None, : self.number], half)[0]
+        products = of_halves(y.T, half).addr_(mean, rest, alpha=-1).mul_(scale)
+        return products.unflatten(1, (len(q), -1)).transpose(0, 1)
+
+    def _along(self, q: Tensor, mean: Tensor, scale: Tensor, crossed: Sequence[bool]) -> Tensor:
+        """(y − mean)ᵀ q / scale in float16, (rows, columns), of y′ instead of y in parts of the columns."""
+        along = of_halves(self.known(), halved(q, UNIT))
+        half = torch.empty(along.shape, dtype=torch.float16, device=along.device)
+        shift, factor = -(mean / scale) @ q, UNIT / scale
+        parts = (x.chunk(len(crossed), dim=-1) for x in (along, half, shift))
+        for x, out, offset, cross in zip(*parts, crossed, strict=True):
+            if cross:
+                a, b = out.unflatten(0, (-1, 2)).unbind(1)
+                views = zip(x.unflatten(0, (-1, 2)).unbind(1), (b, a), strict=True)
+            else:
+                views = zip((x,), (out,), strict=True)
+            for view, place in views:
+                torch.addcmul(offset, view, factor, out=place)
+        return half
+
+    def count(self) -> Tensor:
+        """Number of rows that count."""
+        return self.counts[: self.number].sum(dtype=torch.float32)
+
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Both views of the pairs, a part at a time."""
+        for part in self.pairs().split(AT_ONCE):
+            yield part[:, 0], part[:, 1]
 
 
-def most_rows(d: int) -> int:
-    """How many rows of d dimensions are kept."""
-    return int(PER_DIMENSION * d)
+def _squares(y: Tensor) -> Tensor:
+    """Σ y², (d,)."""
+    return torch.linalg.vector_norm(y, dim=0, dtype=torch.float32).square_()

@@ -18,10 +18,20 @@ from stairwise.distributed import rank, world
 from stairwise.monitor import moments
 from stairwise.monitor.aside import Aside, Copies
 from stairwise.monitor.decompose import Spectrum, decompose
-from stairwise.monitor.digest import add_statistics, ages, alike, condensed, counted, joint_flaws, joint_sums, whole
+from stairwise.monitor.digest import (
+    add_statistics,
+    ages,
+    alike,
+    condensed,
+    counted,
+    joint_flaws,
+    joint_sums,
+    whole,
+)
 from stairwise.monitor.frames import Frames
+from stairwise.monitor.kept import Kept
 from stairwise.monitor.products import uses_halves
-from stairwise.monitor.rows import Rows, most_rows
+from stairwise.monitor.rows import MOST
 from stairwise.monitor.views import check_pair
 
 if TYPE_CHECKING:
@@ -31,7 +41,7 @@ Floats = NDArray[np.float64]
 
 AT_ONCE = 8  # number of batches that are summed together,
 WAITING_BYTES = 64e6  # or fewer, if they take more memory than this
-SAMPLE = 256  # number of pairs of the last batch that are kept for the picture of embeddings
+SAMPLE = 256  # number of the last pairs that are kept for the picture of embeddings
 FEWEST = 4  # a spectrum needs at least this many pairs per dimension,
 ENOUGH = FEWEST * moments.ALL  # but no more than these, since above this size only the leading values are reported
 
@@ -74,19 +84,21 @@ class SpectrumMonitor:
         self.sums: dict[str, Tensor] = {}
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
         self.frames = Frames()
-        self.rows: dict[str, Rows] = {}  # of u and v, while they are fewer than sums are worth
+        self.kept = Kept()  # rows of z and h, while they are few
         self.last = 0  # number of pairs at the last reset
-        self.keeps = True  # whether rows may be kept; a recorded graph cannot, since the host does not count its rows
+        self.recorded = (
+            False  # whether a graph may update this monitor; it cannot keep rows, since the host counts these
+        )
         self.bases: dict[str, Tensor] = {}  # bases in which leading eigenvalues are found, by spectrum
         self.waiting: dict[str, list[Tensor]] = {"z": [], "h": []}  # z_a and z_b in columns; rows of h
         self.seen = 0
         self.flaws: Tensor | None = None  # number of batches seen, number skipped, number of the first one skipped
-        self.sample: Tensor | None = None  # the first pairs of the last batch
+        self.sample: Tensor | None = None  # the last pairs of the last batch
         self.aside = Aside()  # where sums and records are made
 
     def update(self, z_a: Tensor, z_b: Tensor, h_a: Tensor | None = None, h_b: Tensor | None = None) -> None:
         """Add a batch of pairs, each of shape (N, d). A CUDA graph can record this."""
-        self.keeps = False
+        self.recorded = True
         self.sum_rows()
         self.collect(z_a, z_b, h_a, h_b)
         self.flush()
@@ -109,9 +121,9 @@ class SpectrumMonitor:
         Their memory may be overwritten only after `aside.wait`.
         """
         self.flush()
-        for name, rows in (("z", z), ("h", h)):
-            if rows is not None:
-                self._sum(name, [rows])
+        for name, batches in (("z", z), ("h", h)):
+            if batches is not None:
+                self._sum(name, [batches])
         self._see(z.shape[0] * z.shape[1])
 
     def _see(self, pairs: int) -> None:
@@ -167,6 +179,13 @@ class SpectrumMonitor:
             parts.clear()
             batches = batches.float() if kind != "all" and batches.dtype == torch.float64 else batches
             self.frames.arrive(name, device, self.sums, self.before)
+            for rows in self.kept.rows.values():
+                rows.to(device)
+            if self._keeps(name, batches, kind):
+                self.kept.append(name, batches, self.frames, self.sums)
+                return
+            if name in self.kept.rows:
+                self.flaws = self.kept.give_up(name, self.frames, self.sums, self.flaws)
             streams = self.frames.streams(name, batches, kind)
             squares = {key: torch.linalg.vector_norm(x, dim=1).square_() for key, x in streams.items()}
             finite = self.frames.usable(name, squares, next(iter(streams.values()))[0].numel())
@@ -177,7 +196,7 @@ class SpectrumMonitor:
             pairs = batches.shape[1] if name == "z" else batches.shape[1] / 2
             keep = 1.0 if self.half_life is None else 0.5 ** (pairs / self.half_life)
             if name == "z":
-                self.sample = torch.stack(batches[-1][:SAMPLE].chunk(2, dim=1)).float()
+                self.sample = batches[-1][-SAMPLE:].clone()
                 self.flaws = counted(self.flaws, finite)
                 add_statistics(self.sums, batches, finite, keep, kind == "all", self.normalized)
             del batches
@@ -250,19 +269,21 @@ class SpectrumMonitor:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
         self.flush()  # keeps the count of batches right
         with self.aside.work(self._device(), self._held()):
+            self._count_rows()
             self.frames.turn(self.sums)
             self.frames.recentre(self.sums)
             for value in self.sums.values():
                 value.zero_()
-            for rows in self.rows.values():
-                rows.number = 0
+            self.kept.forget()
         if self.before:
             self.aside.wait()  # before their memory is used again
         self.before, self.last, self.seen = {}, self.seen or self.last, 0
-        for name in ("uu", "vv"):  # the next window may be short enough to keep its rows
-            d = self.dimensions() or 0
-            if name in self.sums and name not in self.rows and self._keeps_rows("z", d):
-                self._begin(name, d, self.sums[name].device, keeps=True)
+        for name in ("z", "h"):  # the next window may be short enough to keep its rows
+            centre, d = self.frames.centres.get(name), self.dimensions(name)
+            if centre is None or d is None or name in self.kept.rows or self._layout(name) != "dense":
+                continue
+            if uses_halves(centre) and self._forgets() and 2 * self.last <= MOST:
+                self.kept.begin(name, d, centre.device, self.sums)
 
     def compute(self) -> Spectrum:
         """Compute the spectra of everything accumulated (waits for the device)."""
@@ -284,6 +305,7 @@ class SpectrumMonitor:
         with self.aside.work(self._device(), self._held()):
             if joint or ("z" in self.frames.centres and not uses_halves(self.frames.centres["z"])):
                 self.sum_rows()
+            self._count_rows()
             if joint:
                 self.frames.share(self.sums, self.before)
             elif spent:
@@ -296,8 +318,8 @@ class SpectrumMonitor:
                 if not spent:
                     values = {name: v.clone() if name in moments.STREAMS else v for name, v in values.items()}
                 with moments.plain_products(self.flaws.device):
-                    values = condensed(values, self.frames, self.bases, self.normalized, self.rows)
-            values |= {name: v for name, v in (("flaws", flaws), ("sample", self.sample)) if v is not None}
+                    values = condensed(values, self.frames, self.bases, self.normalized, self.kept.rows)
+            values |= {name: v for name, v in (("flaws", flaws), ("sample", self._sample())) if v is not None}
             copies = Copies(values if mine else {})
             if self.half_life is not None or (joint and self.window is not None):  # such sums are not reset now
                 self.frames.turn(self.sums, self.before, keep=True)
@@ -309,38 +331,35 @@ class SpectrumMonitor:
         return next((tensor.device for tensor in self._held() if tensor is not None), None)
 
     def _held(self) -> list[Tensor | None]:
-        kept = (tensor for rows in self.rows.values() for tensor in (rows.held, rows.counts))
         parts = (tensor for part in (self.sums, self.before, self.bases) for tensor in part.values())
-        return [self.flaws, self.sample, *parts, *self.frames.tensors(), *kept]
+        return [self.flaws, self.sample, *parts, *self.frames.tensors(), *self.kept.tensors()]
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for `load` to continue from."""
         self.flush()
+        with self.aside.work(self._device(), self._held()):
+            self._count_rows()
         self.aside.wait()
         flaws = {} if self.flaws is None else {"flaws": self.flaws, "seen": torch.tensor([self.seen])}
         frames = {"tracked": self.frames.bases, "centres": self.frames.centres, "units": self.frames.units}
         parts = {"before": self.before, "bases": self.bases} | frames
         prefixed = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
-        for name, rows in self.rows.items():
-            prefixed |= {f"{part}.{name}": value for part, value in rows.state().items()}
-        return self.sums | prefixed | flaws
+        return self.sums | prefixed | self.kept.state() | flaws
 
     def load(self, state: dict[str, Tensor], device: torch.device | None = None) -> None:
         """Continue from `state` on a device; None: the device of the next batch."""
         self.aside.wait()
         # copies, because the memory of a file may be aligned differently, and products then round differently
         placed = {name: value.to(device, copy=True) for name, value in moments.continued(state, self.exact).items()}
-        self.waiting, self.flaws, self.rows = {"z": [], "h": []}, placed.pop("flaws", None), {}
+        self.waiting, self.flaws = {"z": [], "h": []}, placed.pop("flaws", None)
         self.frames = Frames()
         self.before, self.bases, self.frames.bases, self.frames.centres, self.frames.units, rows, counts = (
             {name.removeprefix(part): placed.pop(name) for name in list(placed) if name.startswith(part)}
             for part in ("before.", "bases.", "tracked.", "centres.", "units.", "rows.", "counts.")
         )
-        for name, values in rows.items():
-            self.rows[name] = Rows(values.shape[1], values.device)
-            self.rows[name].load(values, counts[name])
-        for name in moments.STREAMS:  # Σ x alone, of rows that another process has
-            if name in placed and placed[name].shape[1] == moments.EXTRA and name not in rows:
+        self.kept.load({name: rows[name] for name in rows.keys() & moments.STREAMS.values()}, counts)
+        for name, stream in moments.STREAMS.items():  # Σ x alone, of rows that another process has
+            if name in placed and placed[name].shape[1] == moments.EXTRA and stream not in self.kept.rows:
                 del placed[name]
         seen = placed.pop("seen", moments.count(placed["uu"]) if "uu" in placed else torch.tensor(0))  # older: none
         self.sums, self.seen = placed, int(seen)
@@ -357,6 +376,12 @@ class SpectrumMonitor:
         sums = self.sums.get(stream, self.before.get(stream))
         return None if sums is None else moments.dimensions(sums)
 
+    def _sample(self) -> Tensor | None:
+        """Some pairs of the last batch, (2, pairs, d)."""
+        if "z" in self.kept.rows:
+            return self.kept.sample(SAMPLE, self.frames)
+        return None if self.sample is None else torch.stack(self.sample.chunk(2, dim=1)).float()
+
     def _layout(self, name: str) -> str:
         return moments.layout(self.dimensions(name) or 0, self.exact)
 
@@ -368,35 +393,30 @@ class SpectrumMonitor:
 
     def _add(self, name: str, x: Tensor, squares: Tensor, finite: Tensor, keep: float) -> None:
         """sums[name] ← keep · sums[name] + the sums of each finite batch x in turn, (batches, rows, d)."""
-        stream, d, number = moments.STREAMS[name], x.shape[2], x.shape[0] * x.shape[1]
+        stream, d = moments.STREAMS[name], x.shape[2]
         basis, unit = (part.get(stream) for part in (self.frames.bases, self.frames.units))
-        keeps = self._keeps_rows(stream, d, number)
         if name not in self.sums:
-            self._begin(name, d, x.device, keeps)
-        if name in self.rows:
-            self.rows[name].to(x.device)
-            if not (keeps and self.rows[name].has_room(number)):
-                self.sums[name] = moments.dense(self.sums[name], self.rows.pop(name))
+            self.sums[name] = moments.empty(d, moments.layout(d, self.exact), x.device)
         weights = ages(x, keep) * finite
-        moments.add(self.sums[name], x, squares, weights, keep ** len(x), basis, unit, self.rows.get(name))
+        moments.add(self.sums[name], x, squares, weights, keep ** len(x), basis, unit)
 
-    def _begin(self, name: str, d: int, device: torch.device, keeps: bool) -> None:
-        """Begin with sums of nothing, or with rows that are kept instead."""
-        if keeps:
-            self.rows[name] = Rows(d, device)
-        self.sums[name] = moments.empty(d, "rows" if keeps else moments.layout(d, self.exact), device)
+    def _keeps(self, name: str, batches: Tensor, kind: str) -> bool:
+        """Whether batches are kept as rows."""
+        halves = kind == "dense" and uses_halves(self.frames.centre(name, batches))
+        return halves and self._forgets() and self.kept.has_room(name, batches, self.sums)
 
-    def _keeps_rows(self, stream: str, d: int, number: int = 0) -> bool:
-        """Whether rows are kept until they are too many: all are forgotten at once, and the last window was short."""
-        forgets = self.window is None and self.half_life is None and world() == 1 and self.keeps
-        halves = stream == "z" and stream in self.frames.units and uses_halves(self.frames.centres[stream])
-        return forgets and halves and max(number, self.last) <= most_rows(d)
+    def _forgets(self) -> bool:
+        """Whether all rows are forgotten at once, so that they may be kept."""
+        return self.window is None and self.half_life is None and world() == 1 and not self.recorded
 
     def sum_rows(self) -> None:
         """Sum the rows that have been kept."""
-        if not self.rows:
-            return
-        device = self._device() or torch.device("cpu")
-        with self.aside.work(device, self._held()), moments.plain_products(device):
-            for name in list(self.rows):
-                self.sums[name] = moments.dense(self.sums[name], self.rows.pop(name))
+        device = self._device()
+        if self.kept.rows and device is not None:
+            with self.aside.work(device, self._held()), moments.plain_products(device):
+                for name in list(self.kept.rows):
+                    self.flaws = self.kept.give_up(name, self.frames, self.sums, self.flaws)
+
+    def _count_rows(self) -> None:
+        """Bring the sums of rows that are kept up to date."""
+        self.flaws = self.kept.count(self.frames, self.sums, self.flaws)

@@ -12,7 +12,7 @@ from torch import Tensor
 from stairwise.checks import InputError
 
 WARM = 3  # number of ordinary calls on a side stream before recording
-FIRST = -1  # priority of recorded work: what the monitor does beside it takes only what is left of the GPU
+FIRST = -1  # priority of recorded work, before that of the next views
 Pair = tuple[Tensor, Tensor]
 
 
@@ -45,6 +45,21 @@ def in_parallel(calls: Sequence[Callable[[], None]]) -> None:
     calls[0]()
     for side in sides:
         here.wait_stream(side)
+
+
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """Do the work; inside a recording on a stream of its own, while the body of `with` runs."""
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        work()
+        yield
+        return
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream(priority=FIRST)
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        work()
+    yield
+    here.wait_stream(side)
 
 
 def prefetch(pairs: Iterator[Pair]) -> Iterator[Pair]:

@@ -6,7 +6,7 @@
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import repeat
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -33,7 +33,7 @@ from stairwise.runs.record import Record, spectrum_of_loss
 from stairwise.training import checkpoint, description
 from stairwise.training.continuing import check_same, continued_calendar, note_of_length
 from stairwise.training.following import follow
-from stairwise.training.graph import Recorded, prefetch
+from stairwise.training.graph import Recorded, beside, prefetch
 from stairwise.training.measure import held_out_spectra, probe_accuracies, scale_initially
 from stairwise.training.networks import network_of
 from stairwise.training.objective import AbstractObjective, Embedded, build_objective, capturable
@@ -162,13 +162,14 @@ class Trainer:
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.material.bf16, cache_enabled=False):
             out: Embedded = self.objective(x_a, x_b)
-        out.loss.backward()
-        if world() > 1:
-            dist.all_reduce(self.optimizer.gradient)
-            self.optimizer.gradient.div_(world())
-        gradient = self.optimizer.step()
-        self.objective.after_step()
-        self.recorder.observe(out, gradient, measure)
+        with beside(lambda: self.recorder.keep(out)) if measure else nullcontext():
+            out.loss.backward()
+            if world() > 1:
+                dist.all_reduce(self.optimizer.gradient)
+                self.optimizer.gradient.div_(world())
+            gradient = self.optimizer.step()
+            self.objective.after_step()
+        self.recorder.observe(out.loss.detach(), gradient)
 
     def take_step(self, x_a: Tensor, x_b: Tensor, measure: bool) -> None:
         """Take a step, recorded or not, and count what it has measured."""

@@ -18,7 +18,7 @@ from stairwise.runs.record import Record
 from stairwise.runs.writer import BackgroundWriter
 from stairwise.training.objective import Embedded
 
-SHELF_BYTES = 135e6  # memory of embeddings that wait to be summed
+SHELF_BYTES = 68e6  # memory of embeddings that wait to be summed
 AXES = {"z": 2, "h": 1}  # along which both views lie on a shelf: z_a next to z_b, and h_b below h_a
 
 
@@ -93,7 +93,7 @@ class Shelf:
 class Recorder:
     """Loss, gradient and spectra since the last record, and the first step that was not finite.
 
-    Numbers stay on the device, so that `observe` does not wait and can be part of a CUDA graph.
+    Numbers stay on the device, so that `keep` and `observe` do not wait and can be part of a CUDA graph.
     """
 
     NAMES = ("loss", "steps", "gradient", "step", "bad_step")
@@ -116,17 +116,20 @@ class Recorder:
         self.summed: torch.cuda.Event | None = None  # when the last half of the shelf had been summed
         self.writer = BackgroundWriter()
 
-    def observe(self, out: Embedded, gradient: Tensor, measure: bool) -> None:
-        v, loss = self.values, out.loss.detach()
+    def keep(self, out: Embedded) -> None:
+        """Keep the embeddings of a step on the shelf."""
+        h = {"h": (out.h_a.detach(), out.h_b.detach())} if self.hidden else {}
+        self.shelf.put(z=(out.z_a.detach(), out.z_b.detach()), **h)
+
+    def observe(self, loss: Tensor, gradient: Tensor) -> None:
+        """Sum the loss of a step, and note the norm of its gradient."""
+        v = self.values
         v[0] += loss
         v[1] += 1
         v[2].copy_(gradient)
         v[3] += 1
         bad = ~(torch.isfinite(loss) & torch.isfinite(gradient)) & (v[4] == 0)
         v[4].copy_(torch.where(bad, v[3], v[4]))
-        if measure:
-            h = {"h": (out.h_a.detach(), out.h_b.detach())} if self.hidden else {}
-            self.shelf.put(z=(out.z_a.detach(), out.z_b.detach()), **h)
 
     def observed(self) -> None:
         """A step has been measured: sum its embeddings, together with those of a few other steps."""

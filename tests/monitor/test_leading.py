@@ -28,6 +28,9 @@ def layout(request, monkeypatch):
             monkeypatch.setattr(module, "of_halves", lambda left, right: left.float() @ right.float())
         monkeypatch.setattr(products, "add_of_halves", _add)
     monkeypatch.setattr(products, "ROWS", 64)
+    monkeypatch.setattr(rows, "MOST", 1000)
+    monkeypatch.setattr(spectrum, "MOST", 1000)
+    monkeypatch.setattr(rows, "AT_ONCE", 100)
     monkeypatch.setattr(moments, "ALL", 64)
     monkeypatch.setattr(moments, "AT_ONCE", 128)
     monkeypatch.setattr(moments, "KEPT", 24)
@@ -183,7 +186,7 @@ def test_as_many_negative_eigenvalues_as_positive_ones(layout, rows, views):
         for pair in batches(a, b):
             monitor.update(*pair)
         values = expected(a, b)["eigenvalues"]
-        assert monitor.compute().eigenvalues == pytest.approx(values, rel={"dense": 3e-4, "halves": 1e-3}[layout])
+        assert monitor.compute().eigenvalues == pytest.approx(values, rel={"dense": 3e-4, "halves": 2e-3}[layout])
 
 
 def modes_apart(n, seed):
@@ -546,7 +549,7 @@ def test_embeddings_that_grow_too_much_from_one_record_to_the_next(layout):
         monitor.reset()
         for pair in batches(1e6 * a, 1e6 * b):
             monitor.update(*pair)
-        assert monitor.flaws[1] == (skipped if layout == "halves" else 0)
+        assert monitor.state()["flaws"][1] == (skipped if layout == "halves" else 0)
     assert round(monitor.compute().samples) == 400
 
 
@@ -562,7 +565,7 @@ def test_one_large_entry_costs_its_batch_only(layout):
         monitor.reset()
         for pair in batches(a, b):
             monitor.update(*pair)
-        assert monitor.flaws[1] == (1 if value > 1e20 or layout == "halves" else 0)
+        assert monitor.state()["flaws"][1] == (1 if value > 1e20 or layout == "halves" else 0)
         if value > 1e20 or layout == "halves":  # else the centre is far away for a record
             agrees(monitor.compute(), a, b, rel=1e-3 if layout != "tracked" else 0.02)
 
