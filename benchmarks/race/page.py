@@ -184,13 +184,15 @@ def search_table(runs: dict[str, Result]) -> str:
 
 
 def parts_table(runs: dict[str, Result]) -> str:
-    """Milliseconds per step of the last run of each goal."""
+    """Milliseconds per step of the last run of each goal and engine."""
     rows = {
-        r["goal"]: [f"{100 * r['wanted']:.0f} %", *(r["parts_ms"].get(name, "") for name in _PARTS)]
+        (r["goal"], how): [f"{100 * r['wanted']:.0f} %", how, *(r["parts_ms"].get(name, "") for name in _PARTS)]
         for r in runs.values()
         if not r["held_out"] and "parts_ms" in r
+        for how in [_how(r)]
     }
-    return markdown([["goal", *_PARTS.values()], *(rows[goal] for goal in sorted(rows))]) if rows else NOTHING
+    head = ["goal", "sides of views, norms", *_PARTS.values()]
+    return markdown([head, *(rows[key] for key in sorted(rows))]) if rows else NOTHING
 
 
 _PARTS = {"step": "all but views", "network": "network", "loss": "loss", "optimizer": "optimizer", "views": "views"}

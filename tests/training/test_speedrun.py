@@ -19,6 +19,10 @@ from benchmarks.speedrun_search import FACTORS, START, combined, design, next_tr
 from stairwise.training.recipe import Recipe
 
 
+SMALL = {"encoder": "resnet18", "encoder_options.width": "4", "batch": "16", "d": "8", "hidden": "16", "held_out": "16"}
+SMALL["sizes"] = "[]"  # images of 16 px
+
+
 def toy_images():
     """120 images of ten classes, 80 of them for training."""
     pixels = np.random.default_rng(0).integers(0, 256, (120, 16, 16, 3), dtype=np.uint8)
@@ -29,7 +33,7 @@ def test_a_speedrun(tmp_path, monkeypatch):
     monkeypatch.setattr(speedrun, "parts", partial(speedrun.parts, seconds=0.02))
     images = toy_images()
     images.offer()
-    small = {"encoder_options.width": "4", "batch": "16", "steps": "12", "d": "8", "hidden": "16", "held_out": "16"}
+    small = SMALL | {"steps": "12"}
     store = Store(tmp_path / "speedrun.jsonl")
     for held_out in (True, False, False):
         recipe = speedrun.recipe_of("85", 0, held_out, small)
@@ -124,7 +128,7 @@ def test_a_search_trains_continues_and_its_best_is_run(tmp_path, monkeypatch):
     monkeypatch.setattr(speedrun, "parts", lambda *_: {})
     images, store = toy_images(), Store(tmp_path / "speedrun.jsonl")
     images.offer()
-    small = {"encoder_options.width": "4", "batch": "16", "d": "8", "held_out": "16"}
+    small = {name: value for name, value in SMALL.items() if name not in ("hidden", "sizes")}
     searched = speedrun.Searched(store, images.training, 1.0, small)
     device = device_for_runs("cpu")
     count = 0
@@ -165,7 +169,7 @@ def test_a_paused_run_ends_like_one_without_pause(tmp_path, monkeypatch):
     monkeypatch.setattr(speedrun, "parts", lambda *_: {})
     monkeypatch.setattr(speedrun, "CHECK", 2)
     toy_images().offer()
-    small = {"encoder_options.width": "4", "batch": "16", "steps": "6", "d": "8", "hidden": "16", "held_out": "16"}
+    small = SMALL | {"steps": "6"}
     recipe = speedrun.recipe_of("85", 0, True, small)
     device = device_for_runs("cpu")
     whole = speedrun.speedrun("85", recipe, device)
@@ -185,7 +189,7 @@ def test_rates_of_a_paused_run_are_of_all_its_stretches(tmp_path, monkeypatch):
     monkeypatch.setattr(speedrun, "WARM", 2)
     ticks = itertools.count()
     toy_images().offer()
-    small = {"encoder_options.width": "4", "batch": "16", "steps": "63", "d": "8", "hidden": "16", "held_out": "16"}
+    small = SMALL | {"steps": "63"}
     recipe, device = speedrun.recipe_of("85", 0, True, small), device_for_runs("cpu")
     monkeypatch.setattr(speedrun, "perf_counter", lambda: float(next(ticks)))
     for deadline in (0.0, 0.0, 1e12):
@@ -206,7 +210,7 @@ def test_every_run_has_a_process_of_its_own(tmp_path, monkeypatch):
 
     images = toy_images()
     file = images.save(tmp_path / "images.npz")
-    small = {"encoder_options.width": "4", "batch": "16", "steps": "2", "d": "8", "hidden": "16", "held_out": "16"}
+    small = SMALL | {"steps": "2"}
     recipe = speedrun.recipe_of("85", 0, False, small)
     options = argparse.Namespace(data_file=[file], most=0, out=tmp_path / "out.jsonl", held_out=False, folder=None)
     monkeypatch.setattr(speedrun, "speedrun", never)
