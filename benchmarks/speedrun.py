@@ -209,7 +209,7 @@ def judged(trainer: Trainer) -> Result:
 def parts(trainer: Trainer, device: torch.device, seconds: float = 0.5) -> dict[str, float]:
     """Milliseconds per step of its parts, each measured alone."""
     batch, d = trainer.material.batch, trainer.recipe.d
-    loss: Any = getattr(trainer.objective, "loss", None)
+    loss: Any = getattr(trainer.objective, "loss_of", None)
     z = [torch.randn(batch, d, device=device, requires_grad=True) for _ in range(2)]
 
     def of_loss() -> None:

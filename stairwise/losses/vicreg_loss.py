@@ -1,8 +1,11 @@
 """VICReg (Bardes et al. 2022)."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
-from stairwise.losses.views import centred, of_views, weight
+from stairwise.losses.views import gathered_views, of_views, weight
 
 
 @of_views
@@ -31,13 +34,16 @@ def vicreg(
 
 
 def _too_narrow(z: Tensor) -> Tensor:
-    return nn.functional.relu(1 - (z.var(dim=0) + 1e-4).sqrt()).mean()
+    """v of rows (N, d), or its mean over views (V, N, d)."""
+    return nn.functional.relu(1 - (z.var(dim=-2) + 1e-4).sqrt()).mean()
 
 
 def _redundancy(z: Tensor) -> Tensor:
-    z = centred(z)
-    squares = (z.T @ z / (len(z) - 1)).square()
-    return (squares.sum() - squares.diagonal().sum()) / z.shape[1]
+    """c of rows (N, d), or its mean over views (V, N, d)."""
+    z = z - z.mean(dim=-2, keepdim=True)
+    squares = (z.mT @ z / (z.shape[-2] - 1)).square()
+    diagonals = squares.diagonal(dim1=-2, dim2=-1)
+    return (squares.sum() - diagonals.sum()) / diagonals.numel()
 
 
 def _options(invariance: float, variance: float, covariance: float) -> tuple[float, float, float]:
@@ -53,3 +59,14 @@ class VICReg(nn.Module):
 
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         return vicreg(z_a, z_b, self.invariance, self.variance, self.covariance)
+
+    def mean_over_pairs(self, views: Sequence[Tensor]) -> Tensor:
+        """Mean over all pairs of V views, (N, d) each, in as many operations as one pair takes.
+
+        Variance and covariance are those of each view, and Σ_{i<j} ‖z_i − z_j‖² = V Σ_i ‖z_i − m‖² with their mean m.
+        """
+        z = gathered_views(views)
+        with torch.autocast(z.device.type, enabled=False):
+            distance = 2 / (len(z) - 1) * (z - z.mean(dim=0)).square().sum(dim=0).mean()
+            narrowness, redundant = _too_narrow(z), 2 * _redundancy(z)
+        return self.invariance * distance + self.variance * narrowness + self.covariance * redundant

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
@@ -35,6 +35,13 @@ def of_views(loss: Loss[P]) -> Loss[P]:
         return value
 
     return checked
+
+
+def gathered_views(views: Sequence[Tensor]) -> Tensor:
+    """Several views, (N, d) each, of all processes and in float32 at least, (views, rows, d)."""
+    for i, other in enumerate(views[1:], 1):
+        check_views(views[0], other, ("views[0]", f"views[{i}]"))
+    return torch.stack([gather(_precise(view)) for view in views])
 
 
 def _warn_if_too_large(loss: str, names: tuple[str, ...], z_a: Tensor, z_b: Tensor, value: Tensor) -> None:

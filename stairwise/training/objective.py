@@ -6,13 +6,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from importlib.util import find_spec
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from stairwise.checks import InputError, number, one_of
-from stairwise.losses import MODULES, byol, precondition
+from stairwise.losses import MODULES, VICReg, byol, precondition
 from stairwise.nets.encoder import Network
 from stairwise.nets.perceptron import head
 from stairwise.training.graph import on_two_streams
@@ -145,10 +145,16 @@ class _Joint(AbstractObjective):
 
     def forward(self, x_a: Tensor, x_b: Tensor) -> Embedded:
         h_a, z_a, h_b, z_b = self.embed(x_a, x_b, self.together)
-        views = precondition(z_a, z_b, **self.stretch) if self.stretch else (z_a, z_b)
-        parts = [part for z in views for part in z.chunk(self.repeats)]
-        losses = [self.loss(first, second) for first, second in combinations(parts, 2)]
-        return Embedded(torch.stack(losses).mean() if len(losses) > 1 else losses[0], z_a, z_b, h_a, h_b)
+        return Embedded(self.loss_of(z_a, z_b), z_a, z_b, h_a, h_b)
+
+    def loss_of(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        first, second = precondition(z_a, z_b, **self.stretch) if self.stretch else (z_a, z_b)
+        if self.repeats == 1:
+            return cast(Tensor, self.loss(first, second))
+        views = [*first.chunk(self.repeats), *second.chunk(self.repeats)]
+        if isinstance(self.loss, VICReg):  # at once, which is faster
+            return self.loss.mean_over_pairs(views)
+        return torch.stack([self.loss(*pair) for pair in combinations(views, 2)]).mean()
 
 
 class Bootstrap(AbstractObjective):

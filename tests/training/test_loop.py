@@ -179,16 +179,27 @@ def test_compiling_on_a_gpu_needs_triton(monkeypatch):
         objective.compile_network()
 
 
-def test_the_loss_of_four_views_is_the_mean_over_six_pairs():
+@pytest.mark.parametrize("name", ["vicreg", "barlow_twins", "simclr", "frossl"])
+def test_the_loss_of_four_views_is_the_mean_over_six_pairs(name):
+    """Its gradients, too; VICReg computes all pairs at once."""
+
     class Same(nn.Module):
         def forward(self, x):
             return x, x
 
-    views = [torch.randn(8, 3, generator=torch.Generator().manual_seed(i)) for i in range(4)]
-    objective = build_objective(Same(), 3, "vicreg", {}, {}, repeats=2)
+    views = [torch.randn(8, 3, generator=torch.Generator().manual_seed(i), requires_grad=True) for i in range(4)]
+    objective = build_objective(Same(), 3, name, {}, {}, repeats=2)
     found = objective(torch.cat(views[:2]), torch.cat(views[2:])).loss
-    expected = torch.stack([sw.losses.vicreg(a, b) for i, a in enumerate(views) for b in views[i + 1 :]]).mean()
+    loss = sw.losses.MODULES[name]()
+    expected = torch.stack([loss(a, b) for i, a in enumerate(views) for b in views[i + 1 :]]).mean()
     assert torch.allclose(found, expected)
+    for one, other in zip(*(torch.autograd.grad(value, views) for value in (found, expected)), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_views_that_do_not_belong_together_are_refused():
+    with pytest.raises(InputError, match=r"views\[2\]"):
+        sw.losses.VICReg().mean_over_pairs([torch.randn(8, 3), torch.randn(8, 3), torch.randn(8, 4)])
 
 
 def test_training_with_four_views_per_image(tmp_path):

@@ -18,7 +18,6 @@ from benchmarks.race.store import Store
 from benchmarks.speedrun_search import FACTORS, START, combined, design, next_trial
 from stairwise.training.recipe import Recipe
 
-
 SMALL = {"encoder": "resnet18", "encoder_options.width": "4", "batch": "16", "d": "8", "hidden": "16", "held_out": "16"}
 SMALL["sizes"] = "[]"  # images of 16 px
 
