@@ -4,6 +4,7 @@ While they are few this takes less time: a batch costs little more than its roun
 less than a matrix of moments. Only on GPUs, in half precision.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from stairwise.monitor.products import LARGEST, UNIT, halved, of_halves
 
 MOST = 26 * 1024  # rows that are kept; 52 batches of 256 pairs
+PARTS = 64  # of rows, whose sums are added in float64
 AT_ONCE = 2048  # pairs whose differences are computed together, to save memory
 
 
@@ -87,12 +89,12 @@ class Rows:
     def sums(self) -> Tensor:
         """Σ y², Σ y and the number of rows, (d, 3)."""
         y = self.known()
-        squares, total = _squares(y), y.sum(dim=0, dtype=torch.float32)
+        squares, total = _squares(y), _sum(y)
         return torch.stack([squares, total, self.count().expand_as(total)], dim=1)
 
     def sums_of_pairs(self) -> tuple[Tensor, Tensor]:
         """The same of u = y_a + y_b and of v = y_a − y_b."""
-        total_a, total_b = self.pairs().sum(dim=0, dtype=torch.float32)
+        total_a, total_b = _sum(self.pairs())
         of_v = sum((_squares(a - b) for a, b in self._parts()), torch.zeros_like(total_a))
         of_u = 2 * _squares(self.known()) - of_v
         n = (self.count() / 2).expand_as(total_a)
@@ -147,5 +149,15 @@ class Rows:
 
 
 def _squares(y: Tensor) -> Tensor:
-    """Σ y², (d,)."""
-    return torch.linalg.vector_norm(y, dim=0, dtype=torch.float32).square_()
+    """Σ y² over rows, (d,)."""
+    return torch.linalg.vector_norm(_apart(y), dim=1, dtype=torch.float32).double().square_().sum(dim=0).float()
+
+
+def _sum(y: Tensor) -> Tensor:
+    """Σ y over rows."""
+    return _apart(y).sum(dim=1, dtype=torch.float32).double().sum(dim=0).float()
+
+
+def _apart(y: Tensor) -> Tensor:
+    """The rows in parts of equal size, (parts, rows, …); long sums in float32 lose digits."""
+    return y.unflatten(0, (math.gcd(len(y), PARTS), -1))
