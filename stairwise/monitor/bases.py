@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwise.monitor.moments import COLUMNS, count
-from stairwise.monitor.products import TINY, overlaps, representable, without
+from stairwise.monitor.products import TINY, overlaps, representable
 
 Bases = dict[str, Tensor]
 Product = Callable[[Tensor, bool], Tensor]
@@ -37,7 +37,8 @@ def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Te
     few operations: a stream holds about a thousand, then the host waits, and training with it.
 
     Arguments:
-        product: from the Q of all matrices, (matrices, d, columns), to A Q; its last argument asks for all digits.
+        product: from the Q of all matrices, (matrices, d, columns), to A Q; its last argument asks for all digits,
+            if A has more than a product uses.
         names: of the matrices.
         bases: where to start, by name; they are replaced.
         like: a row of A, for its size and device.
@@ -50,9 +51,7 @@ def ritz_matrices(product: Product, names: Iterable[str], bases: Bases, like: Te
     bases |= {name: basis.clone() for name, basis in zip(names, first, strict=True)}
     spans, products = [first], [product(first, True)]
     for block in range(1, BLOCKS):
-        rest = _of_unit_length(products[-1])
-        for basis in 2 * spans:  # almost orthonormal: twice removes nearly all
-            rest = without(basis, rest)
+        rest = _without(spans, products[-1])
         spans.append((_orthonormal if block < BLOCKS - 1 else _representable)(rest, spans[-1]))
         products.append(product(spans[-1], True))
     found = {}
@@ -68,7 +67,7 @@ def _starts(known: list[Tensor | None], like: Tensor) -> Tensor:
     Modes of which they know nothing come in through the last columns.
     """
     columns = min(BLOCK, len(like) // 2)
-    fresh, keep = random_basis(len(like), columns, like.device), columns - FRESH
+    fresh, keep = random_basis(len(like), columns, like.device).to(like.dtype), columns - FRESH
     kept = (fresh[:, :keep] if basis is None else basis.to(like.device)[:, :keep].nan_to_num(0.0) for basis in known)
     return representable(torch.stack([torch.cat([basis, fresh[:, keep:]], dim=1) for basis in kept]))
 
@@ -107,23 +106,36 @@ def _orthonormal(products: Tensor, others: Tensor) -> Tensor:
 
     By Cholesky's factors of the products of columns, which GPUs compute much faster than QR.
     """
-    columns = _of_unit_length(products.double())
+    columns = _of_unit_length(products)
     overlaps = columns.mT @ columns
     overlaps.diagonal(dim1=1, dim2=2).add_(ROUNDING)
     factors = torch.linalg.cholesky_ex(overlaps).L
     identity = torch.eye(factors.shape[1], dtype=factors.dtype, device=factors.device)
     columns = columns @ torch.linalg.solve_triangular(factors, identity.expand_as(factors), upper=False).mT
-    return _representable(columns.to(others.dtype), others)
+    return _representable(columns, others)
 
 
 def _representable(columns: Tensor, others: Tensor) -> Tensor:
     """Columns of unit length, as products need them; others for those that are zero or not finite."""
     lengths = torch.linalg.vector_norm(columns, dim=1, keepdim=True)
     usable = (lengths > TINY) & (lengths < torch.inf)
-    return representable(torch.where(usable, columns / lengths, others))
+    return representable(torch.where(usable, (columns / lengths).to(others.dtype), others))
+
+
+def _without(spans: list[Tensor], columns: Tensor) -> Tensor:
+    """The part of the columns that is orthogonal to bases, in float64, because it may be small.
+
+    The bases are almost orthonormal; twice removes nearly all.
+    """
+    columns = _of_unit_length(columns)
+    for basis in 2 * spans:
+        q = basis.double()
+        columns.baddbmm_(q, q.mT @ columns, alpha=-1)
+    return columns
 
 
 def _of_unit_length(columns: Tensor) -> Tensor:
+    columns = columns.double()
     return columns / torch.linalg.vector_norm(columns, dim=1, keepdim=True).clamp_(min=TINY)
 
 

@@ -198,8 +198,9 @@ def _dense_pairs(
     n = of_u[2, 0].clamp(min=1)
     mean, half = of_u[1] / (2 * n), of_v[1] / (2 * n)  # the views' own means are mean ± half
     variance = (of_u[0] + of_v[0]) / (4 * n) - mean.square()
-    bound = power_of_two((2 * n * variance.clamp(min=0).sum()).sqrt())  # of lengths of rows
-    if rows is None:
+    if rows is not None:
+        bound = _bound(2 * n * variance, mean)
+    else:
         both, difference = centred_pair(u[:d, :d], v[:d, :d], 2 * n.sqrt() * mean)
     own = variance - half.square()  # mean of both views' variances
     scale = torch.where(own > 0, own.rsqrt(), 0.0)[:, None]
@@ -207,23 +208,28 @@ def _dense_pairs(
     scale = scale / largest
     names = ("covariance", "C", "normalized") if normalized else ("covariance", "C")
 
-    def product(bases: Tensor, exact: bool) -> Tensor:
+    def product(q: Tensor, exact: bool) -> Tensor:
         if normalized:
-            bases = torch.stack([*bases[:2], representable(scale * bases[2])])
+            q = torch.stack([*q[:2], representable(scale * q[2])])
         if rows is None:
-            parts = zip((both, difference, difference), bases, strict=False)
-            products = torch.stack([matrix.times(q, exact) for matrix, q in parts]).div_(4 * n)
+            matrices = (both, difference, difference)[: len(names)]
+            products = torch.stack([A.times(x, exact) for A, x in zip(matrices, q, strict=True)]).div_(4 * n)
         else:
-            products = rows.times(bases, mean, bound, [name != "covariance" for name in names]).div_(2 * n)
-        products[1].addr_(mean + centre, (mean + centre) @ bases[1])
+            products = rows.times(q, mean, bound, [name != "covariance" for name in names]).div_(2 * n)
+        products[1].addr_(mean + centre, (mean + centre) @ q[1])
         if normalized:
-            products[2].addr_(half, half @ bases[2])  # each view has its own mean
+            products[2].addr_(half, half @ q[2])  # each view has its own mean
             products[2].mul_(largest**2 * scale)
         return products
 
     found = ritz_matrices(product, names, bases, mean)
     ritz = {f"ritz.{name}": _in_ones(found[name], unit if name != "normalized" else unit / unit) for name in names}
     return {"z.facts": torch.stack([_facts_in_ones(x, unit) for x in (of_u, of_v)])} | ritz
+
+
+def _bound(squares: Tensor, mean: Tensor) -> Tensor:
+    """A bound of ‖y − mean‖, from Σ (y − mean)² by dimension, and of ‖mean‖, which rows that are left out have."""
+    return power_of_two(torch.maximum(squares.clamp(min=0).sum().sqrt(), torch.linalg.vector_norm(mean)))
 
 
 def _in_ones(ritz: Tensor, unit: Tensor) -> Tensor:
@@ -246,12 +252,13 @@ def _dense_hidden(h: Tensor, rows: Rows | None, unit: Tensor, bases: Bases) -> d
     known = facts(h, d)
     n = known[2, 0].clamp(min=1)
     mean = known[1] / n
-    bound = power_of_two((known[0] - n * mean.square()).clamp(min=0).sum().sqrt())
-    if rows is None:
+    if rows is not None:
+        bound = _bound(known[0] - n * mean.square(), mean)
+    else:
         H = centred(h[:d, :d], n.sqrt() * mean)
 
-    def product(bases: Tensor, exact: bool) -> Tensor:
-        return (rows.times(bases, mean, bound) if rows is not None else H.times(bases[0], exact)[None]).div_(n)
+    def product(q: Tensor, exact: bool) -> Tensor:
+        return (rows.times(q, mean, bound) if rows is not None else H.times(q[0], exact)[None]).div_(n)
 
     found = ritz_matrices(product, ["hidden"], bases, mean)
     return {"h.facts": _facts_in_ones(known, unit), "ritz.hidden": _in_ones(found["hidden"], unit)}

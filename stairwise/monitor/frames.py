@@ -27,7 +27,7 @@ class Frames:
         self.centres: dict[str, Tensor] = {}
         self.bases: dict[str, Tensor] = {}
         self.units: dict[str, Tensor] = {}  # powers of two, (); the size of what is summed is about TYPICAL units
-        self.latest: dict[str, Tensor] = {}  # length of the last batch
+        self.latest: dict[str, Tensor] = {}  # length of the last finite batch
         self.next_centres: dict[str, Tensor] = {}  # known before the window ends
         self.next_units: dict[str, Tensor] = {}
         self.next_bases: dict[str, Tensor] = {}
@@ -94,9 +94,11 @@ class Frames:
             streams = self.streams(name, batches, "dense")
             squares = {key: torch.linalg.vector_norm(x, dim=1).square_() for key, x in streams.items()}
             self.usable(name, squares, next(iter(streams.values()))[0].numel())
-        some = batches[-1][:SOME]  # enough to know the length roughly
-        length = torch.linalg.vector_norm(some, dtype=torch.float32) * (batches.shape[1] / len(some)) ** 0.5
-        self.latest.setdefault(name, torch.zeros_like(length)).copy_(length)
+        some, centre = batches[-1][:SOME], self.centres[name]  # enough to know the length roughly
+        length = torch.linalg.vector_norm(some.unflatten(1, (-1, len(centre))) - centre)
+        length *= (batches.shape[1] / len(some)) ** 0.5
+        latest = self.latest.setdefault(name, torch.zeros_like(length))
+        latest.copy_(torch.where(length < torch.inf, length, latest))
 
     def adapted(self, name: str, sums: Tensor, to: "Frames") -> Tensor:
         """Sums in this frame, expressed in another one."""
@@ -144,7 +146,8 @@ class Frames:
             return
         if any(sums_of(name, sums) for sums in held):
             self.units[name] = torch.ones_like(centre[0])
-            self.recentre(*held, keep=True)
+            mine = [{key: sums[key] for key in sums_of(name, sums)} for sums in held]
+            self.recentre(*mine, keep=True)
 
     def share(self, *held: Sums) -> None:
         """Take the frame of the first process, in which all sums are then expressed."""
@@ -232,7 +235,7 @@ class Frames:
         size = (squares / n - mean.square()).clamp(min=0).mean().sqrt()
         following = torch.where((size > 0) & torch.isfinite(size), unit * power_of_two(size) / TYPICAL, unit)
         latest = self.latest.get(stream, torch.zeros_like(unit)).to(unit.device)
-        left_out = (latest > LARGEST * unit) & torch.isfinite(latest)  # a usual batch has a length of about one unit
+        left_out = latest > LARGEST * unit  # a usual batch has a length of a few units
         return centre + unit * mean / scale, torch.where(left_out, power_of_two(latest), following)
 
 

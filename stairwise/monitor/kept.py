@@ -23,12 +23,11 @@ class Kept:
         self.rows: dict[str, Rows] = {}
         self.fresh: set[str] = set()
 
-    def has_room(self, name: str, batches: Tensor, sums: Sums) -> bool:
-        """Whether all rows of a stream are kept so far, and these batches can be as well."""
-        number = batches.shape[0] * batches.shape[1] * (2 if name == "z" else 1)
+    def has_room(self, name: str, number: int, sums: Sums) -> bool:
+        """Whether all rows of a stream are kept so far, and so many more can be."""
         if name in self.rows:
             return self.rows[name].has_room(number)
-        return number <= rows.MOST and not any(key in sums for key in sums_of(name))
+        return fits(number) and not any(key in sums for key in sums_of(name))
 
     def begin(self, name: str, d: int, device: torch.device, sums: Sums) -> None:
         """Begin to keep rows."""
@@ -47,8 +46,8 @@ class Kept:
         self.rows[name].append(x, frames.centres[name], frames.units[name])
         self.fresh.add(name)
 
-    def count(self, frames: Frames, sums: Sums, flaws: Tensor | None) -> Tensor | None:
-        """Bring the sums up to date; batches seen and skipped, as `digest.counted` has them, with the new ones."""
+    def sum_up(self, frames: Frames, sums: Sums, flaws: Tensor | None) -> Tensor | None:
+        """Bring the sums up to date; returns how many batches were seen and skipped (`digest.counted`)."""
         for name in sorted(self.fresh):
             kept = self.rows[name]
             usable = kept.check() if kept.unchecked else None
@@ -71,8 +70,8 @@ class Kept:
         return torch.where(count[:, None], found, 0.0).sum(dim=0, dtype=torch.float64)
 
     def sample(self, number: int, frames: Frames) -> Tensor:
-        """The last pairs, (2, pairs, d); not finite if they do not count."""
-        pairs, count = self._embeddings(slice(-number, None), frames)
+        """So many of the last batch's pairs, (2, pairs, d); not finite if the batch does not count."""
+        pairs, count = self._embeddings(slice(-min(number, self.rows["z"].last // 2), None), frames)
         return torch.where(count[:, None, None], pairs, torch.nan).transpose(0, 1).contiguous()
 
     def _embeddings(self, which: slice, frames: Frames) -> tuple[Tensor, Tensor]:
@@ -81,8 +80,8 @@ class Kept:
         return pairs.mul_(frames.units["z"]).add_(frames.centres["z"]), count
 
     def give_up(self, name: str, frames: Frames, sums: Sums, flaws: Tensor | None) -> Tensor | None:
-        """Sum the rows of a stream, and keep them no longer; returns what `count` does."""
-        flaws = self.count(frames, sums, flaws)
+        """Sum the rows of a stream, and keep them no longer; returns what `sum_up` does."""
+        flaws = self.sum_up(frames, sums, flaws)
         kept = self.rows.pop(name)
         sums |= {key: dense(sums[key], kept.parts(key)) for key in sums_of(name)}
         return flaws
@@ -96,12 +95,17 @@ class Kept:
         return [tensor for kept in self.rows.values() for tensor in (kept.held, kept.counts)]
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for `load`, after `count`."""
+        """Tensors for `load`, after `sum_up`."""
         return {f"{part}.{name}": x for name, kept in self.rows.items() for part, x in kept.state().items()}
 
     def load(self, rows: dict[str, Tensor], counts: dict[str, Tensor]) -> None:
         """Continue from `state`."""
         self.rows = {name: Rows(values.shape[1], values.device) for name, values in rows.items()}
-        self.fresh = set(rows)
+        self.fresh = {name for name, values in rows.items() if len(values)}
         for name, kept in self.rows.items():
             kept.load(rows[name], counts[name])
+
+
+def fits(number: int) -> bool:
+    """Whether so many rows can be kept."""
+    return number <= rows.MOST

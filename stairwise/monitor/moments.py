@@ -145,31 +145,32 @@ def facts(sums: Tensor, d: int) -> Tensor:
 
 
 def continued(state: dict[str, Tensor], exact: bool | None) -> dict[str, Tensor]:
-    """A stored state in today's form; sums in a form that cannot be continued are left out."""
+    """A stored state in today's form; z or h is left out if it was summed in a form that cannot be continued."""
+    state = _from_older(state)
+    kinds = {}  # of the sums that can be continued
+    lost = set()
+    for key, stream in STREAMS.items():
+        for name in {key, f"before.{key}"} & state.keys():
+            tracked, centred = (f"{part}.{stream}" in state for part in ("tracked", "centres"))
+            kinds[stream] = layout(dimensions(state[name]), exact)
+            if tracked != (kinds[stream] == "tracked") or (centred and kinds[stream] == "all"):
+                lost |= {"z", "uu", "vv", "pairs", "directions", "ab", "seen"} if stream == "z" else {"h", "hh"}
+    large = kinds.get("z", "all") != "all"
+    if large:
+        lost.add("ab")  # older versions stored more of large embeddings
     out: dict[str, Tensor] = {}
-    large = False
-    for name, value in _from_older(state).items():
-        part, _, key = name.rpartition(".")
-        sums = key in STREAMS and part in ("", "before")
-        rows = part in ("rows", "counts") or (sums and value.shape[1] == EXTRA)
-        if rows and exact:
+    for name, value in state.items():
+        key = name.rpartition(".")[2]
+        if key in lost:
             continue
-        if sums and not rows:
-            tracked = f"tracked.{STREAMS[key]}" in state
-            d = len(value) - (0 if tracked else ONES)
-            kind = layout(d, exact)
-            large |= kind != "all" and STREAMS[key] == "z"
-            if tracked != (kind == "tracked"):
-                continue
+        if key in STREAMS and value.shape[1] != EXTRA:
+            kind = kinds[STREAMS[key]]
             value = value.to(precision(kind))
             if kind == "dense":
                 value = mirrored(value)
-            if kind != "all":
-                out.setdefault(f"centres.{STREAMS[key]}", value.new_zeros(d))  # older sums have no centre
-        out[name] = value
-    if large:  # older versions stored more of large embeddings
-        out = {name: value for name, value in out.items() if name.rpartition(".")[2] != "ab"}
-        out |= {name: value[:2] for name, value in out.items() if name.rpartition(".")[2] == "pairs"}
+            if kind != "all":  # older sums have no centre
+                out.setdefault(f"centres.{STREAMS[key]}", value.new_zeros(dimensions(value)))
+        out[name] = value[:2] if key == "pairs" and large else value
     return out
 
 

@@ -142,18 +142,6 @@ def overlaps(p: Tensor, x: Tensor) -> Tensor:
     return out.double().mul_(lengths * UNIT**2)
 
 
-def without(q: Tensor, x: Tensor) -> Tensor:
-    """x − q qᵀ x for q that is `representable`, (matrices, d, columns) each; on a GPU in half precision.
-
-    Columns of q and x are about one long, or shorter.
-    """
-    if not uses_halves(q):
-        return x - q @ (q.mT @ x)
-    half = halved(q, UNIT)
-    along = of_halves(half.mT, halved(x, UNIT))
-    return torch.sub(x, of_halves(half, halved(along, 1 / UNIT)), alpha=UNIT**2)
-
-
 def power_of_two(x: Tensor) -> Tensor:
     """The next larger power of two of numbers in float32, if it is between 2⁻¹⁰⁰ and 2¹⁰⁰, else the bound.
 
@@ -164,10 +152,9 @@ def power_of_two(x: Tensor) -> Tensor:
     return bits.view(torch.float32) * 2
 
 
-def halved(x: Tensor, scale: Tensor | float, out: Tensor | None = None) -> Tensor:
+def halved(x: Tensor, scale: Tensor | float) -> Tensor:
     """x / scale in float16, without a copy in float32."""
-    out = torch.empty(x.shape, dtype=torch.float16, device=x.device) if out is None else out
-    return torch.mul(x, 1 / scale, out=out)
+    return torch.mul(x, 1 / scale, out=torch.empty(x.shape, dtype=torch.float16, device=x.device))
 
 
 def add_of_halves(into: Tensor, left: Tensor, right: Tensor, keep: float) -> None:
@@ -176,9 +163,8 @@ def add_of_halves(into: Tensor, left: Tensor, right: Tensor, keep: float) -> Non
 
 
 def of_halves(left: Tensor, right: Tensor) -> Tensor:
-    """Product in float32 of matrices in float16, or of stacks of them; only on GPUs."""
-    product = torch.mm if left.ndim == 2 else torch.bmm
-    return product(left, right, out_dtype=torch.float32)
+    """Product in float32 of matrices in float16; only on GPUs."""
+    return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _blocks(matrix: Tensor) -> list[tuple[int, int]]:

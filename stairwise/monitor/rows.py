@@ -6,6 +6,7 @@ less than a matrix of moments. Only on GPUs, in half precision.
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from stairwise.monitor.products import LARGEST, UNIT, halved, of_halves
 
 MOST = 26 * 1024  # rows that are kept; 52 batches of 256 pairs
 PARTS = 64  # of rows, whose sums are added in float64
-AT_ONCE = 2048  # pairs whose differences are computed together, to save memory
+DIFFERENCES = 2048  # of pairs, which are computed together, to save memory
 
 
 class Rows:
@@ -23,7 +24,8 @@ class Rows:
     Attributes:
         held: in float16, (MOST, d).
         counts: 1 for rows that count, 0 for those of batches that are left out, in float16, (MOST,).
-        number: of rows so far, known to the host, as are all numbers here.
+        number: of rows so far. The host knows it, and the next two.
+        last: number of rows of the last batch.
         unchecked: number of rows of each of the last batches, which have not been checked.
     """
 
@@ -33,7 +35,7 @@ class Rows:
         self.forget()
 
     def forget(self) -> None:
-        self.number = 0
+        self.number = self.last = 0
         self.unchecked: list[int] = []
 
     def state(self) -> dict[str, Tensor]:
@@ -41,7 +43,8 @@ class Rows:
         return {"rows": self.known(), "counts": self.counts[: self.number]}
 
     def load(self, rows: Tensor, counts: Tensor) -> None:
-        self.held[: len(rows)], self.counts[: len(rows)], self.number = rows, counts, len(rows)
+        self.held[: len(rows)], self.counts[: len(rows)] = rows, counts
+        self.number = self.last = len(rows)
 
     def to(self, device: torch.device) -> None:
         self.held, self.counts = self.held.to(device), self.counts.to(device)
@@ -53,6 +56,7 @@ class Rows:
         """Keep batches x, (batches, rows, d)."""
         start, self.number = self.number, self.number + x.shape[0] * x.shape[1]
         torch.addcmul(-centre / unit, x, 1 / unit, out=self.held[start : self.number].view(x.shape))
+        self.last = x.shape[1]
         self.unchecked += x.shape[0] * [x.shape[1]]
 
     def check(self) -> Tensor:
@@ -64,16 +68,17 @@ class Rows:
         here = slice(self.number - sum(sizes), self.number)
         new = self.held[here]
         squares = torch.linalg.vector_norm(new, dim=1, dtype=torch.float32).square_()
-        if len(set(sizes)) == 1:
-            lengths = squares.view(len(sizes), -1).sum(dim=1).sqrt_()
-        else:
-            lengths = torch.stack([part.sum() for part in squares.split(sizes)]).sqrt_()
-        usable = lengths <= LARGEST
-        each = torch.cat([flag.expand(size) for flag, size in zip(usable, sizes, strict=True)])
+        flags, each, start = [], [], 0
+        for size, alike in groupby(sizes):  # runs of batches of the same size
+            end = start + sum(alike)
+            flags.append(squares[start:end].view(-1, size).sum(dim=1) <= LARGEST**2)
+            each.append(flags[-1].repeat_interleave(size))
+            start = end
+        counts = torch.cat(each)
         wide = new.view(torch.int64) if new.shape[1] % 4 == 0 else new  # four numbers at once
-        wide.masked_fill_(~each[:, None], 0)
-        self.counts[here] = each
-        return usable
+        wide.masked_fill_(~counts[:, None], 0)
+        self.counts[here] = counts
+        return torch.cat(flags)
 
     def known(self) -> Tensor:
         return self.held[: self.number]
@@ -112,7 +117,7 @@ class Rows:
         """Σ (y − mean)(y − mean)ᵀ q over the rows that count, for several q between −1 and 1, (…, d, columns).
 
         Arguments:
-            bound: a power of two that no ‖y − mean‖ exceeds.
+            bound: a power of two that neither ‖y − mean‖ nor ‖mean‖ exceeds.
             crossed: for each q whether it is Σ (y − mean)(y′ − mean)ᵀ q instead, where y′ is the other view of y.
         """
         y, joined, scale = self.known(), torch.cat(list(q), dim=1), bound * UNIT
@@ -144,7 +149,7 @@ class Rows:
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Both views of the pairs, a part at a time."""
-        for part in self.pairs().split(AT_ONCE):
+        for part in self.pairs().split(DIFFERENCES):
             yield part[:, 0], part[:, 1]
 
 

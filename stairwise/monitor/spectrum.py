@@ -29,9 +29,8 @@ from stairwise.monitor.digest import (
     whole,
 )
 from stairwise.monitor.frames import Frames
-from stairwise.monitor.kept import Kept
+from stairwise.monitor.kept import Kept, fits
 from stairwise.monitor.products import uses_halves
-from stairwise.monitor.rows import MOST
 from stairwise.monitor.views import check_pair
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ Floats = NDArray[np.float64]
 
 AT_ONCE = 8  # number of batches that are summed together,
 WAITING_BYTES = 64e6  # or fewer, if they take more memory than this
-SAMPLE = 256  # number of the last pairs that are kept for the picture of embeddings
+SAMPLE = 256  # number of pairs of the last batch that are kept for the picture of embeddings
 FEWEST = 4  # a spectrum needs at least this many pairs per dimension,
 ENOUGH = FEWEST * moments.ALL  # but no more than these, since above this size only the leading values are reported
 
@@ -85,10 +84,8 @@ class SpectrumMonitor:
         self.before: dict[str, Tensor] = {}  # sums of the older half of the window
         self.frames = Frames()
         self.kept = Kept()  # rows of z and h, while they are few
-        self.last = 0  # number of pairs at the last reset
-        self.recorded = (
-            False  # whether a graph may update this monitor; it cannot keep rows, since the host counts these
-        )
+        self.since_reset = {"z": 0, "h": 0}  # number of rows
+        self.recorded = False  # whether a graph may update this monitor: it cannot keep rows, which the host counts
         self.bases: dict[str, Tensor] = {}  # bases in which leading eigenvalues are found, by spectrum
         self.waiting: dict[str, list[Tensor]] = {"z": [], "h": []}  # z_a and z_b in columns; rows of h
         self.seen = 0
@@ -181,11 +178,14 @@ class SpectrumMonitor:
             self.frames.arrive(name, device, self.sums, self.before)
             for rows in self.kept.rows.values():
                 rows.to(device)
-            if self._keeps(name, batches, kind):
+            number = batches.shape[0] * batches.shape[1] * (2 if name == "z" else 1)
+            self.since_reset[name] += number
+            halves = kind == "dense" and uses_halves(self.frames.centre(name, batches))
+            if halves and self._forgets() and self.kept.has_room(name, number, self.sums):
                 self.kept.append(name, batches, self.frames, self.sums)
                 return
             if name in self.kept.rows:
-                self.flaws = self.kept.give_up(name, self.frames, self.sums, self.flaws)
+                self._give_up(name)
             streams = self.frames.streams(name, batches, kind)
             squares = {key: torch.linalg.vector_norm(x, dim=1).square_() for key, x in streams.items()}
             finite = self.frames.usable(name, squares, next(iter(streams.values()))[0].numel())
@@ -269,7 +269,7 @@ class SpectrumMonitor:
         """Set all sums to zero, in place, because a captured graph refers to these buffers."""
         self.flush()  # keeps the count of batches right
         with self.aside.work(self._device(), self._held()):
-            self._count_rows()
+            self._sum_up()
             self.frames.turn(self.sums)
             self.frames.recentre(self.sums)
             for value in self.sums.values():
@@ -277,13 +277,14 @@ class SpectrumMonitor:
             self.kept.forget()
         if self.before:
             self.aside.wait()  # before their memory is used again
-        self.before, self.last, self.seen = {}, self.seen or self.last, 0
+        self.before, self.seen = {}, 0
         for name in ("z", "h"):  # the next window may be short enough to keep its rows
             centre, d = self.frames.centres.get(name), self.dimensions(name)
             if centre is None or d is None or name in self.kept.rows or self._layout(name) != "dense":
                 continue
-            if uses_halves(centre) and self._forgets() and 2 * self.last <= MOST:
+            if uses_halves(centre) and self._forgets() and fits(self.since_reset[name]):
                 self.kept.begin(name, d, centre.device, self.sums)
+        self.since_reset = {"z": 0, "h": 0}
 
     def compute(self) -> Spectrum:
         """Compute the spectra of everything accumulated (waits for the device)."""
@@ -303,9 +304,9 @@ class SpectrumMonitor:
         joint = joint and world() > 1
         self.flush()
         with self.aside.work(self._device(), self._held()):
-            if joint or ("z" in self.frames.centres and not uses_halves(self.frames.centres["z"])):
+            if joint or not all(uses_halves(self.frames.centres[name]) for name in self.kept.rows):
                 self.sum_rows()
-            self._count_rows()
+            self._sum_up()
             if joint:
                 self.frames.share(self.sums, self.before)
             elif spent:
@@ -338,7 +339,7 @@ class SpectrumMonitor:
         """Tensors for `load` to continue from."""
         self.flush()
         with self.aside.work(self._device(), self._held()):
-            self._count_rows()
+            self._sum_up()
         self.aside.wait()
         flaws = {} if self.flaws is None else {"flaws": self.flaws, "seen": torch.tensor([self.seen])}
         frames = {"tracked": self.frames.bases, "centres": self.frames.centres, "units": self.frames.units}
@@ -363,6 +364,8 @@ class SpectrumMonitor:
                 del placed[name]
         seen = placed.pop("seen", moments.count(placed["uu"]) if "uu" in placed else torch.tensor(0))  # older: none
         self.sums, self.seen = placed, int(seen)
+        if not self._forgets():
+            self.sum_rows()
 
     def pairs_wanted(self) -> int:
         """Number of pairs that a spectrum needs: four per dimension, but no more than 4096; fewer give mostly noise."""
@@ -400,11 +403,6 @@ class SpectrumMonitor:
         weights = ages(x, keep) * finite
         moments.add(self.sums[name], x, squares, weights, keep ** len(x), basis, unit)
 
-    def _keeps(self, name: str, batches: Tensor, kind: str) -> bool:
-        """Whether batches are kept as rows."""
-        halves = kind == "dense" and uses_halves(self.frames.centre(name, batches))
-        return halves and self._forgets() and self.kept.has_room(name, batches, self.sums)
-
     def _forgets(self) -> bool:
         """Whether all rows are forgotten at once, so that they may be kept."""
         return self.window is None and self.half_life is None and world() == 1 and not self.recorded
@@ -415,8 +413,15 @@ class SpectrumMonitor:
         if self.kept.rows and device is not None:
             with self.aside.work(device, self._held()), moments.plain_products(device):
                 for name in list(self.kept.rows):
-                    self.flaws = self.kept.give_up(name, self.frames, self.sums, self.flaws)
+                    self._give_up(name)
 
-    def _count_rows(self) -> None:
+    def _give_up(self, name: str) -> None:
+        """Sum the rows of z or h that have been kept, and keep them no longer."""
+        self._sum_up()
+        if name == "z":
+            self.sample = torch.cat(list(self.kept.sample(SAMPLE, self.frames)), dim=1)
+        self.flaws = self.kept.give_up(name, self.frames, self.sums, self.flaws)
+
+    def _sum_up(self) -> None:
         """Bring the sums of rows that are kept up to date."""
-        self.flaws = self.kept.count(self.frames, self.sums, self.flaws)
+        self.flaws = self.kept.sum_up(self.frames, self.sums, self.flaws)

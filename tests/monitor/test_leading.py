@@ -29,8 +29,7 @@ def layout(request, monkeypatch):
         monkeypatch.setattr(products, "add_of_halves", _add)
     monkeypatch.setattr(products, "ROWS", 64)
     monkeypatch.setattr(rows, "MOST", 1000)
-    monkeypatch.setattr(spectrum, "MOST", 1000)
-    monkeypatch.setattr(rows, "AT_ONCE", 100)
+    monkeypatch.setattr(rows, "DIFFERENCES", 100)
     monkeypatch.setattr(moments, "ALL", 64)
     monkeypatch.setattr(moments, "AT_ONCE", 128)
     monkeypatch.setattr(moments, "KEPT", 24)
@@ -615,3 +614,148 @@ def test_rows_of_a_checkpoint_become_sums_for_several_processes(layout):
     assert shapes[0] == shapes[1]
     assert all(not value.any() for value in other.sums.values())
     agrees(first.compute(), a, b, rel=1e-3 if layout != "tracked" else 0.02)
+
+
+def test_a_state_without_rows_goes_on(layout):
+    """It was stored after a reset, and is stored or reset again before the next batch."""
+    a, b = embeddings(400)
+    monitor = filled(a, b)
+    monitor.reset()
+    second = sw.SpectrumMonitor()
+    second.load(monitor.state())
+    second.reset()
+    second.load(second.state())
+    for pair in batches(a, b):
+        second.update(*pair)
+    agrees(second.compute(), a, b, rel=1e-3 if layout != "tracked" else 0.05)
+
+
+@pytest.mark.parametrize("options", [{"window": 300}, {"half_life": 1e9}])
+def test_rows_of_a_checkpoint_become_sums_where_old_batches_are_forgotten(layout, options):
+    a, b = embeddings(400)
+    monitor = sw.SpectrumMonitor(**options)
+    monitor.load(filled(a[:200], b[:200]).state())
+    monitor.compute()
+    for pair in batches(a[200:], b[200:]):
+        monitor.update(*pair)
+    agrees(monitor.compute(), a, b, rel=1e-3 if layout != "tracked" else 0.05)
+
+
+def test_the_variance_of_nearly_collapsed_embeddings(layout):
+    """The mean is 100,000 times larger; it does not count as growth."""
+    a, b = (1 + 1e-5 * z for z in embeddings(500, mean=0.0))
+    monitor = sw.SpectrumMonitor()
+    for _ in range(3):
+        monitor.reset()
+        for pair in batches(a, b):
+            monitor.update(*pair)
+        assert monitor.compute().variance == pytest.approx(expected(a, b)["variance"], rel=1e-2)
+
+
+def test_growth_is_noticed_although_the_last_batch_is_not_finite(layout):
+    a, b = embeddings(400)
+    monitor = filled(a, b)
+    for _ in range(3):
+        monitor.reset()
+        for pair in batches(1e6 * a, 1e6 * b):
+            monitor.update(*pair)
+        monitor.update(a[:50] * torch.nan, b[:50])
+    agrees(monitor.compute(), 1e6 * a, 1e6 * b, rel=1e-3 if layout != "tracked" else 0.05)
+
+
+def test_a_mean_that_moves_beside_a_bad_batch(layout):
+    a, b = embeddings(400)
+    monitor = filled(a, b)
+    monitor.reset()
+    for pair in batches(a + 10, b + 10):
+        monitor.update(*pair)
+    monitor.update(a[:50] * torch.nan, b[:50])
+    found = monitor.compute()
+    assert found.samples == 400
+    assert found.covariance[0] == pytest.approx(expected(a, b)["covariance"][0], rel=0.02)
+
+
+def test_a_collapsed_point_that_moves(layout):
+    monitor = sw.SpectrumMonitor()
+    for size in (1e-3, 2e-3, 2e-3):
+        monitor.reset()
+        point = torch.full((100, 300), size)
+        monitor.update(point, point)
+    assert monitor.compute().eigenvalues[0] == pytest.approx(300 * 4e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("steepness", [0.5, 1.15])
+def test_steep_spectra(layout, steepness):
+    """What is left beside the leading modes is rounding; it must not take their place."""
+    if layout == "tracked":
+        pytest.skip("its error is relative to the largest")
+    draw = torch.Generator().manual_seed(0)
+    scale = torch.exp(-steepness * torch.arange(300.0))
+    base = torch.randn(500, 300, generator=draw) * scale
+    a, b = (base + 0.1 * scale * torch.randn(500, 300, generator=draw) for _ in "ab")
+    monitor = filled(a, b)
+    for _ in range(2):
+        monitor.compute()
+    found, values = monitor.compute(), expected(a, b)
+    for name in ("eigenvalues", "covariance"):
+        assert getattr(found, name)[:5] == pytest.approx(values[name][:5], rel=1e-3), name
+
+
+def test_batches_of_any_size(layout):
+    """Also h in other numbers than z; bad batches are left out of both."""
+    a, b = embeddings(430)
+    monitor, sizes = sw.SpectrumMonitor(), [50, 50, 7, 7, 7, 100, 9, 200]
+    for pair in zip(a.split(sizes), b.split(sizes), strict=True):
+        monitor.collect(*pair)
+        monitor.collect_hidden(torch.cat(pair)[:33])
+        monitor.flush()
+    monitor.collect(a[:20] * torch.inf, b[:20])
+    monitor.collect_hidden(a[:20] * torch.nan)
+    found = monitor.compute()
+    agrees(found, a, b, rel=1e-3 if layout != "tracked" else 0.05)
+    assert (found.samples, found.skipped, found.batch) == (430, 1, 54)
+    h = torch.cat([torch.cat(pair)[:33] for pair in zip(a.split(sizes), b.split(sizes), strict=True)])
+    assert found.hidden_variance == pytest.approx(float(h.var(dim=0).sum()), rel=1e-3)
+
+
+def test_the_picture_is_of_the_last_batch(layout):
+    """Also after rows have been summed; not if that batch is bad."""
+    a, b = embeddings(300)
+    pictures = []
+    for again in (False, True):
+        monitor = filled(a * 100, b * 100)
+        monitor.reset()
+        for pair in batches(a, b):
+            monitor.update(*pair)
+        if again:
+            monitor.sum_rows()
+        pictures.append(monitor.compute().leading)
+    assert pictures[0].shape == (2, 50, 2)
+    assert pictures[0] == pytest.approx(pictures[1], rel=1e-2, abs=1e-2)
+    assert abs(pictures[0]).max() < 20
+    monitor.update(a * torch.nan, b)
+    assert monitor.compute().leading is None
+
+
+def test_rows_of_h_beside_small_z_are_summed_on_a_cpu(layout, monkeypatch):
+    a, b = embeddings(200)
+    first, second = sw.SpectrumMonitor(), sw.SpectrumMonitor()
+    first.update(a[:, :4], b[:, :4], a, b)
+    state = first.state()
+    for module in ("products", "frames", "spectrum"):
+        monkeypatch.setattr(f"stairwise.monitor.{module}.uses_halves", lambda x: False)
+    second.load(state)
+    values = np.linalg.eigvalsh(np.cov(torch.cat([a, b]).double().numpy().T))[::-1][:24]
+    assert second.compute().hidden == pytest.approx(values, rel=1e-3 if layout != "tracked" else 0.05)
+
+
+def test_sums_of_other_layouts_cannot_become_exact(layout):
+    """They are relative to a centre; only what comes after them is recorded."""
+    a, b = embeddings(200)
+    monitor = sw.SpectrumMonitor(exact=True)
+    monitor.load(filled(a + 1, b + 1).state())
+    for pair in batches(a, b):
+        monitor.update(*pair)
+    found = monitor.compute()
+    assert found.samples == 200
+    assert found.eigenvalues[:24] == pytest.approx(expected(a, b)["eigenvalues"], rel=1e-5)
