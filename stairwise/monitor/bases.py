@@ -104,9 +104,10 @@ def moved(sums: Tensor, basis: Tensor, to: Tensor) -> Tensor:
 def _orthonormal(products: Tensor, others: Tensor) -> Tensor:
     """Bases of the columns, (matrices, d, columns), almost orthonormal; others for columns that are zero or not finite.
 
-    By Cholesky's factors of the products of columns, which GPUs compute much faster than QR.
+    By Cholesky's factors of the products of columns, which GPUs compute much faster than QR. Overwrites columns in
+    float64, to save memory.
     """
-    columns = _of_unit_length(products)
+    columns = _normalize(products.double())
     overlaps = columns.mT @ columns
     overlaps.diagonal(dim1=1, dim2=2).add_(ROUNDING)
     factors = torch.linalg.cholesky_ex(overlaps).L
@@ -119,7 +120,8 @@ def _representable(columns: Tensor, others: Tensor) -> Tensor:
     """Columns of unit length, as products need them; others for those that are zero or not finite."""
     lengths = torch.linalg.vector_norm(columns, dim=1, keepdim=True)
     usable = (lengths > TINY) & (lengths < torch.inf)
-    return representable(torch.where(usable, (columns / lengths).to(others.dtype), others))
+    scaled = columns.to(others.dtype) / lengths.to(others.dtype)
+    return representable(torch.where(usable, scaled, others))
 
 
 def _without(spans: list[Tensor], columns: Tensor) -> Tensor:
@@ -127,16 +129,16 @@ def _without(spans: list[Tensor], columns: Tensor) -> Tensor:
 
     The bases are almost orthonormal; twice removes nearly all.
     """
-    columns = _of_unit_length(columns)
+    columns = _normalize(columns.to(torch.float64, copy=True))
     for basis in 2 * spans:
         q = basis.double()
         columns.baddbmm_(q, q.mT @ columns, alpha=-1)
     return columns
 
 
-def _of_unit_length(columns: Tensor) -> Tensor:
-    columns = columns.double()
-    return columns / torch.linalg.vector_norm(columns, dim=1, keepdim=True).clamp_(min=TINY)
+def _normalize(columns: Tensor) -> Tensor:
+    """Make all columns one long, in place."""
+    return columns.div_(torch.linalg.vector_norm(columns, dim=1, keepdim=True).clamp_(min=TINY))
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
