@@ -38,6 +38,8 @@ def errors(found, exact):
 
 def all_values(monitor):
     """All eigenvalues by definition, from float64 sums, decomposed on their device."""
+    monitor.flush()
+    monitor.aside.wait()
     U, V = (monitor.sums[name][: -moments.ONES, : -moments.ONES] for name in ("uu", "vv"))
     n, mean = float(moments.count(monitor.sums["uu"])), monitor.sums["uu"][-1, : len(U)]
     mean = mean / (2 * n)
@@ -90,13 +92,9 @@ def main():
     parser.add_argument("--width", type=int, default=32, help="of the ResNet-18")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    comparison, observe = Comparison(options.window), Recorder.observe
-
-    def watched(self, out, gradient, measure):
-        observe(self, out, gradient, False)
-        comparison.step(out.z_a.detach(), out.z_b.detach())
-
-    Recorder.observe, Recorder.observed = watched, lambda self: None
+    comparison = Comparison(options.window)
+    Recorder.keep = lambda self, out: comparison.step(out.z_a.detach(), out.z_b.detach())
+    Recorder.observed = lambda self: None
     recipe = Recipe(
         data=options.data,
         size=32,
@@ -109,7 +107,7 @@ def main():
         lr=1.0,
         steps=options.steps,
         records=1,
-        window=options.batch,
+        window=options.steps * options.batch,
         graph=False,
         probes=[],
     )
