@@ -45,6 +45,12 @@ WARM = 800  # images of a first call, which compiles; enough for tiles of full s
 SIDE = 40  # landmarks are a multiple of the side of these tiles, so that nothing is compiled again
 
 
+NETWORK = {
+    **{"loss": "simclr", "views": "simclr-small-wide", "hidden": [512], "head_norm": False, "head_bias": True},
+    **{"d": 128, "batch": 256, "lr": 0.08},
+}  # settings of the ResNet-18 whose features are used
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Pairs of views, pairs for the convolutional kernel, labelled and test images, dimensions, landmarks or features.
@@ -199,7 +205,7 @@ def of_convolutions(sets, sizes, seconds, device):
 def of_network(sets, images, sizes, device):
     """Lines of the features of a trained network, and seconds of its training."""
     images.offer()
-    recipe = recipe_of("85", 0, False, {"probes": [], "held_out": 0, **dict(sizes.tuned)})
+    recipe = recipe_of("85", 0, False, {"probes": [], "held_out": 0, **dict(sizes.tuned)}, NETWORK)
     if device.type == "cpu":
         recipe = recipe.with_settings({"precision": "float32"})
     side, channels = images.pixels.shape[1], images.pixels.shape[3]
