@@ -43,12 +43,9 @@ VIEWS = "simclr-small"
 MOST_LANDMARKS = 2000  # of the convolutional kernel
 WARM = 800  # images of a first call, which compiles; enough for tiles of full size
 SIDE = 40  # landmarks are a multiple of the side of these tiles, so that nothing is compiled again
-
-
-NETWORK = {
-    **{"loss": "simclr", "views": "simclr-small-wide", "hidden": [512], "head_norm": False, "head_bias": True},
-    **{"d": 128, "batch": 256, "lr": 0.08},
-}  # settings of the ResNet-18 whose features are used
+# settings of the ResNet-18 whose features are used
+NETWORK = {"loss": "simclr", "views": "simclr-small-wide", "hidden": [512], "d": 128, "batch": 256, "lr": 0.08}
+NETWORK |= {"head_norm": False, "head_bias": True}
 
 
 @dataclass(frozen=True)
