@@ -6,7 +6,7 @@ from torch import Tensor
 from stairwise.monitor import rows
 from stairwise.monitor.digest import counted, direction_sums
 from stairwise.monitor.frames import Frames, Sums
-from stairwise.monitor.moments import dense, empty, sums_of
+from stairwise.monitor.moments import empty, set_facts, sums_of
 from stairwise.monitor.rows import Rows
 
 DIRECTIONS = 512  # pairs whose cosines are computed
@@ -82,8 +82,11 @@ class Kept:
     def give_up(self, name: str, frames: Frames, sums: Sums, flaws: Tensor | None) -> Tensor | None:
         """Sum the rows of a stream, and keep them no longer; returns what `sum_up` does."""
         flaws = self.sum_up(frames, sums, flaws)
-        kept = self.rows.pop(name)
-        sums |= {key: dense(sums[key], kept.parts(key)) for key in sums_of(name)}
+        kept, known = self.rows.pop(name), {key: sums[key] for key in sums_of(name)}
+        sums |= {key: empty(len(facts), "dense", facts.device) for key, facts in known.items()}
+        kept.add_moments([sums[key][: len(facts), : len(facts)] for key, facts in known.items()])
+        for key, facts in known.items():
+            set_facts(sums[key], facts)
         return flaws
 
     def forget(self) -> None:

@@ -9,7 +9,7 @@ A stream is u = z_a + z_b, v = z_a − z_b, or h, in float32 relative to a centr
 Σ x and the number of rows are summed as well, in columns next to S.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -108,18 +108,14 @@ def add(
     sums[d:, d:] += number
 
 
-def dense(known: Tensor, parts: Iterable[Tensor]) -> Tensor:
-    """Dense sums of rows that were kept, and of which Σ x², Σ x and the number are known, (d, EXTRA)."""
+def set_facts(sums: Tensor, known: Tensor) -> None:
+    """Complete dense sums by Σ x², Σ x and the number of rows, (d, EXTRA)."""
     d = len(known)
-    sums = empty(d, "dense", known.device)
-    for y in parts:
-        add_square(sums[:d, :d], y if y.is_cuda else y.float())
     squares, total, number = known.T
     sums.diagonal()[:d].copy_(squares)
     sums[:d, d:] = total[:, None]
     sums[d:, :d] = total
     sums[d:, d:] = number[0]
-    return sums
 
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:

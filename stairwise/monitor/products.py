@@ -32,8 +32,13 @@ def add_square(sums: Tensor, x: Tensor, keep: float = 1.0, unit: Tensor | None =
     """
     if unit is not None:
         x = halved(x, unit) if uses_halves(x) else x / unit
+    add_product(sums, x, x, keep)
+
+
+def add_product(sums: Tensor, x: Tensor, y: Tensor, keep: float = 1.0) -> None:
+    """sums ← keep · sums + xᵀy, likewise, for rows that are both in float16 or both not."""
     for start, end in _blocks(sums):
-        into, left, right = sums[start:end, start:], x[:, start:end].T, x[:, start:]
+        into, left, right = sums[start:end, start:], x[:, start:end].T, y[:, start:]
         if x.dtype == torch.float16:
             add_of_halves(into, left, right, keep)
         else:

@@ -5,13 +5,13 @@ less than a matrix of moments. Only on GPUs, in half precision.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from stairwise.monitor.products import LARGEST, UNIT, halved, of_halves
+from stairwise.monitor.products import LARGEST, UNIT, add_product, halved, of_halves
 
 MOST = 26 * 1024  # rows that are kept; 52 batches of 256 pairs
 PARTS = 64  # of rows, whose sums are added in float64
@@ -100,18 +100,27 @@ class Rows:
     def sums_of_pairs(self) -> tuple[Tensor, Tensor]:
         """The same of u = y_a + y_b and of v = y_a − y_b."""
         total_a, total_b = _sum(self.pairs())
-        of_v = sum((_squares(a - b) for a, b in self._parts()), torch.zeros_like(total_a))
+        of_v = torch.zeros_like(total_a)
+        for a, b in self.pairs().transpose(0, 1).split(DIFFERENCES, dim=1):
+            of_v += _squares(a.float() - b)  # in float32, since the trace of C is the difference of both
         of_u = 2 * _squares(self.known()) - of_v
         n = (self.count() / 2).expand_as(total_a)
         u, v = (of_u, total_a + total_b, n), (of_v, total_a - total_b, n)
         return torch.stack(u, dim=1), torch.stack(v, dim=1)
 
-    def parts(self, name: str) -> Iterator[Tensor]:
-        """u ("uu"), v ("vv") or h ("hh"), a part at a time."""
-        if name == "hh":
-            yield self.known()
-        else:
-            yield from (a + b if name == "uu" else a - b for a, b in self._parts())
+    def add_moments(self, into: Sequence[Tensor]) -> None:
+        """Add Σ y yᵀ to one matrix, or Σ u uᵀ and Σ v vᵀ to two, in the blocks on and above the diagonal.
+
+        From products of y, because u and v would be rounded once more.
+        """
+        y = self.known() if self.held.is_cuda else self.known().float()
+        add_product(into[0], y, y)
+        if len(into) == 2:
+            a, b = y.unflatten(0, (-1, 2)).unbind(1)
+            add_product(into[1], a, b)
+            add_product(into[1], b, a)
+            into[0].add_(into[1])
+            into[1].mul_(-2).add_(into[0])
 
     def times(self, q: Tensor, mean: Tensor, bound: Tensor, crossed: Sequence[bool] = (False,)) -> Tensor:
         """Σ (y − mean)(y − mean)ᵀ q over the rows that count, for several q between −1 and 1, (…, d, columns).
@@ -146,11 +155,6 @@ class Rows:
     def count(self) -> Tensor:
         """Number of rows that count."""
         return self.counts[: self.number].sum(dtype=torch.float32)
-
-    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Both views of the pairs, a part at a time."""
-        for part in self.pairs().split(DIFFERENCES):
-            yield part[:, 0], part[:, 1]
 
 
 def _squares(y: Tensor) -> Tensor:
