@@ -744,6 +744,7 @@ def test_rows_of_h_beside_small_z_are_summed_on_a_cpu(layout, monkeypatch):
     state = first.state()
     for module in ("products", "frames", "spectrum"):
         monkeypatch.setattr(f"stairwise.monitor.{module}.uses_halves", lambda x: False)
+    monkeypatch.setattr(rows, "of_halves", None)  # a CPU has no such product
     second.load(state)
     values = np.linalg.eigvalsh(np.cov(torch.cat([a, b]).double().numpy().T))[::-1][:24]
     assert second.compute().hidden == pytest.approx(values, rel=1e-3 if layout != "tracked" else 0.05)
