@@ -2,6 +2,7 @@
 
 import errno
 import math
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from stairwise.checks import InputError
 from stairwise.files import atomic, regular
 
 LARGEST = 4 << 30  # bytes that the arrays of a file may take, unless the caller allows more
+END = 22  # bytes at the end of a .zip file, without its comment
 METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # those of numpy; Python expands others without a bound
 
 
@@ -30,6 +32,7 @@ def load_arrays(source: str | Path, largest: int = LARGEST) -> dict[str, np.ndar
     try:
         with zipfile.ZipFile(regular(source)) as stored:
             members = stored.infolist()
+            _check_number(source, stored)
             _check_size(source, sum(member.file_size for member in members), largest)
             names = [_check_member(stored, member) for member in members]
             if len(set(names)) < len(names):
@@ -48,6 +51,15 @@ def load_arrays(source: str | Path, largest: int = LARGEST) -> dict[str, np.ndar
 def _damaged(source: str | Path, error: Exception) -> InputError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return InputError(str(source), "must be a whole .npz file of numbers or text", reason, "create it again")
+
+
+def _check_number(source: str | Path, stored: zipfile.ZipFile) -> None:
+    """Require as many arrays as the end of the file counts: damage may hide one in the directory entry before it."""
+    with regular(source).open("rb") as stream:
+        stream.seek(-END - len(stored.comment), os.SEEK_END)
+        counted = int.from_bytes(stream.read(END)[10:12], "little")
+    if counted not in (len(stored.infolist()), 0xFFFF):  # a file of more arrays counts them elsewhere
+        raise ValueError(f"{len(stored.infolist())} of {counted} arrays")
 
 
 def _check_size(source: str | Path, size: int, largest: int) -> None:

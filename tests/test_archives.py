@@ -122,3 +122,20 @@ def test_flipped_bits_and_truncations_change_nothing_unnoticed(tmp_path, data):
     same = [name for name in arrays if name in back and np.array_equal(back[name], arrays[name])]
     renamed = set(back) - set(arrays)  # a name has no checksum; who reads it misses it
     assert len(same) + len(renamed) == len(back) == 3
+
+
+def test_no_flipped_bit_of_the_directory_hides_an_array(tmp_path):
+    """One that makes the comment of an entry longer, for instance, so that it holds the next entry."""
+    path = tmp_path / "a.npz"
+    save_arrays(path, {"x": np.arange(40.0), "facts": np.array("{}"), "y": np.eye(3)})
+    content = path.read_bytes()
+    refused = 0
+    for at in range(8 * content.index(b"PK\x01\x02"), 8 * len(content)):
+        damaged = bytearray(content)
+        damaged[at // 8] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        try:
+            assert len(load_arrays(path)) == 3
+        except InputError:
+            refused += 1
+    assert refused > 100
