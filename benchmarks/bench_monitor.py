@@ -13,7 +13,8 @@ every 50 steps.
 Both alternate every ten steps, on a GPU every fifty. Memory is the most that a monitor alone takes while it sums
 embeddings in float32 and makes two records: sums, bases, embeddings that wait, and all that is needed for a moment, on
 any stream. (The difference of the peaks of both loops would leave out what is taken between two steps.) Then come the
-seconds from the last step to the last record. The last line is JSON with the cost relative to the step time.
+seconds from the last step to the last record. The last line is JSON with the cost relative to the step time. ± is the
+standard error over turns.
 """
 
 import argparse
@@ -58,13 +59,17 @@ def seconds_per_step(step, steps, device):
 
 
 def in_turns(plain, watched, steps, rounds, device):
-    """Seconds per step without and with the monitor, and its relative cost. Turns are short, because speed drifts."""
+    """Seconds per step without and with the monitor, its relative cost, and the standard error of that.
+
+    Turns are short, because speed drifts.
+    """
     warm, turn = 3 * EVERY // 2 if device.type == "cuda" else min(steps, EVERY), TURN[device.type]
     for step, steps in ((plain, 10), (watched, warm)):
         seconds_per_step(step, steps, device)
     turns = [[seconds_per_step(step, turn, device) for step in (plain, watched)] for _ in range(rounds * steps // turn)]
     alone, with_it = np.mean(turns, axis=0)
-    return alone, with_it, with_it / alone - 1
+    error = np.std([after / before for before, after in turns], ddof=1) / len(turns) ** 0.5 if turns[1:] else np.nan
+    return alone, with_it, with_it / alone - 1, error
 
 
 class Loop:
@@ -147,10 +152,10 @@ def measured(device, d, options):
         if device.type == "cuda" and options.only != "hooks":
             pairs["graph"] = recorded(device, b, size, d, batch)
         for name, (plain, watched) in pairs.items():
-            alone, with_it, cost = in_turns(plain, watched, options.steps, options.rounds, device)
+            alone, with_it, cost, error = in_turns(plain, watched, options.steps, options.rounds, device)
             print(
                 f"{name:<8} d = {d:<6} {1e3 * alone:8.2f} ms per step, watched {1e3 * with_it:8.2f} ms: "
-                f"{100 * cost:+.2f} %",
+                f"{100 * cost:+.2f} ± {100 * error:.2f} %",
                 flush=True,
             )
             summary[f"{name}_cost"] = round(cost, 5)

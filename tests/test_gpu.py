@@ -39,8 +39,11 @@ TINY = Recipe(
 )
 
 
-def test_fused_norms_equal_those_of_torch():
+def test_fused_norms_equal_those_of_torch(monkeypatch):
     pytest.importorskip("triton")
+    # products in TF32 are rounded to 1e-3, and ReLUs that switch multiply this: one draw of ten differed by 5 %
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
     from benchmarks import fused_norms
     from stairwise.nets.resnet import resnet18
 
