@@ -18,7 +18,7 @@ from benchmarks.race.entrants import LOSSES, METHODS, RACED
 from benchmarks.race.images import RaceImages, named_images, read_images
 from benchmarks.race.jobs import MUON_COST, OVERHEAD, STEPS_PER_SECOND, run_here, run_jobs, run_teams, seconds_of
 from benchmarks.race.left import queue
-from benchmarks.race.plan import Race, Rules
+from benchmarks.race.plan import STAGES, Race, Rules
 from benchmarks.race.store import Store
 
 STORE = Path("docs/results/race.jsonl")
@@ -44,20 +44,17 @@ def main() -> None:
     deadline = time.monotonic() + 60 * options.minutes
     images = _images(options)
     rules = replace(rules, data=_name(images, options.data))
-    if options.queue:
-        for part, own in queue(rules, images.elsewhere is not None):
-            print(part.name, flush=True)
-            run_here(own, store, images, deadline, list(part.stages), options.device)
-        return
-    if options.team > 1:
-        if not run_teams(rules, store, images, deadline, options.stages, options.device, options.team):
+    parts = [own for _, own in queue(rules, images.elsewhere is not None)] if options.queue else [rules]
+    if options.team > 1 and not options.queue:
+        if not run_teams(rules, store, images, deadline, options.device, options.team):
             raise SystemExit(3)
     elif options.jobs == 1:
-        run_here(rules, store, images, deadline, options.stages, options.device)
+        run_here(parts, store, images, deadline, options.device)
     else:
-        run_jobs(rules, store, images, deadline, options.stages, options.device, options.jobs)
-    left = Race(rules, store.results()).pending()
-    print(f"{len(store.results())} results in {store.path}; {len(left)} runs can be started next", flush=True)
+        run_jobs(parts, store, images, deadline, options.device, options.jobs)
+    results = store.results()
+    left = {run for own in parts for run in Race(own, results).pending()}
+    print(f"{len(results)} results in {store.path}; {len(left)} runs can be started next", flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -82,7 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--start", default="standard", choices=("standard", "small"), help="scale of the initial weights"
     )
-    parser.add_argument("--stages", nargs="+", default=["tune", "long", "final", "clock"], help="run only these")
+    parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES, help="run only these")
     parser.add_argument("--length", type=int, default=Rules.length, help="L, steps of a baseline")
     parser.add_argument("--trial", type=int, default=0, help="steps of a trial; default 2 L/9")
     parser.add_argument("--seeds", type=int, default=5)
@@ -101,6 +98,7 @@ def _rules(options: argparse.Namespace) -> Rules:
         methods=tuple(options.methods),
         start=options.start,
         changes=TINY if options.tiny else {},
+        stages=tuple(options.stages),
     )
 
 
@@ -156,7 +154,7 @@ def _plan_of_queue(rules: Rules, store: Store) -> str:
     """Parts of the queue: runs that can start now, and minutes; runs that depend on these are not counted."""
     results, lines = store.results(), []
     for part, own in queue(rules, transfer=True):
-        pending = [run for run in Race(own, results).pending() if run.stage in part.stages]
+        pending = Race(own, results).pending()
         minutes = sum(seconds_of(run, results) for run in pending) / 60
         lines.append(f"{part.name:<36}{len(pending):>4} runs can start now, {minutes:>5.1f} min")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ import queue
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +32,13 @@ def seconds_of(run: RaceRun, results: dict[str, Result]) -> float:
     return OVERHEAD + run.steps * per_step
 
 
-def _next(rules: Rules, store: Store, deadline: float, stages: list[str], busy: set[RaceRun]) -> RaceRun | None:
+def _next(parts: Sequence[Rules], store: Store, deadline: float, busy: set[RaceRun]) -> RaceRun | None:
+    """The first pending run that fits into the time, of the first part that has one."""
     results = store.results()
-    for run in Race(rules, results).pending():
-        if run.stage in stages and run not in busy and time.monotonic() + seconds_of(run, results) < deadline:
-            return run
+    for rules in parts:
+        for run in Race(rules, results).pending():
+            if run not in busy and time.monotonic() + seconds_of(run, results) < deadline:
+                return run
     return None
 
 
@@ -56,27 +59,26 @@ def _timed(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: boo
     return result
 
 
-def run_here(rules: Rules, store: Store, images: RaceImages, deadline: float, stages: list[str], device: str) -> None:
+def run_here(parts: Sequence[Rules], store: Store, images: RaceImages, deadline: float, device: str) -> None:
+    """One run after the other; of several races, all with the same changes to their recipes, the first comes first."""
     failed: set[RaceRun] = set()
     gc.freeze()  # what is loaded by now stays, and need not be searched for garbage after every run
-    while run := _next(rules, store, deadline, stages, failed):
-        result = _timed(run, images, rules.changes, True, device)
+    while run := _next(parts, store, deadline, failed):
+        result = _timed(run, images, parts[0].changes, True, device)
         if result is None:
             failed.add(run)
         else:
             store.add(result)
 
 
-def run_teams(
-    rules: Rules, store: Store, images: RaceImages, deadline: float, stages: list[str], device: str, most: int
-) -> bool:
+def run_teams(rules: Rules, store: Store, images: RaceImages, deadline: float, device: str, most: int) -> bool:
     """Runs of equal length at once, recorded in one graph; False if that failed. Clocks need the machine alone."""
     from benchmarks.race.team import race_together, teams
 
     slowest = 1.0  # of the estimates so far
     while True:
         results = store.results()
-        left = [r for r in Race(rules, results).pending() if r.stage in stages and r.stage != "clock"]
+        left = [r for r in Race(rules, results).pending() if r.stage != "clock"]
         fitting = [r for r in left if time.monotonic() + slowest * seconds_of(r, {}) < deadline]
         if not fitting:
             return True
@@ -105,25 +107,23 @@ def _work(stored: list[Path], name: str, changes: dict[str, Any], device: str, o
         done.put((run, _timed(run, images, changes, False, device)))
 
 
-def run_jobs(
-    rules: Rules, store: Store, images: RaceImages, deadline: float, stages: list[str], device: str, jobs: int
-) -> None:
-    """Keep several processes busy; each new run is chosen with all results so far. Clocks need the machine alone."""
-    stages = [stage for stage in stages if stage != "clock"]
+def run_jobs(parts: Sequence[Rules], store: Store, images: RaceImages, deadline: float, device: str, jobs: int) -> None:
+    """As `run_here`, with several processes that are kept busy. Clocks need the machine alone and are left out."""
+    parts = [replace(rules, stages=tuple(s for s in rules.stages if s != "clock")) for rules in parts]
     context = multiprocessing.get_context("spawn")
     orders, done = context.Queue(), context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         stored = [images.save(Path(folder) / "images.npz")]
         if images.elsewhere is not None:
             stored.append(images.elsewhere.save(Path(folder) / "elsewhere.npz"))
-        arguments = (stored, images.name, rules.changes, device, orders, done)
+        arguments = (stored, images.name, parts[0].changes, device, orders, done)
         workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(jobs)]
         for worker in workers:
             worker.start()
         busy: set[RaceRun] = set()
         failed: set[RaceRun] = set()
         while all(worker.is_alive() for worker in workers):
-            while len(busy) < jobs and (run := _next(rules, store, deadline, stages, busy | failed)):
+            while len(busy) < jobs and (run := _next(parts, store, deadline, busy | failed)):
                 busy.add(run)
                 orders.put(run)
             if not busy:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.race --queue --plan              what is pending, and how long it may take
     python -m benchmarks.race --queue --minutes 5         run what comes first
+    python -m benchmarks.race --queue --jobs 4            in several processes, which then leave out the clocks
 
 Each part is a race of its own, with its own rules; results merge by key with all others.
 """
@@ -19,27 +20,26 @@ LONG = 4  # times as many steps as in the race
 
 @dataclass(frozen=True)
 class Part:
-    """`changes` to the rules of the race, and the stages to run; `transfer`: needs images of another dataset."""
+    """`changes` to the rules of the race; `transfer`: needs images of another dataset."""
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
-    stages: tuple[str, ...] = ("tune", "long", "final", "clock")
     transfer: bool = False
 
 
-TRIALS = ("tune",)
+TRIALS: dict[str, Any] = {"stages": ("tune",)}
 SMALL = {"start": "small"}
 QUEUE = (
-    Part("S2 to S7, standard start", {"losses": APPENDIX, "methods": ("sgd",)}, TRIALS),
-    Part("S1, standard start", {"losses": ("plain",), "methods": ("precondition",)}, TRIALS),
-    Part("S2 to S7, small start", {"losses": APPENDIX, "methods": ("sgd",)} | SMALL, TRIALS),
-    Part("S1, small start", {"losses": ("plain",), "methods": ("precondition",)} | SMALL, TRIALS),
+    Part("S2 to S7, standard start", {"losses": APPENDIX, "methods": ("sgd",)} | TRIALS),
+    Part("S1, standard start", {"losses": ("plain",), "methods": ("precondition",)} | TRIALS),
+    Part("S2 to S7, small start", {"losses": APPENDIX, "methods": ("sgd",)} | SMALL | TRIALS),
+    Part("S1, small start", {"losses": ("plain",), "methods": ("precondition",)} | SMALL | TRIALS),
     Part("FroSSL, LARS and Muon, three seeds", {"losses": ("frossl",), "methods": ("lars", "muon"), "seeds": 3}),
     Part("four views", {"losses": RACED, "methods": ("lars, 4 views", "muon, 4 views"), "seeds": 1}),
     Part("precondition", {"losses": RACED, "methods": ("precondition",), "seeds": 1}),
     Part("small start", {"methods": ("lars", "muon"), "seeds": 1} | SMALL),
-    Part("transfer: two more seeds", {"methods": ("lars", "muon"), "seeds": 7}, ("final",), transfer=True),
     Part("long training", {"losses": ("vicreg",), "methods": ("lars", "muon"), "seeds": 1, "length": LONG * 2700}),
+    Part("transfer: two more seeds", {"methods": ("lars", "muon"), "seeds": 7, "stages": ("final",)}, transfer=True),
 )
 
 

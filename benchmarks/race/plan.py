@@ -27,11 +27,13 @@ FIRST, THEN = (3, 2), (4, 1)  # Muon's lengths are L divided by these
 EXTENSIONS = 2
 KEPT, SAME, KEPT_MUON = 3, 2, 2  # trials that are repeated with more steps, and how many of them may be of one method
 MUON = "muon"
+STAGES = ("tune", "long", "final", "clock")
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The size of a race: L, the steps of a trial, the seeds, and settings that differ from the recipes."""
+    """The size of a race: L, the steps of a trial, the seeds, and settings that differ from the recipes; only runs of
+    these stages are made."""
 
     length: int = 2700
     trial: int = 600
@@ -41,6 +43,7 @@ class Rules:
     methods: tuple[str, ...] = (*BASELINES, MUON)
     start: str = "standard"
     changes: dict[str, Any] = field(default_factory=dict)
+    stages: tuple[str, ...] = STAGES
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -76,7 +79,7 @@ class Race:
 
     def pending(self) -> list[RaceRun]:
         """All runs that can be started now and have no result, the most important first."""
-        return [run for run in self.wanted() if self.result(run) is None]
+        return [run for run in self.wanted() if run.stage in self.rules.stages and self.result(run) is None]
 
     def wanted(self) -> Iterator[RaceRun]:
         """All runs that the results so far ask for, the most important first."""
