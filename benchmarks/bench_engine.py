@@ -1,9 +1,9 @@
-"""What does a step on images of 32 px wait for, and which changes to the engine make it faster?
+"""What does a step on small images wait for, and which changes to the engine make it faster?
 
-    python benchmarks/bench_engine.py [--quick] [--seconds 3] [--only base compile …] [--out FILE.json]
+    python benchmarks/bench_engine.py [--quick] [--seconds 3] [--only base compile …] [--large] [--out FILE.json]
 
-ResNet-18 with the small stem, 32 px, SimCLR, bf16, random smooth images. Rates are views per second (two per image),
-medians of five parts, after ten steps.
+ResNet-18 with the small stem, 32 px, or ResNet-50, 96 px (`--large`); SimCLR, bf16, random smooth images. Rates are
+views per second (two per image), medians of five parts, after ten steps.
 
   step     loss, backward and optimizer on fixed views
   run      the same with new views for every step, as in `stairwise train`
@@ -44,8 +44,11 @@ from stairwise.training.recipe import Recipe
 
 PARTS, WARM, JOBS = 5, 10, 3
 JOINT = {"loss": "vicreg", "hidden": [1024], "d": 512}
+SMALL: dict[str, Any] = {"views": "simclr-small", "encoder_options": {"stem": "small"}}
+LARGE: dict[str, Any] = {"views": "simclr", "encoder": "resnet50", "size": 96}
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
+    "fused": {"encoder": "benchmarks.fused_norms:{encoder}"},
     "lars": {"optimizer": "lars"},
     "adamw": {"optimizer": "adamw"},
     "muon": {"optimizer": "muon", "momentum": 0.95},
@@ -193,10 +196,11 @@ def multi_process_service(folder: str) -> Iterator[dict[str, str] | None]:
         subprocess.run([program], input="quit\n", text=True, env=environment, check=False, timeout=30)
 
 
-def jobs_rate(count: int, seconds: float, environment: dict[str, str] | None) -> float:
+def jobs_rate(count: int, seconds: float, environment: dict[str, str] | None, large: bool) -> float:
     """Sum of the rates of several processes that train at once; they start measuring at an agreed time."""
     at = perf_counter() + 25  # CLOCK_MONOTONIC, the same in all processes
     command = [sys.executable, "-m", "benchmarks.bench_engine", "--job-at", str(at), "--seconds", str(seconds)]
+    command += ["--large"] if large else []
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     return sum(float(job.communicate(timeout=120)[0].splitlines()[-1]) for job in running)
 
@@ -232,6 +236,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=[*VARIANTS, "kernels", "ahead", "team", "jobs"], help="measure only these"
     )
+    parser.add_argument("--large", action="store_true", help="ResNet-50 and 96 px instead of ResNet-18 and 32 px")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--job-at", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -239,18 +244,14 @@ def main() -> None:
     torch.backends.cudnn.benchmark = device.type == "cuda"
     with tempfile.TemporaryDirectory() as folder:
         stored = Path(folder) / "images.npy"
-        np.save(stored, smooth_images(4096, 32))
+        np.save(stored, smooth_images(4096, 96 if options.large else 32))
         recipe = Recipe(
-            **{
-                "data": f"array:{stored}",
-                "views": "simclr-small",
-                "encoder_options": {"stem": "small"},
-                "steps": 10**6,
-            },
+            **{"data": f"array:{stored}", "steps": 10**6},
+            **(LARGE if options.large else SMALL),
             **{"loss": "simclr", "hidden": [512], "d": 128, "batch": 256, "lr": 1e-4, "records": 1},
         )
         if options.quick:
-            recipe = replace(recipe, encoder_options={"stem": "small", "width": 4}, batch=32)
+            recipe = replace(recipe, encoder_options=recipe.encoder_options | {"width": 4}, batch=32)
         if options.job_at:
             print(job(recipe, device, options.job_at, options.seconds))
             return
@@ -283,6 +284,8 @@ def everything(recipe: Recipe, device: torch.device, options: argparse.Namespace
     def variants(compiled: bool) -> None:
         for name in (n for n in VARIANTS if n in wanted and n.startswith("compile") == compiled):
             changes = VARIANTS[name] | ({"batch": 64} if options.quick and "batch" in VARIANTS[name] else {})
+            if "encoder" in changes:
+                changes["encoder"] = changes["encoder"].format(encoder=recipe.encoder)
             attempt(name, lambda c=changes: measure(replace(recipe, **c), device, options.seconds))
 
     variants(compiled=False)
@@ -295,10 +298,10 @@ def everything(recipe: Recipe, device: torch.device, options: argparse.Namespace
             attempt(f"kernels of {name}", lambda r=trained: kernels(step_call(make(r, device))))
         attempt("kernels of views", lambda: kernels(views_call(make(recipe, device))))
     if "jobs" in wanted:
-        attempt(f"{JOBS} jobs", lambda: jobs_rate(JOBS, options.seconds, None))
+        attempt(f"{JOBS} jobs", lambda: jobs_rate(JOBS, options.seconds, None, options.large))
         with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as environment:
             if environment:
-                attempt(f"{JOBS} jobs, service", lambda: jobs_rate(JOBS, options.seconds, environment))
+                attempt(f"{JOBS} jobs, service", lambda: jobs_rate(JOBS, options.seconds, environment, options.large))
     if "team" in wanted:
         for count in (3, 5):
             attempt(f"{count} runs in one graph", lambda n=count: team_rate(recipe, device, n, options.seconds))

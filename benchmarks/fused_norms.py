@@ -1,9 +1,9 @@
-"""ResNet-18 whose batch norms are computed together with what follows them, the sum with the shortcut and the ReLU.
+"""ResNets whose batch norms are computed together with what follows them, the sum with the shortcut and the ReLU.
 
 An experiment: torch's batch norm of bf16 images in channels-last order takes four kernels of its own and is half of a
 step at 32 px. Here a norm, the sum and the ReLU read and write their tensors eight times instead of thirteen, in
 kernels that triton compiles in seconds. `encoder = "benchmarks.fused_norms:resnet18"` uses them in a recipe; parameters
-and their names are those of `resnet18`. On a CPU and in evaluation mode the modules compute as torch does.
+and their names are those of the package's networks. On a CPU and in evaluation mode the modules compute as torch does.
 
 `TRITON_INTERPRET=1` runs the kernels on a CPU, to test them. benchmarks/bench_norms.py measures them.
 """
@@ -199,18 +199,37 @@ def _block(self: resnet.BasicBlock, x: Tensor) -> Tensor:
     return out
 
 
+def _bottleneck(self: resnet.Bottleneck, x: Tensor) -> Tensor:
+    out = self.bn2(self.conv2(self.bn1(self.conv1(x), relu=True)), relu=True)
+    out = self.bn3(self.conv3(out), x if self.downsample is None else self.downsample(x), relu=True)
+    assert isinstance(out, Tensor)
+    return out
+
+
 def _network(self: resnet.ResNet, x: Tensor) -> Tensor:
     x = self.maxpool(self.bn1(self.conv1(x), relu=True))
     return self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean(dim=(2, 3))
 
 
+FORWARD: dict[type[nn.Module], Any] = {
+    **{nn.BatchNorm2d: fused, resnet.BasicBlock: _block},
+    **{resnet.Bottleneck: _bottleneck, resnet.ResNet: _network},
+}
+
+
 def resnet18(stem: str = "large", width: int = 64, channels: int = 3) -> resnet.ResNet:
-    """The package's ResNet-18 with other ways to compute; modules stay of their types, which training looks at."""
-    net: Any = resnet.resnet18(stem, width, channels)
+    """The package's ResNet-18 with fused norms."""
+    return _with_fused_norms(resnet.resnet18(stem, width, channels))
+
+
+def resnet50(stem: str = "large", width: int = 64, channels: int = 3) -> resnet.ResNet:
+    """The package's ResNet-50 with fused norms."""
+    return _with_fused_norms(resnet.resnet50(stem, width, channels))
+
+
+def _with_fused_norms(net: resnet.ResNet) -> resnet.ResNet:
+    """The same network with other ways to compute; modules stay of their types, which training looks at."""
     for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.forward = MethodType(fused, module)
-        if isinstance(module, resnet.BasicBlock):
-            module.forward = MethodType(_block, module)
-    net.forward = MethodType(_network, net)
+        if type(module) in FORWARD:
+            module.forward = MethodType(FORWARD[type(module)], module)  # type: ignore[method-assign]
     return net

@@ -39,15 +39,16 @@ TINY = Recipe(
 )
 
 
-def test_fused_norms_equal_those_of_torch(monkeypatch):
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_fused_norms_equal_those_of_torch(name, monkeypatch):
     pytest.importorskip("triton")
     # products in TF32 are rounded to 1e-3, and ReLUs that switch multiply this: one draw of ten differed by 5 %
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     from benchmarks import fused_norms
-    from stairwise.nets.resnet import resnet18
+    from stairwise.nets import resnet
 
-    plain, fused = resnet18("small", 16).cuda(), fused_norms.resnet18("small", 16).cuda()
+    plain, fused = (getattr(module, name)("small", 16).cuda() for module in (resnet, fused_norms))
     with torch.no_grad():
         for p in plain.parameters():
             p.add_(0.1 * torch.randn_like(p))
