@@ -1,6 +1,7 @@
 """What only a GPU can show: recorded steps, half-precision views, resuming there. Skipped where there is none."""
 
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -53,12 +54,15 @@ def test_fused_norms_equal_those_of_torch(name, monkeypatch):
         for p in plain.parameters():
             p.add_(0.1 * torch.randn_like(p))
     fused.load_state_dict(plain.state_dict())
+    exact = deepcopy(plain).double()
     x = torch.randn(32, 3, 20, 20, device="cuda").contiguous(memory_format=torch.channels_last)
-    for net in (plain, fused):
-        h = net.train()(x)
+    for net in (exact, plain, fused):
+        h = net.train()(x.double() if net is exact else x)
         (h * torch.linspace(0, 1, h.numel(), device="cuda").view_as(h)).sum().backward()
-    for p, q in zip(plain.parameters(), fused.parameters(), strict=True):
-        assert (p.grad - q.grad).norm() <= 1e-2 * p.grad.norm()
+    for parameters in zip(*(net.parameters() for net in (exact, plain, fused)), strict=True):
+        truth, *found = (p.grad.double() for p in parameters)
+        theirs, ours = ((g - truth).norm() / truth.norm() for g in found)
+        assert ours <= 5 * theirs + 1e-2  # a few ReLUs more that switch
     for p, q in zip(plain.buffers(), fused.buffers(), strict=True):
         assert torch.allclose(p, q, rtol=1e-2, atol=1e-3)
     assert torch.allclose(plain.eval()(x), fused.eval()(x), rtol=1e-2, atol=1e-2)

@@ -15,6 +15,7 @@ Bases = dict[str, Tensor]
 Product = Callable[[Tensor, bool], Tensor]
 
 BLOCK, BLOCKS = 256, 3  # columns and number of blocks in which the leading eigenvalues of a dense matrix are found
+LARGE, NARROW = 4096, 192  # above so many dimensions blocks have fewer columns, because time counts
 PASSES, COLD = 1, 3  # products with the matrix before the first block, with the basis of the last record and without
 FRESH = 16  # columns that start anew in every record, from random numbers that are always the same
 ROUNDING = 1e-10  # of squared lengths of columns; makes those that depend on others harmless
@@ -66,7 +67,7 @@ def _starts(known: list[Tensor | None], like: Tensor) -> Tensor:
 
     Modes of which they know nothing come in through the last columns.
     """
-    columns = min(BLOCK, len(like) // 2)
+    columns = min(BLOCK if len(like) <= LARGE else NARROW, len(like) // 2)
     fresh, keep = random_basis(len(like), columns, like.device).to(like.dtype), columns - FRESH
     kept = (fresh[:, :keep] if basis is None else basis.to(like.device)[:, :keep].nan_to_num(0.0) for basis in known)
     return representable(torch.stack([torch.cat([basis, fresh[:, keep:]], dim=1) for basis in kept]))

@@ -58,3 +58,23 @@ def test_large_representations_take_few_places(monkeypatch):
     shelf = recorder.Shelf(CPU)
     shelf.put(z=(torch.zeros(2, 1), torch.zeros(2, 1)), h=(torch.zeros(2, 30), torch.zeros(2, 30)))  # 480 bytes of h
     assert {name: len(rows) for name, rows in shelf.rows.items()} == {"z": 4, "h": 4}  # two per half
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("d", [3, 4, 8])
+@pytest.mark.parametrize("odd", ["", "transposed", "shifted"])
+def test_a_shelf_holds_what_was_put_there(dtype, d, odd):
+    """Rows of whole words are copied by words, all others number by number; both are the same to the bit."""
+    shelf, batches = recorder.Shelf(CPU), []
+    for i in range(3):
+        numbers = torch.randn(2, 5, d, generator=torch.Generator().manual_seed(i)).to(dtype)
+        numbers[0, 0, 0] = torch.nan
+        if odd == "transposed":
+            numbers = numbers.transpose(1, 2).contiguous().transpose(1, 2)
+        elif odd == "shifted":  # where no word begins
+            numbers = torch.cat([torch.zeros(1, dtype=dtype), numbers.flatten()])[1:].view_as(numbers)
+        batches.append(numbers)
+        shelf.put(z=(numbers[0], numbers[1]))
+        shelf.filled += 1
+    expected = torch.stack([torch.cat([a, b], dim=1) for a, b in batches])
+    torch.testing.assert_close(shelf.held()["z"], expected, rtol=0, atol=0, equal_nan=True)
