@@ -184,10 +184,10 @@ def search_table(runs: dict[str, Result]) -> str:
 
 
 def parts_table(runs: dict[str, Result]) -> str:
-    """Milliseconds per step of the last run of each goal and engine."""
+    """Milliseconds per step of the last seed of each goal and engine."""
     rows = {
         (r["goal"], how): [f"{100 * r['wanted']:.0f} %", how, *(r["parts_ms"].get(name, "") for name in _PARTS)]
-        for r in runs.values()
+        for r in sorted(runs.values(), key=lambda r: r.get("seed", 0))
         if not r["held_out"] and "parts_ms" in r
         for how in [_how(r)]
     }
@@ -285,14 +285,14 @@ def baselines_note(results: dict[str, Result], data: str) -> str:
 def tables(folder: Path = RESULTS) -> dict[str, str]:
     """All tables of the page by name."""
     results, runs = (Store(folder / name).results() for name in ("race.jsonl", "speedrun.jsonl"))
-    stored = folder / "engine.json"
-    engine = json.loads(stored.read_text()) if stored.is_file() else {}
+    files = (folder / name for name in ("engine.json", "engine_large.json"))
+    engine, large = (json.loads(stored.read_text()) if stored.is_file() else {} for stored in files)
     data = dataset(results)
     return {
         **{"verdict": verdict_table(results, data), "baselines": baselines_note(results, data)},
         **{"finals": finals_table(results, data), "trials": trials_table(results, data)},
         **{"speedrun": speedrun_table(runs), "parts": parts_table(runs), "search": search_table(runs)},
-        **{"engine": engine_table(engine), "kernels": kernels_table(engine)},
+        **{"engine": engine_table(engine), "kernels": kernels_table(engine), "large": engine_table(large)},
         "figure": f"![{ALT}](speed.png)" if draw(results, data) is not None else "",
         **{"small": finals_table(results, data, "small"), "lost": lost_table(results, data)},
         "appendix": appendix_table(results, data),
