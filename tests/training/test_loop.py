@@ -331,7 +331,7 @@ def test_rounding_errors_do_not_depend_on_where_a_run_was_stopped(tmp_path):
 @pytest.mark.slow
 def test_kill_9_at_random_moments(tmp_path):
     settings = {"steps": 60, "records": 20, "data": "digits", "encoder_options.channels": 1, "encoder_options.width": 8}
-    settings |= {"window": 64, "batch": 64}
+    settings |= {"window": 64, "batch": 64, "alpha": 0.1}
     arguments = [a for k, v in settings.items() for a in ("--set", f"{k}={v}")]
     command = [sys.executable, "-m", "stairwise", "train", "photos-bt", *arguments, "--device", "cpu"]
     command += ["--checkpoint-minutes", "0.003", "--out"]
@@ -854,7 +854,8 @@ def test_command_line(tmp_path):
     assert done.returncode == 2
     assert "key is unknown (got 'lrate')" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    quick = ["photos-bt", "--set", "steps=4", "--set", "window=128", "--set", "records=2", "--out", tmp_path / "run"]
+    settings = {"steps": 4, "window": 128, "records": 2, "alpha": 0.1}  # to find alpha takes longer than the rest
+    quick = ["photos-bt", *(a for k, v in settings.items() for a in ("--set", f"{k}={v}")), "--out", tmp_path / "run"]
     done = alone("train", *quick, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 4
