@@ -111,7 +111,7 @@ def judged(
     if stride > 1:
         note = noted("one in", stride=stride)
         advice = replace(advice, evidence=(*advice.evidence, note))
-    if ahead is None or not len(ahead.times) or clock is None or advice.state not in FORESEEN:
+    if ahead is None or not len(ahead.times) or clock is None or advice.complete or advice.state not in FORESEEN:
         return advice, None
     step = float(clock.steps(ahead.times.min()))
     return advice, round(step) if np.isfinite(step) else None

@@ -18,7 +18,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from stairwise.monitor.spectrum import SpectrumMonitor
 
 PATIENCE = 10  # number of updates without any view before a warning
+STILL = 500  # number of batches without any update before a warning
+PAIRED, ALIKE, CLOSE = 4, 0.02, 0.9  # first records of joined views, and cosines by which paired rows seem unrelated
+HIDDEN_CALLS = "attach before torch.compile, and checkpoint activations with use_reentrant=False"
 
 _alive: set["Attachment"] = set()  # open attachments, so that the user need not keep a reference
 
@@ -73,7 +76,8 @@ class Attachment:
         names = {id(module): name for name, module in modules.projectors.items()}
         source = EITHER if modules.automatic else PROJECTOR if names else LOSS if modules.loss is not None else BY_HAND
         self.finder = PairFinder(source, names, views, joined, modules.lines, self._take, self.tell, self._decided)
-        self.taken, self.updates = 0, 0
+        self.taken, self.updates, self.since_update = 0, 0, 0
+        self.compared = False  # whether rows that are paired were found to be alike, or not
         self.counts_updates = hasattr(optimizer, "register_step_post_hook")
         self.optimizer = None if self.counts_updates else optimizer  # kept only if needed, because it holds the model
         warn_if_compiled(modules.all(), self.tell)
@@ -224,7 +228,7 @@ class Attachment:
         self.finder.before_update()
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
-        self.updates += 1
+        self.updates, self.since_update = self.updates + 1, 0
         self._carefully(self.finder.after_update)
         if self.updates == PATIENCE:
             self._say_what_is_missing("seen so far")
@@ -236,9 +240,28 @@ class Attachment:
         self.monitor.collect(z_a, z_b)
         self.taken += 1
         self.recorder.took()
+        self.since_update += 1
+        if self.since_update == STILL and self.counts_updates:
+            self.tell(
+                f"the optimizer that was attached made no update in {STILL} batches, so nothing is recorded: attach "
+                "the one whose step() is called (of SAM the base_optimizer), or leave optimizer= out"
+            )
+        if self.finder.joined and not self.compared and len(self.records) >= PAIRED:
+            self._compare_pairs()
         window = self.monitor.window
         if self.taken == 1 and window is not None and window < self.monitor.pairs_wanted():
             self.tell(f"a window of {window} pairs is short for {z_a.shape[1]} dimensions: use at least 4 d")
+
+    def _compare_pairs(self) -> None:
+        """Warn if the rows that are paired are no more alike than any others."""
+        self.compared = True
+        cosines = [(r.positive, r.negative) for r in self.records[1:PAIRED]]
+        if all(a is not None and b is not None and a - b < ALIKE and b < CLOSE for a, b in cosines):
+            self.tell(
+                "joined=True pairs the first half of a batch with the second, but these are no more alike than "
+                "embeddings of different samples: if views are interleaved, give the projector and "
+                "views=lambda z: (z[0::2], z[1::2]); if the batch holds one view only, use watch.update(z_a, z_b)"
+            )
 
     def _decided(self, source: str) -> None:
         """Say in one line where z comes from, if that was found by itself."""
@@ -269,14 +292,17 @@ class Attachment:
             self.tell(f"the monitor skipped a step: {error}")
 
     def _say_what_is_missing(self, when: str) -> None:
-        if self.taken == 0 and self.finder.source == BY_HAND:
+        if self.taken == 0 and self.tell.said:  # the reason is known
+            if self not in _alive:
+                self.tell(f"no embeddings {when}, for the reason that was given before")
+        elif self.taken == 0 and self.finder.source == BY_HAND:
             remedy = "call watch.update(z_a, z_b, loss=…) once per step, or attach with loss= or projector="
             self.tell(f"no embeddings {when}: {remedy}")
         elif self.taken == 0:
-            why = "the hooked modules are not called, or not with two views; attach before torch.compile"
+            why = f"the hooked modules are not called, or not with two views; {HIDDEN_CALLS}"
             self.tell(f"no embeddings {when}: {why}")
         elif self.expects_h and self.monitor.dimensions("h") is None:
-            self.tell("the backbone was not called, so its spectrum is left out: attach before torch.compile")
+            self.tell(f"the backbone was not seen in a pass with gradients, so h is left out: {HIDDEN_CALLS}")
 
 
 @atexit.register
@@ -307,9 +333,12 @@ class _Hook:
         return _Hook, (None, self.name)
 
 
-@cache
+_left_alone: list[Callable[..., None]] = []
+
+
 def _uncompiled() -> Callable[..., None]:
     """`_Hook.call`, which the compiler leaves alone: it would guard the monitor's counters, and compile every call."""
-    reason = "stairwise: with fullgraph=True, hook a module outside of what is compiled"
-    uncompiled: Callable[..., None] = torch.compiler.disable(_Hook.call, reason=reason)
-    return uncompiled
+    if not _left_alone:  # not functools.cache, of which the compiler warns
+        reason = "stairwise: with fullgraph=True, hook a module outside of what is compiled"
+        _left_alone.append(torch.compiler.disable(_Hook.call, reason=reason))
+    return _left_alone[0]

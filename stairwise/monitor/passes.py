@@ -109,7 +109,8 @@ class PairFinder:
             elif self.source == PROJECTOR and self._alone():
                 self.tell(
                     "the projector was called once before the backward pass, so there is no pair of views: "
-                    "hook the loss, or set joined=True if both views go through it as one batch"
+                    "hook the loss, set joined=True if both views go through it as one batch, or call "
+                    f"{self.lines.by_hand} once per update"
                 )
         finally:
             self._clear()

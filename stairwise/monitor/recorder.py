@@ -24,6 +24,7 @@ from stairwise.runs.writer import BackgroundWriter
 if TYPE_CHECKING:
     from stairwise.monitor.spectrum import SpectrumMonitor
 
+LATEST = 60.0  # seconds that processes wait for one another at a record
 WAITING = 4  # number of records that may be queued; while the queue is full, no record is made
 
 
@@ -98,8 +99,19 @@ class Recorder:
                 )
         return self.together is not False
 
+    def _gathered(self) -> bool:
+        """Whether all processes have come to this record; if not, each records for itself from now on."""
+        if world() > 1 and self._joint() and not self.rollcall.complete(f"record {self.step}", LATEST):
+            self.together = False
+            self.tell(
+                f"not all processes came to the record of step {self.step} within {LATEST:.0f} s, so from now on only "
+                "the embeddings of this one are recorded: all processes must make equally many updates",
+                every_process=True,
+            )
+        return self._joint()
+
     def _record(self, joint: bool | None = None) -> None:
-        joint = self._joint() if joint is None else joint
+        joint = self._gathered() if joint is None else joint
         loss, wanted = self._mean_loss(joint), self.monitor.pairs_wanted()  # all collectives come before what may fail
         record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted)
         self.fresh = False

@@ -36,8 +36,8 @@ class RollCall:
         if store is not None and store.add(f"{self.name}/{event}/number", 1) >= world():
             store.compare_set(f"{self.name}/{event}", "", ALL.decode())
 
-    def complete(self, event: str = "attached") -> bool:
-        """Whether all processes have reached an event, waiting for them a few seconds; all get the same answer."""
+    def complete(self, event: str = "attached", patience: float = PATIENCE) -> bool:
+        """Whether all processes have reached an event, waiting for them some seconds; all get the same answer."""
         if world() == 1:
             return True
         self.count(event)
@@ -45,7 +45,7 @@ class RollCall:
         if store is None:
             return True
         try:
-            store.wait([key], timedelta(seconds=PATIENCE))
+            store.wait([key], timedelta(seconds=patience))
             decision = store.get(key)
         except RuntimeError:  # they did not come
             decision = store.compare_set(key, "", SOME.decode())

@@ -22,6 +22,8 @@ LABELLED = (
     nn.MultiMarginLoss,
 )  # they compare predictions with labels
 
+FOUR = 4  # tensors of one shape: predictions and targets of two views, as in SimSiam
+
 # what a call of a loss shows
 PAIR = "two views, both trained"
 KEY = "two tensors, one of them without gradient: a query and a momentum key, or a prediction and its target"
@@ -92,7 +94,7 @@ def views_of_loss(loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         return _of_lists(name, [x for x in given if not isinstance(x, Tensor)], views)
     tensors = [x for x in given if isinstance(x, Tensor)]
     if len(tensors) > 1 and tensors[0].shape == tensors[1].shape and tensors[1].is_floating_point():
-        return _of_two(loss, tensors[0], tensors[1])
+        return _of_several(loss, tensors) or _of_two(loss, tensors[0], tensors[1])
     return _of_one(name, tensors, views, joined)
 
 
@@ -146,6 +148,16 @@ def _of_lists(name: str, lists: list[Any], views: int | None) -> Seen:
     return Seen((a, b), SEVERAL, more if (several or number > 2) and views is None else "")
 
 
+def _of_several(loss: nn.Module, tensors: list[Tensor]) -> Seen | None:
+    """Four embeddings in one call, such as two predictions and two targets: which of them are z cannot be known."""
+    alike = [x for x in tensors if x.shape == tensors[0].shape and x.is_floating_point() and x.ndim == 2]
+    if len(alike) < FOUR:
+        return None
+    return Seen(
+        None, NOTHING, f"{type(loss).__name__} gets {len(alike)} tensors of one shape, of which any two may be z"
+    )
+
+
 def _of_two(loss: nn.Module, a: Tensor, b: Tensor) -> Seen:
     name, trained_alike = type(loss).__name__, a.requires_grad == b.requires_grad
     if a.ndim < 2:
@@ -195,4 +207,6 @@ def check_pair(name: str, a: Tensor, b: Tensor) -> None:
             raise InputError(f"{name}_{view}", "must be a dense tensor of real numbers", kind)
     if a.ndim != 2 or a.shape != b.shape:
         got = f"{tuple(a.shape)}, {tuple(b.shape)}"
-        raise InputError(f"{name}_a and {name}_b", "must be 2-D and of the same shape", got, "flatten them")
+        raise InputError(
+            f"{name}_a and {name}_b", "must be 2-D and of the same shape", got, "average tokens over positions"
+        )

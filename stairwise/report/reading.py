@@ -66,8 +66,8 @@ class Reading:
     @property
     def expected(self) -> Forecast | None:
         """The forecast, if there are steps to come; None if there are none, or if the run is lost."""
-        lost = self.advice.state in ("finished", "collapsed", "diverged")
-        return self.ahead if self.ahead and len(self.ahead.modes) and not lost else None
+        over = self.advice.complete or self.advice.state in ("finished", "collapsed", "diverged")
+        return self.ahead if self.ahead and len(self.ahead.modes) and not over else None
 
     def steps(self, t: Floats) -> Floats:
         """Step numbers at times t; infinite after the end of the schedule."""

@@ -71,6 +71,11 @@ class Advice:
     at_least: bool = False
 
     @property
+    def complete(self) -> bool:
+        """Whether all dimensions are learned."""
+        return 0 < self.dimensions <= self.learned
+
+    @property
     def count(self) -> str:
         """The learned dimensions, as in every table and sentence: "3 of 64", "at least 128 of 8192"."""
         return f"{'at least ' if self.at_least else ''}{self.learned} of {self.dimensions}"

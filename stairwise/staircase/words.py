@@ -32,7 +32,8 @@ SENTENCES = {
     "few": "The variance of {d} coordinates is in {few:.1f} dimensions (participation ratio), and a loss of {loss:.2g} "
     "does not charge for that: dimensional collapse.",
     "kept": "This was last seen at t = {t:.3g}, and nothing shows that it is mended.",
-    "still": "Nothing has moved since the first record: no leading eigenvalue by more than {moved:.0f} %.",
+    "still": "The shape of the spectrum has not moved since the first record: no leading eigenvalue's share changed by "
+    "more than {moved:.0f} %.",
     "none yet": "None of {d} dimensions has been learned: the largest eigenvalue of C is {top:.2g}, and a learned one "
     "is near {level:.2g}.",
     "rising": "{learned} of {d} dimensions {are} in use; {which}, {gain} in the latest records.",
@@ -219,6 +220,8 @@ def outlook(seen: Seen, state: str, clock: Clock | None, ahead: Forecast | None)
     now = seen.now
     if seen.at_least:
         return [said("unseen", k=seen.lam.shape[1])]
+    if now.learned >= seen.lam.shape[1]:  # none is left, whatever still rises towards its plateau
+        return []
     if ahead is None or len(ahead.modes) == 0:
         if state != "waiting":
             return []

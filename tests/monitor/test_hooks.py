@@ -520,7 +520,7 @@ def test_backbones_that_are_not_called_for_both_views():
         ordinary_loop(model, criterion, torch.optim.SGD(model.parameters(), lr=0.01), steps=2)
         watch.close()
 
-    with pytest.warns(RunWarning, match="its spectrum is left out"):
+    with pytest.warns(RunWarning, match="so h is left out"):
         loop()
     assert watch.records[0].hidden is None
 

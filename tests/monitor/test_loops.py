@@ -6,13 +6,16 @@ import subprocess
 import sys
 import warnings
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import stairwise as sw
+from stairwise.monitor import hooks, recorder
 from stairwise.runs.log import read_log
 from tests.monitor.loops import Model, batches, watched
 from tests.two_processes import run_two
@@ -275,7 +278,7 @@ def test_checkpointed_backbones(reentrant):
             step(optimizer, model.criterion(*z))
 
     watch, spy = watched(loop, by_projector)
-    says(watch, *(["the backbone was not called"] if reentrant else []))
+    says(watch, *(["so h is left out: .* use_reentrant=False"] if reentrant else []))
     spy.check(watch.records[0])
 
 
@@ -473,3 +476,83 @@ def test_closing_processes_together_or_alone(tmp_path, closing, samples):
     """The rest of all processes if all close; a process that closes alone waits a few seconds and records its own."""
     assert run_two("-W", "ignore", "-c", REST_OF_TWO, tmp_path, closing) == [0, 0]
     assert [(r.step, r.samples) for r in read_log(tmp_path / "metrics.jsonl")[0]] == [(2, 64), (3, samples)]
+
+
+class Several(nn.Module):
+    """One call with predictions and targets of both views, as in SimSiam."""
+
+    def forward(self, p_a, p_b, z_a, z_b):
+        return -F.cosine_similarity(p_a, z_b).mean() - F.cosine_similarity(p_b, z_a).mean()
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_loss_of_four_tensors_is_not_guessed(detached):
+    net, loss = nn.Linear(6, 4), Several()
+    watch = sw.SpectrumMonitor().attach(loss=loss, every=2)
+    for _ in range(4):
+        z_a, z_b = net(torch.randn(32, 6)), net(torch.randn(32, 6))
+        targets = (z_a.detach(), z_b.detach()) if detached else (z_a, z_b)
+        loss(2 * z_a, 2 * z_b, *targets).backward()
+    watch.close()
+    says(watch, r"Several gets 4 tensors of one shape, .*: use attach\(projector=", NONE)
+    assert watch.records == []
+
+
+def test_an_optimizer_that_never_steps_is_told_of(monkeypatch):
+    monkeypatch.setattr(hooks, "STILL", 5)
+    net = nn.Linear(6, 4)
+    attached, used = (torch.optim.SGD(net.parameters(), lr=0.01) for _ in range(2))
+    watch = sw.SpectrumMonitor().attach(optimizer=attached, every=2)
+    for i in range(12):
+        z = net(torch.randn(32, 6))
+        watch.update(z, z + 0.1)
+        z.square().mean().backward()
+        (attached if i < 3 else used).step()
+    assert len(watch.tell.said) == 1
+    assert "made no update in 5 batches" in watch.tell.said[0]
+    watch.close()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_joined_views_that_are_not_alike_are_told_of(interleaved):
+    net = nn.Linear(6, 4)
+    watch = sw.SpectrumMonitor().attach(projector=net, joined=True, every=8)
+    for _ in range(80):
+        x = torch.randn(64, 6)
+        views = (x, x + 0.1 * torch.randn_like(x))
+        net(torch.stack(views, dim=1).flatten(0, 1) if interleaved else torch.cat(views)).square().mean().backward()
+        watch.recorder.settle(wait=True)
+    watch.close()
+    says(watch, *(["pairs the first half of a batch with the second, but"] if interleaved else []))
+
+
+def test_processes_that_do_not_come_to_a_record_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(recorder, "world", lambda: 2)
+    said = []
+    alone = SimpleNamespace(complete=lambda event="attached", patience=0.0: event == "attached")
+    watched = recorder.Recorder(
+        sw.SpectrumMonitor(), None, 1, alone, lambda text, every_process=False: said.append(text)
+    )
+    assert not watched._gathered()
+    assert not watched._gathered()
+    assert len(said) == 1
+    assert "all processes must make equally many updates" in said[0]
+
+
+def test_no_dimension_comes_after_the_last():
+    """SimCLR fills all dimensions, and the last ones still rise when they are in use."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16))
+    mixing, optimizer = torch.randn(20, 32), torch.optim.SGD(net.parameters(), lr=0.2)
+    watch, named = sw.SpectrumMonitor().attach(optimizer=optimizer, every=10), []
+    for _ in range(160):
+        x = torch.randn(64, 20) @ mixing
+        z_a, z_b = (F.normalize(net(x + torch.randn_like(x)), dim=1) for _ in range(2))
+        loss = F.cross_entropy(z_a @ z_b.T / 0.2, torch.arange(64))
+        watch.update(z_a, z_b, loss=loss)
+        step(optimizer, loss)
+        watch.recorder.settle(wait=True)
+        named += map(int, re.findall(r"Dimension (\d+) comes next", str(watch.advice)))
+    watch.close()
+    assert watch.advice.learned == 16
+    assert max(named) <= 16
