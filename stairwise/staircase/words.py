@@ -12,6 +12,7 @@ from stairwise.staircase.redundancy import participation
 from stairwise.staircase.signs import Signs, telling_value
 
 Floats = NDArray[np.float64]
+FALLEN = 0.1  # share of its first value by which a loss has fallen clearly
 SHOWN = 4  # rising dimensions that are named
 MEAN = 0.5  # the largest eigenvalue of C is called the mean's if ‖mean of z‖² is at least this share of it
 
@@ -69,6 +70,7 @@ REMEDIES = {
     "checkpoint.",
     "one": "Check the term that decorrelates dimensions, and give it more weight.",
     "still": "Check that the optimizer has the network's parameters and that the learning rate is not far too small.",
+    "falls": "The loss falls all the same, so the network learns: look again later.",
     "all in use": "Stop, or use a larger d.",
     "no more": "Stop here, or choose d near {learned}.",
 }
@@ -160,11 +162,16 @@ def collapsed(kind: str, seen: Seen) -> tuple[str, str]:
 
 def idle(seen: Seen) -> tuple[str, str]:
     """Evidence and remedy of a run that has not started."""
-    moved = seen.now.moved
+    moved, remedy = seen.now.moved, REMEDIES["falls" if _falls(seen.signs.loss) else "still"]
     if seen.level is None:
-        return said("still", moved=100 * np.expm1(moved)), REMEDIES["still"]
-    remedy = REMEDIES["still"] if moved < 0.05 else ""
+        return said("still", moved=100 * np.expm1(moved)), remedy
+    remedy = remedy if moved < 0.05 else ""
     return said("none yet", d=seen.d, top=seen.lam[-1, 0] + 0.0, level=seen.level), remedy
+
+
+def _falls(loss: Floats) -> bool:
+    """Whether the loss has fallen since the first record, by more than noise would explain."""
+    return len(loss) > 1 and bool(loss[0] - loss[-1] > FALLEN * abs(loss[0]))
 
 
 def moving(state: str, seen: Seen) -> tuple[str, str]:
