@@ -170,7 +170,7 @@ def idle(seen: Seen) -> tuple[str, str]:
 
 
 def _falls(loss: Floats) -> bool:
-    """Whether the loss has fallen since the first record, by more than noise would explain."""
+    """Whether the loss has fallen clearly since the first record."""
     return len(loss) > 1 and bool(loss[0] - loss[-1] > FALLEN * abs(loss[0]))
 
 
