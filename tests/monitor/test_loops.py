@@ -515,10 +515,11 @@ def test_an_optimizer_that_never_steps_is_told_of(monkeypatch):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_joined_views_that_are_not_alike_are_told_of(interleaved):
-    net = nn.Linear(6, 4)
+    torch.manual_seed(0)
+    net = nn.Linear(20, 16)
     watch = sw.SpectrumMonitor().attach(projector=net, joined=True, every=8)
-    for _ in range(80):
-        x = torch.randn(64, 6)
+    for _ in range(48):
+        x = torch.randn(256, 20)
         views = (x, x + 0.1 * torch.randn_like(x))
         net(torch.stack(views, dim=1).flatten(0, 1) if interleaved else torch.cat(views)).square().mean().backward()
         watch.recorder.settle(wait=True)
@@ -555,4 +556,4 @@ def test_no_dimension_comes_after_the_last():
         named += map(int, re.findall(r"Dimension (\d+) comes next", str(watch.advice)))
     watch.close()
     assert watch.advice.learned == 16
-    assert max(named) <= 16
+    assert not [mode for mode in named if mode > 16]
