@@ -79,7 +79,7 @@ def cells(trainer: Any, case: Case, result: Outcome) -> tuple[str, str]:
     """Line and what it records."""
     line, by_hand = written(trainer, case.line), "`watch.update(z_a, z_b, loss=loss)`"
     recorded = "z" + (f" of {case.views}" if case.views else "") + (", h" if case.h is not None else "")
-    if any("backbone was not called" in message for message in result.said) and result.first == "right":
+    if any("backbone was not seen" in message for message in result.said) and result.first == "right":
         recorded += "; it says that h is not seen"
     if result.first == "right":
         return (f"{line}, {by_hand}" if case.by_hand else line), recorded
