@@ -69,4 +69,4 @@ $(VENV)/.libraries: $(VENV)/.dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo results site
+	rm -rf $(VENV) build dist *.egg-info demo results runs site
