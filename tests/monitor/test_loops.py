@@ -6,7 +6,6 @@ import subprocess
 import sys
 import warnings
 from copy import deepcopy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import stairwise as sw
-from stairwise.monitor import hooks, recorder
+from stairwise.monitor import hooks
 from stairwise.runs.log import read_log
 from tests.monitor.loops import Model, batches, watched
 from tests.two_processes import run_two
@@ -527,17 +526,36 @@ def test_joined_views_that_are_not_alike_are_told_of(interleaved):
     says(watch, *(["pairs the first half of a batch with the second, but"] if interleaved else []))
 
 
-def test_processes_that_do_not_come_to_a_record_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr(recorder, "world", lambda: 2)
-    said = []
-    alone = SimpleNamespace(complete=lambda event="attached", patience=0.0: event == "attached")
-    watched = recorder.Recorder(
-        sw.SpectrumMonitor(), None, 1, alone, lambda text, every_process=False: said.append(text)
-    )
-    assert not watched._gathered()
-    assert not watched._gathered()
-    assert len(said) == 1
-    assert "all processes must make equally many updates" in said[0]
+UNEQUAL = """
+import sys
+import torch
+import torch.distributed as dist
+import stairwise as sw
+from stairwise.monitor import recorder
+
+recorder.LATEST = 2.0
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.01), torch.nn.CosineEmbeddingLoss()
+watch = sw.SpectrumMonitor().attach(optimizer=optimizer, every=2, log=sys.argv[1])
+with model.join():
+    for _ in range(6 if rank == 0 else 3):
+        x = torch.randn(16, 8)
+        z_a, z_b = model(torch.cat([x, x + 0.1])).chunk(2)
+        watch.update(z_a, z_b)
+        optimizer.zero_grad()
+        criterion(z_a, z_b, torch.ones(16)).backward()
+        optimizer.step()
+watch.close()
+dist.destroy_process_group()
+"""
+
+
+def test_a_process_that_does_not_come_to_a_record_is_not_waited_for(tmp_path):
+    """One process makes three updates, the other one six: its later records are its own."""
+    assert run_two("-W", "ignore", "-c", UNEQUAL, tmp_path) == [0, 0]
+    assert [(r.step, r.samples) for r in read_log(tmp_path / "metrics.jsonl")[0]] == [(2, 64), (4, 32), (6, 32)]
 
 
 def test_no_dimension_comes_after_the_last():
