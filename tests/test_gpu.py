@@ -62,7 +62,7 @@ def test_fused_norms_equal_those_of_torch(name, monkeypatch):
     for parameters in zip(*(net.parameters() for net in (exact, plain, fused)), strict=True):
         truth, *found = (p.grad.double() for p in parameters)
         theirs, ours = ((g - truth).norm() / truth.norm() for g in found)
-        assert ours <= 5 * theirs + 1e-2  # a few ReLUs more that switch
+        assert ours <= 2 * theirs + 1e-2
     for p, q in zip(plain.buffers(), fused.buffers(), strict=True):
         assert torch.allclose(p, q, rtol=1e-2, atol=1e-3)
     assert torch.allclose(plain.eval()(x), fused.eval()(x), rtol=1e-2, atol=1e-2)
