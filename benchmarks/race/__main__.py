@@ -45,7 +45,7 @@ def main() -> None:
     images = _images(options)
     rules = replace(rules, data=_name(images, options.data))
     parts = [own for _, own in queue(rules, images.elsewhere is not None)] if options.queue else [rules]
-    if options.team > 1 and not options.queue:
+    if options.team > 1:
         if not run_teams(rules, store, images, deadline, options.device, options.team):
             raise SystemExit(3)
     elif options.jobs == 1:
@@ -85,7 +85,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", action="store_true", help="a narrow network, to try the script")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.queue and options.team > 1:
+        parser.error("--team cannot be used with --queue: use --jobs")
+    return options
 
 
 def _rules(options: argparse.Namespace) -> Rules:

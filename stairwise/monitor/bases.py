@@ -15,7 +15,7 @@ Bases = dict[str, Tensor]
 Product = Callable[[Tensor, bool], Tensor]
 
 BLOCK, BLOCKS = 256, 3  # columns and number of blocks in which the leading eigenvalues of a dense matrix are found
-LARGE, NARROW = 4096, 192  # above so many dimensions blocks have fewer columns, because time counts
+LARGE, NARROW = 4096, 192  # above so many dimensions blocks have fewer columns, for speed
 PASSES, COLD = 1, 3  # products with the matrix before the first block, with the basis of the last record and without
 FRESH = 16  # columns that start anew in every record, from random numbers that are always the same
 ROUNDING = 1e-10  # of squared lengths of columns; makes those that depend on others harmless

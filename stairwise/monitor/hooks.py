@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PATIENCE = 10  # number of updates without any view before a warning
 STILL = 500  # number of batches without any update before a warning
 PAIRED, ALIKE, CLOSE = 4, 0.02, 0.9  # first records of joined views, and cosines by which paired rows seem unrelated
-HIDDEN_CALLS = "attach before torch.compile, and checkpoint activations with use_reentrant=False"
+TO_SEE_CALLS = "attach before torch.compile, and checkpoint activations with use_reentrant=False"
 
 _alive: set["Attachment"] = set()  # open attachments, so that the user need not keep a reference
 
@@ -77,7 +77,7 @@ class Attachment:
         source = EITHER if modules.automatic else PROJECTOR if names else LOSS if modules.loss is not None else BY_HAND
         self.finder = PairFinder(source, names, views, joined, modules.lines, self._take, self.tell, self._decided)
         self.taken, self.updates, self.since_update = 0, 0, 0
-        self.compared = False  # whether rows that are paired were found to be alike, or not
+        self.compared = False  # whether the rows that `joined` pairs have been compared
         self.counts_updates = hasattr(optimizer, "register_step_post_hook")
         self.optimizer = None if self.counts_updates else optimizer  # kept only if needed, because it holds the model
         warn_if_compiled(modules.all(), self.tell)
@@ -299,10 +299,10 @@ class Attachment:
             remedy = "call watch.update(z_a, z_b, loss=…) once per step, or attach with loss= or projector="
             self.tell(f"no embeddings {when}: {remedy}")
         elif self.taken == 0:
-            why = f"the hooked modules are not called, or not with two views; {HIDDEN_CALLS}"
+            why = f"the hooked modules are not called, or not with two views; {TO_SEE_CALLS}"
             self.tell(f"no embeddings {when}: {why}")
         elif self.expects_h and self.monitor.dimensions("h") is None:
-            self.tell(f"the backbone was not seen in a pass with gradients, so h is left out: {HIDDEN_CALLS}")
+            self.tell(f"the backbone was not seen in a pass with gradients, so h is left out: {TO_SEE_CALLS}")
 
 
 @atexit.register

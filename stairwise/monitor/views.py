@@ -22,7 +22,7 @@ LABELLED = (
     nn.MultiMarginLoss,
 )  # they compare predictions with labels
 
-FOUR = 4  # tensors of one shape: predictions and targets of two views, as in SimSiam
+UNSURE = 4  # from so many tensors of one shape on, any two may be z: SimSiam has predictions and targets of two views
 
 # what a call of a loss shows
 PAIR = "two views, both trained"
@@ -151,7 +151,7 @@ def _of_lists(name: str, lists: list[Any], views: int | None) -> Seen:
 def _of_several(loss: nn.Module, tensors: list[Tensor]) -> Seen | None:
     """Four embeddings in one call, such as two predictions and two targets: which of them are z cannot be known."""
     alike = [x for x in tensors if x.shape == tensors[0].shape and x.is_floating_point() and x.ndim == 2]
-    if len(alike) < FOUR:
+    if len(alike) < UNSURE:
         return None
     return Seen(
         None, NOTHING, f"{type(loss).__name__} gets {len(alike)} tensors of one shape, of which any two may be z"

@@ -19,7 +19,7 @@ from stairwise.runs.writer import BackgroundWriter
 from stairwise.training.objective import Embedded
 
 SHELF_BYTES = 68e6  # memory of embeddings that wait to be summed
-WORD = torch.complex128  # 16 bytes at once: a GPU takes as long per number of any kind
+WORD = torch.complex128  # copies are made in words of 16 bytes, so that there are few of them
 AXES = {"z": 2, "h": 1}  # along which both views lie on a shelf: z_a next to z_b, and h_b below h_a
 
 
