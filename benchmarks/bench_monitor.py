@@ -59,7 +59,7 @@ def seconds_per_step(step, steps, device):
 
 
 def in_turns(plain, watched, steps, rounds, device):
-    """Seconds per step without and with the monitor, its relative cost, and the standard error of that.
+    """Seconds per step without and with the monitor, its relative cost, and the standard error of that (NaN for one turn).
 
     Turns are short, because speed drifts.
     """
@@ -155,7 +155,7 @@ def measured(device, d, options):
             alone, with_it, cost, error = in_turns(plain, watched, options.steps, options.rounds, device)
             print(
                 f"{name:<8} d = {d:<6} {1e3 * alone:8.2f} ms per step, watched {1e3 * with_it:8.2f} ms: "
-                f"{100 * cost:+.2f} ± {100 * error:.2f} %",
+                f"{100 * cost:+.2f}{'' if np.isnan(error) else f' ± {100 * error:.2f}'} %",
                 flush=True,
             )
             summary[f"{name}_cost"] = round(cost, 5)

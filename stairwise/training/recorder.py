@@ -19,7 +19,6 @@ from stairwise.runs.writer import BackgroundWriter
 from stairwise.training.objective import Embedded
 
 SHELF_BYTES = 68e6  # memory of embeddings that wait to be summed
-WORD = torch.complex128  # copies are made in words of 16 bytes, so that there are few of them
 AXES = {"z": 2, "h": 1}  # along which both views lie on a shelf: z_a next to z_b, and h_b below h_a
 
 
@@ -48,9 +47,7 @@ class Shelf:
             self._begin({name: torch.cat(pair, dim=AXES[name] - 1) for name, pair in views.items()})
         for name, pair in views.items():
             for part, x in zip(self.rows[name].chunk(2, dim=AXES[name]), pair, strict=True):
-                wide = _is_wide(part) and _is_wide(x)
-                into, row = (part.view(WORD), x.view(WORD)) if wide else (part, x)
-                into.index_copy_(0, self.place, row[None])
+                part.index_copy_(0, self.place, x[None])
         self.place.add_(1)
 
     def _begin(self, batches: dict[str, Tensor]) -> None:
@@ -91,12 +88,6 @@ class Shelf:
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.earlier = {name: rows.to(self.place.device, copy=True) for name, rows in state.items()}
-
-
-def _is_wide(x: Tensor) -> bool:
-    """Whether the rows of a tensor consist of whole words."""
-    sizes = [x.element_size() * length for length in (x.shape[-1], *x.stride()[:-1])]
-    return x.stride(-1) == 1 and not any(size % WORD.itemsize for size in (*sizes, x.data_ptr()))
 
 
 class Recorder:

@@ -61,18 +61,15 @@ def test_large_representations_take_few_places(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("d", [3, 4, 8])
-@pytest.mark.parametrize("odd", ["", "transposed", "shifted"])
-def test_a_shelf_holds_what_was_put_there(dtype, d, odd):
-    """Rows of whole words are copied by words, all others number by number; both are the same to the bit."""
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_shelf_holds_what_was_put_there(dtype, transposed):
+    """Every bit of it, whatever its layout in memory."""
     shelf, batches = recorder.Shelf(CPU), []
     for i in range(3):
-        numbers = torch.randn(2, 5, d, generator=torch.Generator().manual_seed(i)).to(dtype)
+        numbers = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(i)).to(dtype)
         numbers[0, 0, 0] = torch.nan
-        if odd == "transposed":
+        if transposed:
             numbers = numbers.transpose(1, 2).contiguous().transpose(1, 2)
-        elif odd == "shifted":  # where no word begins
-            numbers = torch.cat([torch.zeros(1, dtype=dtype), numbers.flatten()])[1:].view_as(numbers)
         batches.append(numbers)
         shelf.put(z=(numbers[0], numbers[1]))
         shelf.filled += 1
