@@ -5,6 +5,7 @@ A table without results says so and holds no numbers.
 """
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ RESULTS = Path("docs/results")
 NOTHING = "*Not run yet.*"
 UNDECIDED = "*Not decided yet: a verdict needs five seeds. Those so far are in the table of final runs.*"
 NAMES = {"simclr": "SimCLR", "vicreg": "VICReg", "barlow_twins": "Barlow Twins", "frossl": "FroSSL", "plain": "λ = 1"}
+NAMES |= {"fourth_power": "fourth power"}
 METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned SGD"}
+METHOD_NAMES |= {f"{method}, 4 views": f"{METHOD_NAMES[method]}, 4 views" for method in ("lars", "muon")}
 COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
 ALT = "Accuracy over views for three losses: runs along their way, and means of final runs with their spread"
 HALF, SECONDS = 0.5, 0.6  # at most this share of views and of seconds
@@ -114,16 +117,14 @@ def lost_table(results: dict[str, Result], data: str) -> str:
 def trials_table(results: dict[str, Result], data: str) -> str:
     """Accuracy on held-out training images for every learning rate that was tried."""
     rows = []
-    for loss in LOSSES:
-        for method in METHODS:
-            for stage in ("tune", "long"):
-                trials = [
-                    g for g in groups(results.values(), stage) if (g.data, g.loss, g.method) == (data, loss, method)
-                ]
-                for steps in sorted({g.steps for g in trials}):
-                    cells = [f"{g.lr:g}: {g.words()}" for g in trials if g.steps == steps]
-                    rows.append([NAMES.get(loss, loss), METHOD_NAMES.get(method, method), steps, "; ".join(cells)])
-    return markdown([["loss", "method", "updates", "learning rate: accuracy in %"], *rows]) if rows else NOTHING
+    for start, loss, method, stage in product(appendix.STARTS, LOSSES, METHODS, ("tune", "long")):
+        about = (data, loss, method)
+        trials = [g for g in groups(results.values(), stage, start) if (g.data, g.loss, g.method) == about]
+        for steps in sorted({g.steps for g in trials}):
+            cells = [f"{g.lr:g}: {'diverged' if g.diverged else g.words()}" for g in trials if g.steps == steps]
+            rows.append([start, NAMES.get(loss, loss), METHOD_NAMES.get(method, method), steps, "; ".join(cells)])
+    head = ["start", "loss", "method", "updates", "learning rate: accuracy in %"]
+    return markdown([head, *rows]) if rows else NOTHING
 
 
 def speedrun_table(runs: dict[str, Result]) -> str:
@@ -136,7 +137,7 @@ def speedrun_table(runs: dict[str, Result]) -> str:
         for r in sorted(about, key=lambda r: (order.index(r.get("about", "")), r["seed"])):
             met = not r["diverged"] and r["logistic"] >= r["wanted"] and r["seconds"] <= r["limit"]
             scores = [f"{100 * r[n]:.2f}" if n in r else "diverged" for n in ("logistic", "knn")]
-            notes = [f"{r['pauses']} pauses"] if r.get("pauses") else []
+            notes = [f"{r['pauses']} pause{'s' * (r['pauses'] > 1)}"] if r.get("pauses") else []
             if not r.get("cold", r["seed"] == 0):  # results from before this was stored: seeds shared a process
                 notes.append("warm: not the first run of its process")
             seconds = f"{r['seconds']} ({', '.join(notes)})" if notes else r["seconds"]
@@ -233,6 +234,7 @@ def appendix_table(results: dict[str, Result], data: str) -> str:
         "theory: sooner from small, from standard start; rate",
         "small start",
         "standard start",
+        "largest rate, measured",
         "verdict",
     ]
     return markdown([head, *rows]) if rows else NOTHING

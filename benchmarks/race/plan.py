@@ -4,6 +4,8 @@ The rules were fixed before the first final run:
 
 1. tune: every method tries four learning rates, spaced by a fixed factor, in short runs. If the best of a baseline
    lies at the edge of its grid, the next one outwards is tried too, at most twice; Muon has no such second chance.
+   Where every rate diverges, lower ones are tried until one does not, at most six (a rule that came later, when two
+   losses of the appendix had diverged at all six rates that they had).
 2. long: the best three baseline trials of a loss (at most two of one method) are repeated with L steps, Muon's best two
    with L/3 steps; settings are then fixed. Both stages train on nine tenths of the training images and are judged by
    a logistic probe on the last tenth.
@@ -24,7 +26,7 @@ from benchmarks.race.store import Result
 
 CLOCK = 300
 FIRST, THEN = (3, 2), (4, 1)  # Muon's lengths are L divided by these
-EXTENSIONS = 2
+EXTENSIONS, RESCUES = 2, 6  # rates beyond an edge of the grid, and below a grid that diverged
 KEPT, SAME, KEPT_MUON = 3, 2, 2  # trials that are repeated with more steps, and how many of them may be of one method
 MUON = "muon"
 STAGES = ("tune", "long", "final", "clock")
@@ -112,10 +114,10 @@ class Race:
     def _trials(self, loss: str, method: str) -> list[RaceRun]:
         """Short trials: the grid, and what lies beyond an edge that was best."""
         rates = list(METHODS[method].rates_for(loss))
-        for _ in range(0 if method in self.rules.fast else EXTENSIONS):
+        for extra in range(0 if method in self.rules.fast else RESCUES):
             runs = [self.rules.run("tune", loss, method, lr, self.rules.trial) for lr in rates]
             scores = [self.score(run) for run in runs]
-            if None in scores:
+            if None in scores or (any(scores) and extra >= EXTENSIONS):
                 return runs
             best = max(range(len(rates)), key=lambda i: scores[i] or 0.0)
             if best == len(rates) - 1:

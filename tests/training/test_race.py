@@ -216,12 +216,30 @@ def test_the_appendix_predicts_and_shows_only_what_was_measured():
     assert appendix.bearable(sharp) == pytest.approx(4, rel=0.01)
     assert appendix.rows({}, "cifar10") == []
     made = {}
-    for loss in ("plain", "sharpened"):
-        run = RaceRun("tune", "cifar10", loss, "sgd", 0.1, 600, 0, "small")
-        made[loss] = invented(run) | {"logistic": [0.40 if loss == "plain" else 0.45]}
-    table = {row[0]: row for row in appendix.rows(made, "cifar10")}
-    assert set(table) == {"S2", "S7"}
-    assert table["S2"][3:] == ["40.0 → 45.0 %, 12 → 12 modes", "*not run yet*", "helps where measured"]
+    for loss, lr, score in (
+        ("plain", 0.1, 0.4),
+        ("sharpened", 0.1, 0.44),
+        ("sharpened", 0.2, 0.45),
+        ("hinged", 0.1, 0),
+    ):
+        run = RaceRun("tune", "cifar10", loss, "sgd", lr, 600, 0, "small")
+        made[loss, lr] = invented(run) | {"logistic": [score], "diverged": not score}
+    table = {row[0]: row[3:] for row in appendix.rows(made, "cifar10")}
+    none = appendix.NOT_RUN
+    assert table["S2"] == ["40.0 → 45.0 %, 12 → 12 modes", none, f"2×, {none}", "helps from small"]
+    assert table["S6"] == ["diverged at every rate from 0.1 on", none, f"less than 1×, {none}", "harms from small"]
+    assert table["S5"] == [none, none, f"{none}, {none}", none]
+
+
+def test_where_every_rate_diverges_lower_ones_are_tried():
+    rules = Rules(losses=("hinged",), methods=("sgd",), stages=("tune",))
+    results = {}
+    for _ in range(9):
+        for run in Race(rules, results).pending():
+            results[run.key({})] = invented(run) | {"diverged": run.lr > 2e-4}
+    rates = sorted(r["lr"] for r in results.values())
+    assert rates == pytest.approx([0.3 / 3**k for k in range(7, -1, -1)], rel=0.12)
+    assert sum(not r["diverged"] for r in results.values()) == 1
 
 
 @pytest.mark.parametrize("start", [0.01, 0.3])
