@@ -59,9 +59,9 @@ def seconds_per_step(step, steps, device):
 
 
 def in_turns(plain, watched, steps, rounds, device):
-    """Seconds per step without and with the monitor, its relative cost, and the standard error of that (NaN for one turn).
+    """Seconds per step without and with the monitor, its relative cost, and the standard error of that.
 
-    Turns are short, because speed drifts.
+    Turns are short, because speed drifts. The error of a single turn is NaN.
     """
     warm, turn = 3 * EVERY // 2 if device.type == "cuda" else min(steps, EVERY), TURN[device.type]
     for step, steps in ((plain, 10), (watched, warm)):
