@@ -6,6 +6,7 @@ raced as `sw.precondition`, which couples the modes; its prediction is for the l
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +127,7 @@ def rows(results: dict[str, Result], data: str) -> list[list[str]]:
     return table if measured else []
 
 
+@cache  # the largest rates are found by simulation
 def _prediction(idea: Idea) -> str:
     if idea.number == "S7":
         return f"the rate is bearable up to {largest_lr(BarlowTwins(), 1.0):.2f}/γ₁"

@@ -50,7 +50,7 @@ KNOWN = 128  # the batch at which ρ is measured to predict the others
 MEASURED_PAIRS = 20_000
 WITHIN, MODES = 0.15, 1  # a count is right within 15 %, or within one mode
 
-SMOKE = {"batches": "32,128", "linear_updates": 1200, "updates": 0}
+SMOKE = {"batches": "32,128", "linear_updates": 700, "updates": 0}
 ALT = "Number of modes that grow, predicted and measured, over the batch size for three losses."
 
 

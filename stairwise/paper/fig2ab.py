@@ -38,7 +38,7 @@ from stairwise.training.recipe import load_recipe
 Floats = NDArray[np.float64]
 FIRST = 8  # modes whose step times are checked
 
-SMOKE = {"steps": 300}
+SMOKE = {"steps": 200}
 ALT = "Loss and eigenvalues of C of a trained network, with the prediction of its tangent kernel."
 
 

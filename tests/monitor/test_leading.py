@@ -505,7 +505,10 @@ def of_two(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", WEIGHTED)
-@pytest.mark.parametrize(("kind", "rel"), [("all", 1e-9), ("dense", 1e-4), ("tracked", 0.02)])
+@pytest.mark.parametrize(
+    ("kind", "rel"),  # the ids begin with a group, so that one worker runs both processes for all tests
+    [pytest.param(kind, rel, id=f"two:{kind}") for kind, rel in (("all", 1e-9), ("dense", 1e-4), ("tracked", 0.02))],
+)
 def test_two_processes_are_one(of_two, kind, rel, case):
     """Each sums half of the pairs; the spectra are those of the pairs that count, as one process has them."""
     options = WEIGHTED[case]

@@ -18,7 +18,7 @@ from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.paper import fig1ab, fig2ab
 from stairwise.paper.fig5 import together
 from stairwise.paper.harness import CATALOG, Claim, from_stored, label, page, run, smoke_settings, store, stored_names
-from stairwise.paper.trained import steps_of
+from stairwise.paper.trained import SMOKE, steps_of
 from stairwise.runs.reader import Run
 from stairwise.theory.spectra import bimodality
 from stairwise.training.recipe import load_recipe, recipe_of
@@ -211,10 +211,10 @@ def test_smoke_runs_of_another_version_are_trained_again(tmp_path):
     run("fig2cf", tmp_path, settings)
     recipe = tmp_path / "runs" / "smoke-vicreg-small" / "recipe.json"
     facts = json.loads(recipe.read_text())
-    facts["recipe"]["encoder_options"]["width"] = 4
+    facts["recipe"]["encoder_options"]["width"] *= 2
     recipe.write_text(json.dumps(facts))
     run("fig2cf", tmp_path, settings, force=True)
-    assert json.loads(recipe.read_text())["recipe"]["encoder_options"]["width"] == 8
+    assert json.loads(recipe.read_text())["recipe"]["encoder_options"] == SMOKE["encoder_options"]
 
 
 def test_long_runs_need_a_gpu(tmp_path):
