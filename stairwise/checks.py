@@ -122,7 +122,7 @@ def array(x: ArrayLike, name: str, ndim: int, most: float | None = None) -> Arra
     """`x` as a real, finite array of `ndim` dimensions; a numeric dtype is kept."""
     out = real(x, name)
     if out.ndim != ndim:
-        raise InputError(name, f"must be {ndim}-D", f"shape {out.shape}", "reshape it; rows are samples")
+        raise InputError(name, f"must be {ndim}-D", f"shape {out.shape}", "reshape it")
     return finite(out, name, most)
 
 

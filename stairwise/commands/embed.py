@@ -207,7 +207,7 @@ def _write(
     _write_embeddings(est, pairs, folder, progress)
     est.save(folder / "model.npz")
     t = np.linspace(0, 1.3 * est.step_times(alpha, 0.95)[0].max(), 400)
-    spectra = est.spectrum_at(t, alpha=alpha)
+    spectra = np.median(est.staircase(alpha, t).spectra, axis=0)
     points = np.concatenate([np.load(folder / f"z_{view}.npy", mmap_mode="r")[:SHOWN] for view in "ab"])
     with style(), atomic(folder / "figure.png") as part:
         draw_embedding(est.eigenvalues_, points, t, spectra).savefig(part)

@@ -39,12 +39,17 @@ def read_pairs(
     """Pairs from two .npy files of features (memory-mapped), or two crops of each of n images of a dataset.
 
     Arguments:
-        source, source_b: two files whose rows i are views of sample i; or one dataset, as `data.images.load` takes it.
+        source, source_b: two files whose rows i are views of sample i, which are used whole; or one dataset, as
+            `data.images.load` takes it.
         n, crop: for images, see `data.crops.two_crops`; None: 500 images and crops of 20 pixels, or what fits the data.
         pixels, seed: for images, too.
         size: side to which images of a folder are scaled.
     """
     if source_b is not None:
+        options = {"n": (n, None), "crop": (crop, None), "pixels": (pixels, "standardize"), "size": (size, 64)}
+        for name, (value, default) in options.items():
+            if value != default:
+                raise InputError(name, "is for images; rows of features are used as they are", value, "leave it out")
         paths = Path(source), Path(source_b)
         return RowPairs(f"{paths[0].name}, {paths[1].name}", *(read_features(path) for path in paths))
     if source.endswith(".npy") and ":" not in source:

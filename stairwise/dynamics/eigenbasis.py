@@ -73,10 +73,13 @@ class Split:
             bound = learning_rate_bound(self.gamma)
             raise InputError("lr", f"must be below {bound:.3g}: training diverged", lr, "lower lr")
         passive = ~self.active
-        growth = np.exp(log_growth(self.gamma[passive], times, lr))
-        u_passive = self.u[:, passive]
+        growth = log_growth(self.gamma[passive], times, lr)
+        most = growth.max(axis=0, initial=-np.inf)  # both logarithms may be large where their sum is not
+        with np.errstate(divide="ignore"):
+            u_passive = np.sign(self.u[:, passive]) * np.exp(np.log(np.abs(self.u[:, passive])) + most)
         c = (u_active * self.gamma[self.active]) @ u_active.transpose(0, 2, 1)
-        c += np.einsum("ik,tk,jk->tij", u_passive, self.gamma[passive] * growth**2, u_passive, optimize=True)
+        shares = self.gamma[passive] * np.exp(2 * (growth - most))
+        c += np.einsum("ik,tk,jk->tij", u_passive, shares, u_passive, optimize=True)
         spectrum: Floats = np.linalg.eigvalsh(c)[:, ::-1].astype(np.float64, copy=False)
         moved = None
         if weights:

@@ -13,6 +13,7 @@ Floats = NDArray[np.float64]
 EVALUATIONS = 50_000, 1_000_000  # of the right-hand side, implicit and explicit; longer flows are refused
 EARLY = 5_000  # evaluations after which flows that will not get there are refused
 HOPELESS = 1e-9  # share of the way that an implicit solver has then come; its steps may still grow
+TINY = 1e-300  # least absolute tolerance: LSODA divides by it
 NEGLIGIBLE = 1e-12  # relative motion up to which one Euler step is exact to rounding
 REMEDY = "ask for earlier times, scale the weights or the data, raise rtol, or use closed_form"
 IMPLICIT_LIMIT = 1000  # unknowns; beyond this, the Jacobian costs more than the extra steps of an explicit method
@@ -38,9 +39,9 @@ def integrate(
         return np.broadcast_to(start, (len(times), *shape)).copy()
     if _barely_moves(rhs(start), start, ordered[-1]):
         return start + np.multiply.outer(times, rhs(start))
-    rows = np.sqrt(np.mean(np.square(start).reshape(len(start), -1), axis=1)) if start.ndim else np.abs(start)[None]
+    rows = _sizes(start.reshape(len(start), -1)) if start.ndim else np.abs(start)[None]
     smallest = rows[rows > 0].min(initial=size)
-    tolerance = rtol * np.clip(rows, smallest, size)
+    tolerance = np.maximum(rtol * np.clip(rows, smallest, size), TINY)
     implicit = start.size <= IMPLICIT_LIMIT
     options = {"jac": lambda _, y: jacobian(y.reshape(shape))} if implicit and jacobian else {}
     solution = solve_ivp(
@@ -57,6 +58,13 @@ def integrate(
         reached = f"could be integrated to t = {solution.t[-1] if len(solution.t) else 0:.6g}: {solution.message}"
         raise InputError("times", "must lie where the flow can be integrated", reached, REMEDY)
     return solution.y.T[back].reshape(len(times), *shape)
+
+
+def _sizes(rows: Floats) -> Floats:
+    """Root mean square of every row; the squares of small numbers themselves would be zero."""
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    scaled = rows / np.where(largest > 0, largest, 1.0)[:, None]
+    return np.asarray(largest * np.sqrt(np.mean(scaled**2, axis=1)))
 
 
 def _barely_moves(speed: Floats, start: Floats, end: float) -> bool:

@@ -9,6 +9,8 @@ from stairwise.checks import number, positive_int
 from stairwise.dynamics.eigenbasis import jacobian
 from stairwise.theory.correlation import Correlation, checked
 
+WAITING = 1 / 3  # below it the loss of a mode is concave
+
 
 @dataclass(frozen=True)
 class Saddle:
@@ -25,11 +27,13 @@ class Saddle:
     index: int
 
 
-def saddle_at(W: ArrayLike, corr: Correlation, top: int | None = None, tolerance: float = 1e-2) -> Saddle:
+def saddle_at(W: ArrayLike, corr: Correlation, top: int | None = None, tolerance: float | None = None) -> Saddle:
     """Count the unstable directions of L at W (d, m), in the span of the `top` leading eigenvectors of Γ (default all).
 
-    The dense Hessian has (d · top)² entries. Eigenvalues above −tolerance × the largest magnitude count as flat,
-    because on a plateau the next mode has already grown to √λ, which tilts the flat directions by about as much.
+    The dense Hessian has (d · top)² entries. Eigenvalues above −tolerance × the largest magnitude count as flat: on a
+    plateau the next mode has already grown to √λ, and the last one is 1 − λ short of its end, which tilts the flat
+    directions by about as much. By default the tolerance is three times the larger of both, and at most 0.01; far
+    from a saddle, directions of a γ below a hundredth of the largest are then not counted.
 
     >>> corr = Correlation.from_matrix([4.0, 2.0, 1.0])
     >>> saddle_at(np.zeros((2, 3)), corr)
@@ -39,8 +43,11 @@ def saddle_at(W: ArrayLike, corr: Correlation, top: int | None = None, tolerance
     """
     u, gamma = checked(corr).project(W, "W")
     spectrum = np.linalg.eigvalsh((u * gamma) @ u.T)
+    if tolerance is None:
+        off = np.where(spectrum < WAITING, np.sqrt(np.maximum(spectrum, 0)), np.abs(1 - spectrum)).max()
+        tolerance = float(np.clip(3 * off, 1e-9, 1e-2))
     tolerance = number(tolerance, "tolerance", least=0, most=1)
     top = len(gamma) if top is None else positive_int(top, "top", len(gamma))
     curvature = np.linalg.eigvalsh(-jacobian(u[:, :top], gamma[:top]))
-    waiting = int((spectrum[::-1][: int((gamma > 0).sum())] < 1 / 3).sum())
+    waiting = int((spectrum[::-1][: int((gamma > 0).sum())] < WAITING).sum())
     return Saddle(waiting, int((curvature < -tolerance * np.abs(curvature).max()).sum()))

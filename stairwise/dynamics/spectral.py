@@ -44,6 +44,16 @@ def newton_schulz(g: Floats, iterations: int = 5) -> Floats:
 def spectral_flow(u: Floats, gamma: Floats, times: Floats, rtol: float) -> Floats:
     """U(t) of U' = polar((I − U Λ Uᵀ) U Λ) in the eigenbasis of Γ, at finite times in any order; (T, d, m)."""
     u = np.where(np.abs(u) < 1e-290, 0.0, u)  # such numbers have too few digits
+    out = np.empty((len(times), *u.shape))
+    out[:] = u
+    moves = np.abs(gamma) > NOISE * np.abs(gamma).max(initial=0.0)  # the other columns have no gradient, and stay
+    if moves.any():
+        out[:, :, moves] = _moving_columns(u[:, moves], gamma[moves], times, rtol)
+    return out
+
+
+def _moving_columns(u: Floats, gamma: Floats, times: Floats, rtol: float) -> Floats:
+    """U(t) of columns that all have a gradient."""
     order = np.argsort(times, kind="stable")
     out = np.empty((len(times), *u.shape))
     done = int((times <= 0).sum())

@@ -85,7 +85,7 @@ def draw_convergence(counts: NDArray, errors: Mapping[str, NDArray], overlaps: M
 
 
 def draw_embedding(gamma: NDArray, z: NDArray, times: NDArray, spectra: NDArray) -> Figure:
-    """A: γ_j. B: points in the two leading modes. C: expected eigenvalues of C over time (T, d)."""
+    """A: γ_j. B: points in the two leading modes. C: eigenvalues of C over time, median over initializations (T, d)."""
     figure, axes = panels(3, height=2.3)
     colors = mode_colors(len(gamma))
     axes[0].semilogy(np.arange(1, len(gamma) + 1), gamma, color="0.7", linewidth=0.8, zorder=0)
@@ -95,7 +95,7 @@ def draw_embedding(gamma: NDArray, z: NDArray, times: NDArray, spectra: NDArray)
     _scatter(axes[1], z)
     for j, color in enumerate(colors):
         axes[2].plot(times, spectra[:, j], color=color, linewidth=1.6)
-    axes[2].set(xlabel="time $t$", ylabel=r"expected $\lambda_j$ of $C$", xlim=(0, times[-1]))
+    axes[2].set(xlabel="time $t$", ylabel=r"median $\lambda_j$ of $C$", xlim=(0, times[-1]))
     axes[2].set_title("C   staircase")
     return figure
 

@@ -87,6 +87,13 @@ def validated(est: Any, X: Any, reset: bool) -> Matrix:
     return out
 
 
+def refuse_second_view(X: Any, y: Any) -> None:
+    """Raise InputError if y, which scikit-learn wants to be ignored, looks like the second view."""
+    shape = tuple(getattr(y, "shape", ()))
+    if len(shape) == 2 and shape[1] > 1 and shape == tuple(getattr(X, "shape", ())):
+        raise InputError("y", "is ignored, and must not be a second view", f"shape {shape}, as X", "give it as X_b=")
+
+
 def check_parameters(est: BaseEstimator) -> None:
     """scikit-learn's checks of an estimator's parameters, with an InputError that holds its words."""
     try:

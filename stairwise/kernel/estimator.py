@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from stairwise.archives import LARGEST
 from stairwise.checks import InputError, TheoryWarning, as_numpy, instance, is_tensor, one_of, times
 from stairwise.kernel import stored
-from stairwise.kernel.arrays import Matrix, check_parameters, checked, like, namespace, validated
+from stairwise.kernel.arrays import Matrix, check_parameters, checked, like, namespace, refuse_second_view, validated
 from stairwise.kernel.fitting import (
     batch,
     first_stream,
@@ -36,7 +36,7 @@ from stairwise.kernel.solution import Solution
 from stairwise.kernel.solvers import SOLVERS
 from stairwise.kernel.start import initial_weights
 from stairwise.progress import Progress, part, silent
-from stairwise.theory.ensemble import predict_staircase
+from stairwise.theory.ensemble import Staircase, predict_staircase
 from stairwise.theory.laws import evolve
 
 
@@ -157,10 +157,11 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X : array-like or torch tensor of shape (n, m)
             First view; or K̃ for kernel="precomputed". The approximate methods read memory-mapped arrays in chunks.
             If torch.distributed has several processes, each gives all rows and works on its share.
-        y : ignored
+        y : ignored, as scikit-learn wants it
         X_b : array-like or torch tensor of shape (n, m_b), default=None
             Second view. None: the second view is X itself.
         """
+        refuse_second_view(X, y)
         self._begin(X)
         self.route_ = planned(self, X, X_b)
         tell = self.progress or silent
@@ -186,6 +187,7 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         `n_features`. If torch.distributed has several processes, each adds its own pairs, the first batch of the first
         process decides, and `combine` adds up the sums. After an exact fit it begins anew.
         """
+        refuse_second_view(X, y)
         model = getattr(self, "_model", None)
         if not isinstance(model, Stream):
             self._begin(X)
@@ -330,9 +332,12 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self, alpha: float, q: ArrayLike = (0.05, 0.5, 0.95), *, draws: int | None = None
     ) -> NDArray[np.float64]:
         """Quantiles of each step's time over Gaussian initializations of scale α, (len(q), n_components)."""
+        return self.staircase(alpha, draws=draws).step_quantiles(q)
+
+    def staircase(self, alpha: float, times: ArrayLike | None = None, *, draws: int | None = None) -> Staircase:
+        """Loss and eigenvalues of C over time, for Gaussian initializations of scale α (`sw.predict_staircase`)."""
         check_is_fitted(self)
-        gamma = self._modes().eigenvalues
-        return predict_staircase(gamma, self.n_components, alpha, draws=draws).step_quantiles(q)
+        return predict_staircase(self._modes().eigenvalues, self.n_components, alpha, times, draws=draws)
 
     def learned_kernel(
         self, X: ArrayLike, Y: ArrayLike | None = None, *, view: str = "a", view_y: str | None = None

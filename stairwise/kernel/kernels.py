@@ -6,8 +6,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import wraps
 from math import isqrt, prod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -47,10 +48,28 @@ class AbstractKernel(ABC):
         return self
 
 
+def _of_rows(call: Callable[[Any, Matrix, Matrix], Matrix]) -> Callable[[Any, Matrix, Matrix], Matrix]:
+    """Refuse X and Y that are not real matrices with as many columns."""
+
+    @wraps(call)
+    def checked(self: Any, X: Matrix, Y: Matrix) -> Matrix:
+        for name, x in (("X", X), ("Y", Y)):
+            if len(getattr(x, "shape", ())) != 2:
+                raise InputError(name, "must be 2-D, rows are samples", f"shape {getattr(x, 'shape', None)}")
+            if x.is_complex() if is_tensor(x) else np.iscomplexobj(x):
+                raise InputError(name, "must be real", x.dtype, "stack real and imaginary parts")
+        if X.shape[1] != Y.shape[1]:
+            raise InputError("Y", f"must have {X.shape[1]} columns, as X", Y.shape[1])
+        return call(self, X, Y)
+
+    return checked
+
+
 @dataclass(frozen=True)
 class linear(AbstractKernel):
     """x · y: the linear kernel, equal to the linear model."""
 
+    @_of_rows
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         return X @ Y.T
 
@@ -68,6 +87,7 @@ class polynomial(AbstractKernel):
         object.__setattr__(self, "coef0", number(self.coef0, "coef0", least=-LARGEST, most=LARGEST))
         object.__setattr__(self, "gamma", _width(self.gamma))
 
+    @_of_rows
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         gamma = 1 / X.shape[1] if self.gamma is None else self.gamma
         with np.errstate(over="ignore"):  # the solver refuses a kernel that is not finite
@@ -91,6 +111,7 @@ class rbf(AbstractKernel):
     def fit(self, X: Matrix) -> Self:
         return self if self.gamma is not None else replace(self, gamma=1 / _median(X, squared=True))
 
+    @_of_rows
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         gamma = 1 / _median(Y, squared=True) if self.gamma is None else self.gamma
         return _exp(_squared_distances(X, Y), -gamma)
@@ -108,6 +129,7 @@ class laplace(AbstractKernel):
     def fit(self, X: Matrix) -> Self:
         return self if self.gamma is not None else replace(self, gamma=1 / _median(X, squared=False))
 
+    @_of_rows
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         gamma = 1 / _median(Y, squared=False) if self.gamma is None else self.gamma
         return _exp(namespace(X).sqrt(_squared_distances(X, Y)), -gamma)
@@ -152,6 +174,7 @@ class _Wide(AbstractKernel):
 class nngp(_Wide):
     """Covariance of the outputs at initialization; the kernel if only the last layer is trained."""
 
+    @_of_rows
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         return self._covariances(X, Y)[0]
 
@@ -165,6 +188,7 @@ class ntk(_Wide):
            [0.3183, 2.    ]])
     """
 
+    @_of_rows
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         return self._covariances(X, Y)[1]
 
@@ -229,6 +253,7 @@ class _WideConv(ConvNet, AbstractKernel):
 class conv_nngp(_WideConv):
     """Covariance of the outputs of a convolutional network at initialization; arguments as for `conv_ntk`."""
 
+    @_of_rows
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         return self._covariances(X, Y, tangent=False)
 
@@ -255,6 +280,7 @@ class conv_ntk(_WideConv):
            [0.3863, 0.3707]])
     """
 
+    @_of_rows
     def __call__(self, X: Matrix, Y: Matrix) -> Matrix:
         return self._covariances(X, Y, tangent=True)
 
@@ -277,6 +303,8 @@ def resolve(kernel: str | Kernel, X: Matrix) -> Kernel:
         )
     some = X[:32]
     square = as_numpy(kernel(some, some))
+    if not np.isfinite(square).all():
+        raise InputError("kernel", "must return finite numbers", None, f"k(X, X) of {len(some)} rows is not finite")
     if square.shape == (len(some), len(some)) and not np.allclose(square, square.T, rtol=1e-6, atol=1e-12):
         raise InputError("kernel", "must be symmetric, k(x, y) = k(y, x)", None, "on 32 points it is not")
     return kernel

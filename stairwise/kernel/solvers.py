@@ -86,6 +86,8 @@ def _judged(pairs: AbstractPairs, solution: Solution, k: int, at_most: bool) -> 
     if top == 0 or not np.isfinite(gamma).all():
         raise InputError("kernel", "must not vanish on the data", None, "K̃ is zero or has entries that are not finite")
     usable = above_rounding(pairs, gamma)
+    if usable == 0:
+        raise InputError("X_b", "must share something with X: no mode of Γ is positive", f"γ_1 = {gamma[0]:.3g}")
     if usable < k and at_most and usable:
         return _first(pairs, solution, usable)
     if usable < k:

@@ -93,7 +93,9 @@ def _blaming(model: nn.Module, x: Tensor, y: Tensor | None) -> Iterator[None]:
                 model(samples[:1])
             except Exception as own:
                 reason = f"{type(own).__name__}: {own}".splitlines()[0]
-                raise InputError(name, "must be samples that the model takes", reason, "check their shape") from error
+                raise InputError(
+                    name, "must be samples that the model takes", reason, "check their shape and dtype"
+                ) from error
         raise
 
 

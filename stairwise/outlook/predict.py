@@ -101,7 +101,7 @@ class Outlook:
         return learning_rate_bound(self.gamma) if self.optimizer == "sgd" else np.inf
 
     def table(self) -> Table:
-        """Mode, γ, median step time and its 90 % interval."""
+        """Mode, γ, median step time, its 90 % interval, and the first update after it if a learning rate is given."""
         header = ["mode", "γ", "step at t", "90 % of initializations"]
         columns = zip(self.gamma, self.step_times, self.low, self.high, strict=True)
         rows = [
@@ -111,7 +111,7 @@ class Outlook:
         if self.lr is not None:
             header.append("step number")
             for t, row in zip(self.step_times, rows, strict=True):
-                row.append(f"{t / self.lr:,.0f}" if np.isfinite(t) else "never")
+                row.append(f"{np.ceil(t / self.lr * (1 - 1e-12)):,.0f}" if np.isfinite(t) else "never")
         title = f"{self.name}: {self.pairs:,} pairs, {self.features:,} features, linear model, α = {self.alpha:g}"
         if self.optimizer == "muon":
             title += ", Muon"

@@ -101,6 +101,8 @@ def carried(
     modes = np.sort(np.asarray(real(rho, "rho"), dtype=np.float64).ravel())[::-1]
     if not modes.size or not (np.abs(modes) <= 1 + 1e-9).all():
         raise InputError("rho", "must be correlations, from −1 to 1", rho, "give one number per mode")
+    if modes[0] <= 0:
+        raise InputError("rho", "must have a positive correlation: views that share nothing teach nothing", modes[0])
     if positive_int(batch, "batch", 2**53) < 2:
         raise InputError("batch", "must be at least 2", batch)
     outputs = len(modes) if d is None else positive_int(d, "d")

@@ -37,7 +37,7 @@ class Conditions:
         reasons: list[str] = []
         if not self.positive:
             reasons.append("fewer than d eigenvalues of Γ are positive, so some modes are never learned; lower d")
-        if not self.full_rank:
+        elif not self.full_rank:  # with fewer positive ones it is no wonder
             reasons.append("W0 misses one of the top d eigenvectors, so its QR is not unique; draw W0 at random")
         if self.start > 0.1:
             reasons.append(f"C starts at {self.start:.2g}, which is not small; use gradient_flow, or scale W0 down")

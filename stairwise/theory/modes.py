@@ -107,6 +107,10 @@ class Modes(AbstractModes):
         return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
 
     def step_times(self) -> Floats:
-        """τ_j = −log(γ_j s_j(0)²) / 8γ_j (Eq. 16), where λ_j = 1/(2 − λ_j(0)); infinite where γ_j ≤ 0 or s_j(0) = 0."""
+        """τ_j = −log(γ_j s_j(0)²) / 8γ_j (Eq. 16), where λ_j = 1/(2 − λ_j(0)); infinite where γ_j ≤ 0 or s_j(0) = 0.
+
+        0 where λ_j(0) is 1 or more.
+        """
         with np.errstate(over="ignore"):  # beyond 1e308 is never
-            return self._where_growing(lambda gamma, s0: -(np.log(gamma) + 2 * np.log(s0)) / 8 / gamma)
+            times = self._where_growing(lambda gamma, s0: -(np.log(gamma) + 2 * np.log(s0)) / 8 / gamma)
+        return np.maximum(times, 0.0)

@@ -30,6 +30,7 @@ def participation_ratio(eigenvalues: ArrayLike) -> Floats:
     2.0
     """
     lam = _nonnegative(eigenvalues)
+    lam = lam / _nonzero(lam.max(axis=-1, keepdims=True, initial=0.0))  # so that no square leaves the range of float64
     return np.asarray(lam.sum(axis=-1) ** 2 / _nonzero((lam**2).sum(axis=-1)))
 
 
@@ -159,7 +160,7 @@ def subspace_alignment(F: ArrayLike, G: ArrayLike) -> float:
     r"""a = ‖P Pʹᵀ‖_F² / d for two embeddings of the same points, (N, d) each: how much their spans overlap (App. E).
 
     P and Pʹ are orthonormal bases of the column spans. 1: the same span; d/N: chance. If the numbers of columns differ,
-    d is the smaller one.
+    d is the smaller one. An embedding that has collapsed to fewer dimensions than columns cannot reach 1.
 
     >>> F = np.eye(5)[:, :2]
     >>> round(subspace_alignment(F, F @ [[2.0, 1.0], [0.0, 1.0]]), 12), subspace_alignment(F, np.eye(5)[:, 1:3])
@@ -168,7 +169,7 @@ def subspace_alignment(F: ArrayLike, G: ArrayLike) -> float:
     P, Q = (_basis(x, name) for x, name in ((F, "F"), (G, "G")))
     if len(P) != len(Q):
         raise InputError("F and G", "must have the same points as rows", f"{len(P)} and {len(Q)}")
-    return float(np.linalg.norm(P.T @ Q) ** 2 / min(P.shape[1], Q.shape[1]))
+    return float(np.linalg.norm(P.T @ Q) ** 2 / min(np.shape(F)[1], np.shape(G)[1]))
 
 
 def chance_alignment(points: int, d: int, draws: int = 100, seed: int = 0) -> tuple[float, float]:

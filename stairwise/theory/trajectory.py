@@ -1,5 +1,6 @@
 """Loss and spectrum over time: the common result of closed forms, flow, descent and trained networks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from stairwise.checks import InputError, matrix, number, time_vector
 Floats = NDArray[np.float64]
 
 LARGEST_EIGENVALUE = 1e150  # the squares of the loss, and sums of them, then stay below 1e308
+ROUNDING = 1e-13  # nearer to 1, log-odds are made of rounding errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +51,8 @@ class Trajectory:
     def step_times(self, level: float = 0.5) -> Floats:
         """When each λ_j first reaches `level`, shape (d,); infinite if it never does within the finite times.
 
-        The log-odds of λ are interpolated linearly between records, which is exact for the logistic law.
+        The log-odds of λ are interpolated linearly between records, which is exact for the logistic law; or √λ, if the
+        record after the step is at 1 or above, where there are no log-odds.
         """
         if not 0 < (level := number(level, "level")) < 1:
             raise InputError("level", "must lie strictly between 0 and 1", level)
@@ -61,10 +64,20 @@ class Trajectory:
         above = eigenvalues >= level
         after = above.argmax(axis=0)
         before, modes = np.maximum(after - 1, 0), np.arange(above.shape[1])
-        low, high = (_log_odds(eigenvalues[i, modes]) for i in (before, after))
-        share = np.where(after > before, (_log_odds(level) - low) / np.where(high > low, high - low, 1), 0)
-        crossing = times[before] + share * (times[after] - times[before])
+        ends = eigenvalues[before, modes], eigenvalues[after, modes]
+        share = np.where(ends[1] < 1 - ROUNDING, _share(_log_odds, level, *ends), _share(_root, level, *ends))
+        crossing = times[before] + np.where(after > before, share, 0) * (times[after] - times[before])
         return np.where(above.any(axis=0), crossing, np.inf)
+
+
+def _share(scale: Callable[[Floats | float], Floats], level: float, low: Floats, high: Floats) -> Floats:
+    """How far along the way from low to high the level is reached, if `scale` of the values grows linearly."""
+    first, last = scale(low), scale(high)
+    return np.asarray((scale(level) - first) / np.where(last > first, last - first, 1))
+
+
+def _root(p: Floats | float) -> Floats:
+    return np.sqrt(np.maximum(p, 0))
 
 
 def _log_odds(p: Floats | float) -> Floats:

@@ -84,3 +84,11 @@ def test_float_images_beyond_one_can_be_studied_where_they_can_be_trained(tmp_pa
     assert fixed_views(run, 10, 0, torch.device("cpu")).shape == (20, 3, 8, 8)
     with pytest.raises(InputError, match="floats from 0 to 1"):
         view_pairs(Images("x", np.load(tmp_path / "x.npy")), "simclr", 8)
+
+
+@pytest.mark.parametrize("option", [{"n": 5}, {"crop": 8}, {"pixels": "unit"}, {"size": 32}])
+def test_options_of_images_are_refused_with_features(tmp_path, option):
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", np.ones((20, 3)))
+    with pytest.raises(InputError, match=f"{next(iter(option))} is for images"):
+        read_pairs(str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), **option)

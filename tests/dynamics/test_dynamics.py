@@ -14,6 +14,7 @@ from stairwise.dynamics.flow import appendix_flow, gradient_flow
 from stairwise.dynamics.saddles import saddle_at
 from stairwise.theory.alignment import appendix_entries, gaussian_init, qr_nonnegative
 from stairwise.theory.correlation import Correlation
+from stairwise.theory.laws import closed_form
 from stairwise.theory.modes import Modes
 from stairwise.theory.trajectory import Trajectory
 from tests.numerics import derivative
@@ -170,6 +171,24 @@ def test_one_less_unstable_mode_per_plateau():
         saddle = saddle_at(W, corr)
         assert saddle.modes == d - k
         assert saddle.index == (d - k) * (p - k)
+
+
+@pytest.mark.parametrize("gamma", [[1.0, 0.1, 0.01, 0.005], [217.0, 101.0, 46.0, 20.0, 5.8, 1.0], [2.0, 1.0, -3.0]])
+@pytest.mark.parametrize("learned", [0, 1, 2])
+def test_the_index_of_exact_saddles_of_spread_spectra(gamma, learned):
+    W, d, p = np.zeros((2, len(gamma))), 2, int((np.array(gamma) > 0).sum())
+    for j in range(learned):
+        W[j, j] = gamma[j] ** -0.5
+    saddle = saddle_at(W, Correlation.from_matrix(gamma))
+    assert (saddle.modes, saddle.index) == (d - learned, (d - learned) * (p - learned))
+
+
+@pytest.mark.parametrize("alpha", [1e-160, 1e-200, 1e-290])
+def test_starts_whose_squares_underflow(alpha):
+    corr, t = Correlation.from_matrix([2.0, 1.0, 0.5]), np.linspace(0, 180, 2000)
+    W0 = gaussian_init(2, 3, alpha, 0)
+    flow, law = (f(W0, corr, t).step_times() for f in (gradient_flow, closed_form))
+    np.testing.assert_allclose(flow, law, rtol=1e-4)
 
 
 def test_appendix_entries():

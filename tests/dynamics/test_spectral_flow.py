@@ -168,3 +168,17 @@ def test_a_flow_of_which_everything_shrinks_ends_at_zero(rows):
     length = np.linalg.norm(W0)
     run = sw.gradient_flow(W0, sw.Correlation.from_matrix([-0.5]), [length / 2, 9.0], rule="spectral")
     assert run.eigenvalues[:, -1] == pytest.approx([-0.5 * length**2 / 4, 0.0], abs=1e-6 * length**2)
+
+
+@pytest.mark.parametrize(
+    "gamma", [[1, 0.5, 0, -1, 0], [1.09, 0.75, 9e-16, -1.1, -1.8], [1, 0, 0, 0, 0], [-1, -0.5, 0, 0, 0]]
+)
+def test_fewer_positive_modes_than_outputs(gamma):
+    """Outputs along directions without correlation stay, and those along negative ones shrink to nothing."""
+    corr, W0, lr = sw.Correlation.from_matrix(gamma), sw.gaussian_init(3, 5, 1e-3, 0), 1e-3
+    t = np.array([0.0, 0.1, 0.5, 1.5])
+    flow = sw.gradient_flow(W0, corr, t, rule="spectral", weights=True)
+    descent = sw.gradient_descent(W0, corr, lr, 1500, record_every=np.round(t / lr).astype(int), rule="spectral")
+    np.testing.assert_allclose(flow.eigenvalues, descent.eigenvalues, atol=4 * lr)
+    still = np.abs(np.array(gamma)) < 1e-14
+    np.testing.assert_array_equal(flow.weights[:, :, still], np.broadcast_to(W0[:, still], (4, 3, still.sum())))

@@ -37,6 +37,21 @@ def test_the_prediction_is_what_descent_does(pairs):
     assert simulated[:3] == pytest.approx(outlook.step_times[:3], rel=0.1)
 
 
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.003), ("muon", 0.02)])
+def test_the_step_number_is_the_first_update_after_the_step(pairs, optimizer, lr):
+    outlook = sw.predict(pairs.x_a, pairs.x_b, d=3, alpha=1e-5, lr=lr, optimizer=optimizer, draws=200)
+    corr = sw.Correlation.from_pairs(pairs.x_a, pairs.x_b)
+    rule, updates = {"sgd": "gradient", "muon": "spectral"}[optimizer], int(1.5 * outlook.high.max() / lr)
+    firsts = []
+    for seed in range(15):
+        W0 = sw.gaussian_init(3, corr.features, 1e-5, seed)
+        run = sw.gradient_descent(W0, corr, lr, updates, record_every=1, rule=rule)
+        firsts.append((run.eigenvalues >= 0.5).argmax(axis=0))
+    shown = [float(row[-1].replace(",", "")) for row in outlook.table().rows]
+    assert shown == pytest.approx(np.median(firsts, axis=0), rel=0.03, abs=1)
+    assert shown == [np.ceil(t / lr) for t in outlook.step_times]
+
+
 @pytest.mark.parametrize("lr", [None, 0.01])
 def test_muon(pairs, lr):
     """The median of simulated spectral flow or descent; half-way times go as 1/√γ."""

@@ -8,6 +8,8 @@ from scipy.integrate import solve_ivp
 
 from stairwise.checks import InputError
 from stairwise.theory.modes import Modes
+from stairwise.theory.spectral import SpectralModes
+from stairwise.theory.trajectory import Trajectory
 from tests.numerics import derivative
 
 GAMMAS = [3.0, 0.7, 1e-3, 0.0, -1e-3, -0.7, -3.0]
@@ -119,3 +121,17 @@ def test_bad_input(arguments, words):
 def test_bad_times(t):
     with pytest.raises(InputError, match="t must be"):
         Modes(1.0, 1.0).eigenvalues(t)
+
+
+def test_modes_that_start_at_their_plateau_step_at_once():
+    np.testing.assert_array_equal(Modes([1.0, 2.0, 1.0], [3.0, 0.5**0.5, 1.0]).step_times(), 0.0)
+
+
+def test_step_times_of_trajectories_that_reach_one():
+    """Log-odds end there; √λ of the spectral flow grows linearly, whatever the spacing of the records."""
+    t = np.arange(0, 3, 0.5)
+    modes = SpectralModes([1.0, 0.5], 1e-6)
+    found = Trajectory(t, modes.eigenvalues(t), "spectral").step_times()
+    np.testing.assert_allclose(found, modes.step_times(), rtol=1e-3)
+    overshot = Trajectory(np.array([0.0, 1.0, 2.0]), np.array([[0.04], [1.44], [1.0]]), "descent").step_times()
+    assert overshot == pytest.approx((0.5**0.5 - 0.2) / (1.2 - 0.2))

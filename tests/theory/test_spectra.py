@@ -12,6 +12,7 @@ from stairwise.theory.spectra import (
     effective_rank_bounds,
     participation_ratio,
     participation_ratio_bounds,
+    subspace_alignment,
 )
 
 MEASURES = {
@@ -104,3 +105,17 @@ def test_impossible_values_are_errors(name):
         bounds([2.0, 1.0], 3.0, 1)
     with pytest.raises(InputError, match="total must be finite"):
         bounds([2.0, 1.0], np.nan, 5)
+
+
+@pytest.mark.parametrize("scale", [1e-250, 1e-12, 1e250])
+def test_ranks_do_not_depend_on_the_scale(scale):
+    lam = np.array([3.0, 2.0, 1.0, 0.0])
+    for measure in (effective_rank, participation_ratio):
+        assert measure(scale * lam) == pytest.approx(measure(lam), rel=1e-12)
+
+
+def test_a_collapsed_embedding_does_not_align_with_a_whole_one():
+    whole = np.random.default_rng(0).standard_normal((30, 3))
+    collapsed = whole[:, [0, 0, 1]]
+    assert subspace_alignment(collapsed, whole) == pytest.approx(2 / 3)
+    assert subspace_alignment(collapsed, collapsed) == pytest.approx(2 / 3)
