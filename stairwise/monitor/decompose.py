@@ -238,16 +238,14 @@ def _scatter(sums: Floats | None, C: Floats, second: Floats, mean: Floats) -> di
     of = dict(zip(PAIRS, sums.tolist(), strict=True))
     norms, dots, entries, fourth, fourth_entries = (of[name] / of["pairs"] for name in PAIRS[2:])
     diagonal = entries - (np.diag(C) ** 2).sum()
-    size = of["pairs"] / of["batches"]
-    unbiased = size / (size - 1) if size > 1 else 1.0  # each batch was centred on its own mean
     covariance = second - np.outer(mean, mean)
     redundant = (covariance**2).sum() - (np.diag(covariance) ** 2).sum()
     return {
-        "batch": round(size),
+        "batch": round(of["pairs"] / of["batches"]),
         "scatter_diagonal": diagonal,
         "scatter_symmetric": (norms + dots) / 2 - (C**2).sum() - diagonal,
         "scatter_plain": norms - (C**2).sum() - diagonal,
-        "scatter_covariance": (fourth - fourth_entries) * unbiased**2 - redundant,
+        "scatter_covariance": fourth - fourth_entries - redundant,
     }
 
 

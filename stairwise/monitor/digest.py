@@ -51,12 +51,14 @@ def pair_sums(z: Tensor, full: bool) -> Tensor:
     squares, centred = z.square(), (z - z.mean(dim=1, keepdim=True)).square_()
     a, b = z.chunk(2, dim=2)
     norms, lengths = (x.unflatten(2, (2, -1)).sum(dim=3) for x in (squares, centred))
+    rows = z.shape[1]
+    unbiased = (rows / (rows - 1)) ** 2 if rows > 1 else 1.0  # each batch is centred on its own mean
     scatter = [
         norms.prod(dim=2).sum(dim=1),
         torch.linalg.vecdot(a, b).square_().sum(dim=1),
         torch.linalg.vecdot(*squares.chunk(2, dim=2)).sum(dim=1),
-        lengths.square_().sum(dim=(1, 2)) / 2,
-        torch.linalg.vecdot(centred, centred).sum(dim=1) / 2,
+        lengths.square_().sum(dim=(1, 2)) * (unbiased / 2),
+        torch.linalg.vecdot(centred, centred).sum(dim=1) * (unbiased / 2),
     ]
     return torch.stack(numbers + scatter, dim=1)
 

@@ -30,7 +30,7 @@ from stairwise.monitor.attachable import Modules, Teller, checked_optimizer, che
 from stairwise.monitor.passes import BY_HAND, EITHER, LOSS, PROJECTOR, PairFinder
 from stairwise.monitor.recorder import Recorder
 from stairwise.monitor.rollcall import RollCall
-from stairwise.monitor.views import pooled, representation
+from stairwise.monitor.views import pooled, representation, value_of_loss
 from stairwise.runs.record import Record
 from stairwise.runs.writer import BackgroundWriter
 from stairwise.staircase.advice import Advice
@@ -67,7 +67,9 @@ class Attachment:
         monitor.load({})  # forget what it saw in an earlier loop
         # modules are not kept: an attachment that is never closed must not keep the model in memory
         self.monitor, self.automatic, self.expects_h = monitor, modules.automatic, modules.backbone is not None
+        self.nameless = modules.automatic and modules.loss is None and not modules.projectors
         self.in_training: set[int] = set()  # ids of modules that have been called in training mode
+        self.evaluating, self.loss_id = False, id(modules.loss)  # whether backbone or projector are in evaluation mode
         self.tell, self.process = Teller(), os.getpid()
         every = positive_int(every, "every", remedy="write every=50")
         joined, views = flag(joined, "joined"), checked_views(views)
@@ -193,15 +195,23 @@ class Attachment:
     # hooks
 
     def _counts(self, module: nn.Module) -> bool:
-        """Whether a call of a module belongs to training: not if it is in evaluation mode and was in training mode."""
+        """Whether a call of a module belongs to training: not if it is in evaluation mode and was in training mode.
+
+        A loss is seldom put into evaluation mode, so it follows the backbone or projector that was called last.
+        """
         if module.training:
             self.in_training.add(id(module))
-        return (module.training or id(module) not in self.in_training) and self.finder.counts()
+        evaluates = not module.training and id(module) in self.in_training
+        if id(module) != self.loss_id:
+            self.evaluating = evaluates
+        return not evaluates and not self.evaluating and self.finder.counts()
 
     def _after_backbone(self, backbone: nn.Module, _: Any, output: Any) -> None:
-        if not self._counts(backbone) or not self.finder.hidden(output):
+        if not self._counts(backbone):
             return
         h = representation(output)
+        if not self.finder.hidden(output, 0 if h is None else len(h)):
+            return
         if h is not None:
             self.monitor.collect_hidden(h.detach())
         else:
@@ -214,9 +224,10 @@ class Attachment:
     def _after_loss(self, loss: nn.Module, _: Any, output: Any) -> None:
         if not self._counts(loss):
             return
-        self.finder.watch_backward(output)
-        if isinstance(output, Tensor) and output.numel() == 1:
-            self.recorder.add_loss(output)
+        value = value_of_loss(output)
+        self.finder.watch_backward(value)
+        if value is not None and value.numel() == 1:
+            self.recorder.add_loss(value)
         if self.finder.source == LOSS and self.finder.loss_calls == 1:
             self._count_call()
 
@@ -230,9 +241,11 @@ class Attachment:
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         self.updates, self.since_update = self.updates + 1, 0
         self._carefully(self.finder.after_update)
+        if self.evaluating:  # it is trained in evaluation mode
+            self.in_training, self.evaluating = set(), False
         if self.updates == PATIENCE:
             self._say_what_is_missing("seen so far")
-        self.recorder.count(float(optimizer.param_groups[0]["lr"]))
+        self._count(optimizer)
 
     # embeddings
 
@@ -273,7 +286,14 @@ class Attachment:
     def _count_call(self) -> None:
         """Count a step, unless the optimizer's updates are counted."""
         if not self.counts_updates:
-            self.recorder.count(1.0 if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"]))
+            self._count(self.optimizer)
+
+    def _count(self, optimizer: Any) -> None:
+        """Count a step, and add its learning rate to t; 1 if there is none."""
+        lr = 1.0 if optimizer is None else optimizer.param_groups[0]["lr"]
+        if lr is None:
+            self.tell("the optimizer has no learning rate, so t counts updates")
+        self.recorder.count(1.0 if lr is None else float(lr))
 
     def _settle(self, wait: bool = False) -> None:
         self.recorder.settle(wait)
@@ -298,6 +318,10 @@ class Attachment:
         elif self.taken == 0 and self.finder.source == BY_HAND:
             remedy = "call watch.update(z_a, z_b, loss=…) once per step, or attach with loss= or projector="
             self.tell(f"no embeddings {when}: {remedy}")
+        elif self.taken == 0 and self.nameless:
+            self.tell(
+                f"no embeddings {when}: no loss or projector was found by name: use {self.finder.lines.projector}"
+            )
         elif self.taken == 0:
             why = f"the hooked modules are not called, or not with two views; {TO_SEE_CALLS}"
             self.tell(f"no embeddings {when}: {why}")

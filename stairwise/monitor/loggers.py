@@ -5,6 +5,7 @@ numbers of a record go the words about it (`monitor.commentary`), for loggers th
 """
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,12 @@ def _board(writer: Any) -> Logger:
 
 
 def _warn_without_text(error: Exception) -> None:
-    warnings.warn(f"a logger does not take text and gets numbers only: {error!r}", RunWarning, stacklevel=5)
+    """Never raises, because a logger that does is given up; where warnings are errors, it is said on stderr."""
+    words = f"a logger does not take text and gets numbers only: {error!r}"
+    try:
+        warnings.warn(words, RunWarning, stacklevel=5)
+    except Warning:
+        print(f"stairwise: {words}", file=sys.stderr)
 
 
 def _is_wandb(one: Any) -> bool:

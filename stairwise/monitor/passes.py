@@ -59,7 +59,7 @@ class PairFinder:
 
     def _clear(self) -> None:
         self.begun, self.over, self.repeated = False, False, False
-        self.loss_calls, self.hidden_calls = 0, 0
+        self.loss_calls, self.hidden_calls, self.hidden_rows = 0, 0, 0
         self.outputs: dict[int, list[Tensor]] = {}
         self.output_calls: dict[int, int] = {}
         self.held: Seen | None = None  # first call of the loss, if it must wait for the end of the pass
@@ -117,12 +117,20 @@ class PairFinder:
 
     # calls
 
-    def hidden(self, output: Any) -> bool:
-        """Whether this output of the backbone is recorded: the first two of a pass, one if views are joined."""
+    def hidden(self, output: Any, rows: int) -> bool:
+        """Whether this output of the backbone is recorded: the first two of a pass, if they have as many rows.
+
+        If views are joined, there may be one; local crops after it have another number of rows.
+        """
         self.hidden_calls += 1
         if self.hidden_calls == 1:
             self.watch_backward(output)
-        return self.hidden_calls <= (1 if self.joined else 2)
+            self.hidden_rows = rows
+            return True
+        if self.hidden_calls > 2 or rows != self.hidden_rows:
+            return False
+        self.hidden_rows += rows
+        return True
 
     def loss_called(self, loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], by_call: bool) -> None:
         """A call of the loss. by_call: there is no optimizer, so until a backward pass is seen each call is a pass."""
@@ -243,6 +251,12 @@ class PairFinder:
 
     def _take(self, a: Tensor, b: Tensor) -> None:
         self.taken = True
+        if self.hidden_rows > len(a) + len(b):
+            self.tell(
+                f"h is of all {self.hidden_rows} rows that the backbone gets at once, and z of {len(a) + len(b)} of "
+                "them, the first two views: for h of the same views leave backbone= out, and use "
+                f"{self.lines.by_hand.removesuffix(')')}, h_a, h_b)"
+            )
         self.take(a, b)
 
 

@@ -53,6 +53,7 @@ class SpectrumMonitor:
 
     Arguments:
         window: average over at least this many recent pairs, and at most twice as many. None: all pairs since `reset`.
+            Of several processes each counts its own.
         half_life: instead of a window, number of pairs after which the weight of a pair has halved.
         normalized: also compute the spectrum of C of standardized embeddings; if there are more than 1024 dimensions,
             the leading values with the mean variance of both views, and above 8192 none.

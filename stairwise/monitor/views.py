@@ -1,6 +1,6 @@
 """Which tensors of a call are two views of the same samples: arguments of a loss, or outputs of a projector."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -69,6 +69,20 @@ def representation(output: Any) -> Tensor | None:
     if isinstance(output, list | tuple) and output:
         output = output[0]
     return pooled(output) if isinstance(output, Tensor) and output.ndim > 1 else None
+
+
+def value_of_loss(output: Any) -> Tensor | None:
+    """The loss among what a loss returns: a tensor, the entry "loss" or the first tensor of a dict, the first of a
+    tuple.
+
+    >>> import torch
+    >>> value_of_loss({"invariance": torch.ones(2), "loss": torch.tensor(3.0)}), value_of_loss(([], "no tensor"))
+    (tensor(3.), None)
+    """
+    if isinstance(output, Mapping):
+        output = (output.get("loss"), *output.values())
+    found = output if isinstance(output, list | tuple) else (output,)
+    return next((x for x in found if isinstance(x, Tensor)), None)
 
 
 def views_of_loss(loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], views: Views, joined: bool) -> Seen:
@@ -191,9 +205,11 @@ def _of_one(name: str, tensors: list[Tensor], views: int | None, joined: bool) -
 
 
 def looks_like_labels(x: Tensor) -> bool:
-    """Whether rows are probabilities (waits for the device)."""
+    """Whether rows are probabilities, or zeros and ones (waits for the device)."""
+    near = max(1e-3, 4 * torch.finfo(x.dtype).eps)
     x = x.detach().float()
-    return bool((x >= 0).all() and ((x.sum(dim=1) - 1).abs() < 1e-3).all())
+    of_one = ((x.sum(dim=1) - 1).abs() < near).all()
+    return bool(((x >= 0).all() and of_one) or ((x == 0) | (x == 1)).all())
 
 
 def check_pair(name: str, a: Tensor, b: Tensor) -> None:

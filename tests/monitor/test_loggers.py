@@ -1,8 +1,12 @@
 """The numbers that loggers get."""
 
+import warnings
+
 import numpy as np
 import pytest
+import torch
 
+import stairwise as sw
 from stairwise.monitor.loggers import named_numbers
 from stairwise.runs.record import Record
 from stairwise.theory.spectra import effective_rank, participation_ratio
@@ -38,3 +42,35 @@ def test_spectra_without_variance(values):
     numbers = named_numbers(Record(step=1, t=1.0, covariance=values, dimensions=9, variance=values.sum()))
     assert numbers["stairwise/effective_rank_low"] == numbers["stairwise/effective_rank_high"] == values.any()
     assert "stairwise/alpha_req" not in numbers
+
+
+@pytest.mark.parametrize("kind", ["log", "add_text"])
+def test_a_logger_that_takes_no_text_gets_numbers_where_warnings_are_errors(kind, capsys):
+    class Numbers:
+        def __init__(self):
+            self.rows = []
+
+        def log(self, values):
+            if any(isinstance(value, str) for value in values.values()):
+                raise TypeError("numbers only")
+            self.rows.append(values)
+
+    class Board(Numbers):
+        log = None
+
+        def add_scalar(self, name, value, step):
+            self.rows.append((name, value, step))
+
+        def add_text(self, name, value, step):
+            raise TypeError("numbers only")
+
+    logger = Numbers() if kind == "log" else Board()
+    criterion, z = sw.losses.VICReg(), torch.randn(32, 3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with sw.SpectrumMonitor().attach(loss=criterion, every=2, log=logger):
+            for _ in range(8):
+                criterion(z, z)
+    steps = {row["stairwise/step"] if kind == "log" else row[2] for row in logger.rows}
+    assert steps == {2, 4, 6, 8}
+    assert "a logger does not take text" in capsys.readouterr().err

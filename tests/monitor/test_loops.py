@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import stairwise as sw
 from stairwise.monitor import hooks
 from stairwise.runs.log import read_log
-from tests.monitor.loops import Model, batches, watched
+from tests.monitor.loops import Model, Spy, batches, watched
 from tests.two_processes import run_two
 
 NONE = "no embeddings were seen"
@@ -92,8 +92,143 @@ def test_crops_joined_in_one_batch():
             step(optimizer, sw.losses.vicreg(*z.chunk(4)[:2]) + z[64:].square().mean())
 
     watch, spy = watched(loop, by_projector, views=4, joined=True)
+    says(watch, r"h is of all 128 rows .* and z of 64 of them.* use watch.update\(z_a, z_b, h_a, h_b\)")
+    spy.check(watch.records[0])
+
+
+def test_views_that_are_joined_after_the_backbone():
+    def loop(model, optimizer, spy):
+        for views in batches():
+            h = [model.backbone(x) for x in views]
+            z = model.projector(torch.cat(h))
+            spy.see(*z.chunk(2), *h)
+            step(optimizer, sw.losses.vicreg(*z.chunk(2)))
+
+    watch, spy = watched(loop, by_projector, joined=True)
     says(watch)
     spy.check(watch.records[0])
+
+
+def test_global_and_local_crops_in_two_calls_of_the_backbone():
+    """As DINO's MultiCropWrapper calls them: h is that of the global crops, like z."""
+
+    def loop(model, optimizer, spy):
+        for views in batches(views=5):
+            h = [model.backbone(x.flatten(0, 1)) for x in (views[:2], views[2:])]
+            z = model.projector(torch.cat(h))
+            spy.see(*z.chunk(5)[:2], h[0])
+            step(optimizer, sw.losses.vicreg(*z.chunk(5)[:2]) + z[64:].square().mean())
+
+    watch, spy = watched(loop, by_projector, views=lambda z: z.chunk(5)[:2])
+    says(watch)
+    spy.check(watch.records[0])
+
+
+class Named(nn.Module):
+    """A loss that returns its parts, too."""
+
+    def forward(self, a, b):
+        return sw.losses.vicreg(a, b), {"invariance": (a - b).square().mean()}
+
+
+def test_batches_that_accumulate_under_a_loss_that_returns_more():
+    def loop(model, optimizer, spy):
+        for i, views in enumerate(batches(12), 1):
+            z = [model(x) for x in views]
+            spy.see(*z)
+            model.criterion(*z)[0].backward()
+            if i % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def make():
+        model = Model()
+        model.criterion = Named()
+        return model
+
+    watch, spy = watched(loop, lambda model: {"loss": model.criterion}, make=make)
+    says(watch)
+    spy.check(watch.records[0])
+    assert watch.records[0].loss > 0
+
+
+@pytest.mark.parametrize("with_projector", [False, True])
+def test_evaluation_with_gradients_is_left_out(with_projector):
+    """A criterion stays in training mode; the backbone does not."""
+
+    def loop(model, optimizer, spy):
+        for views in batches():
+            z = embed(model, views, spy)
+            step(optimizer, model.criterion(*z[:2]))
+            model.eval()
+            model.criterion.train()
+            model.criterion(*(model.projector(model.backbone(100 * x)) for x in views))
+            model.train()
+
+    def hook(model):
+        return by_loss(model) | ({"projector": model.projector} if with_projector else {})
+
+    watch, spy = watched(loop, hook)
+    says(watch)
+    spy.check(watch.records[0])
+
+
+def test_a_backbone_that_is_trained_in_evaluation_mode():
+    """Its statistics are frozen after the first update, and the records go on after one more."""
+
+    def loop(model, optimizer, spy):
+        for i, views in enumerate(batches()):
+            if i == 1:
+                model.backbone.eval()
+            z = embed(model, views, spy if i != 1 else Spy())
+            step(optimizer, model.criterion(*z))
+
+    watch, spy = watched(loop, by_loss)
+    says(watch)
+    spy.check(watch.records[0])
+
+
+def test_an_optimizer_without_a_learning_rate():
+    class Relative(torch.optim.SGD):
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.05)
+            self.param_groups[0]["lr"] = None
+
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                if p.grad is not None:
+                    p.data -= 0.05 * p.grad
+
+    def loop(model, optimizer, spy):
+        for views in batches():
+            step(optimizer, model.criterion(*embed(model, views, spy)))
+
+    watch, spy = watched(loop, by_loss, optimizer=Relative)
+    says(watch, "no learning rate, so t counts updates")
+    spy.check(watch.records[0])
+    assert (watch.records[0].step, watch.records[0].t) == (8, 8.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["soft", "several"])
+def test_labels_of_a_loss_of_ones_own_are_not_keys(dtype, kind):
+    class Own(nn.Module):
+        def forward(self, x, labels):
+            return (x.float() - labels.float()).square().mean()
+
+    def make():
+        model = Model().to(dtype)
+        model.criterion = Own()
+        return model
+
+    def loop(model, optimizer, spy):
+        for views in batches():
+            labels = views[0][:, :4].softmax(dim=1) if kind == "soft" else (views[0][:, :4] > 0)
+            step(optimizer, model.criterion(model(views[0].to(dtype)), labels.to(dtype)))
+
+    watch, _ = watched(loop, lambda model: {"loss": model.criterion}, make=make)
+    assert not watch.records
+    assert "compares predictions with labels" in watch.tell.said[0]
 
 
 def test_views_that_a_function_finds():

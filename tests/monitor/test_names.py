@@ -1,9 +1,12 @@
 """Loss, projector and backbone found by their names, as libraries name them."""
 
 import pytest
+import torch
 from torch import nn
 
+from stairwise.monitor.hooks import Attachment
 from stairwise.monitor.names import found_projectors, named
+from stairwise.monitor.spectrum import SpectrumMonitor
 
 NOTHING = {"loss": None, "projector": None, "backbone": None}
 
@@ -40,6 +43,9 @@ def model(*names):
             "backbone.student",
         ),
         (("backbone.head", "backbone.conv", "predictor"), None, "backbone"),
+        (("encoder", "proj", "ntxent"), "proj", "encoder"),
+        (("encoder", "projection"), "projection", "encoder"),
+        (("backbone.patch_embed.proj", "vit.patch_embed.proj"), None, "backbone"),
         (("model.backbone", "model.projector"), "model.projector", "model.backbone"),
     ],
 )
@@ -65,3 +71,14 @@ def test_what_is_named_is_not_searched_for():
     assert not modules.automatic
     modules = named(root, NOTHING | {"backbone": "mine"}, "SpectrumCallback")
     assert (modules.loss, modules.backbone, modules.automatic) == (root.criterion, root.mine, True)
+
+
+def test_a_model_whose_names_say_nothing():
+    """The warning names the line to use, and the modules to choose from."""
+    root = model("net", "map", "ntxent")
+    watch = Attachment(SpectrumMonitor(), named(root, NOTHING, "SpectrumCallback"), None, None, 5, False)
+    root.ntxent(root.map(root.net(torch.ones(3, 2))))
+    watch.close()
+    [said] = watch.tell.said
+    assert "no loss or projector was found by name: use SpectrumCallback(projector=" in said
+    assert "one of ['net', 'map', 'ntxent']" in said

@@ -6,6 +6,7 @@ import torch
 
 import stairwise as sw
 from stairwise.checks import InputError
+from stairwise.monitor import digest
 
 
 def embeddings(n, d, seed=0):
@@ -219,6 +220,16 @@ def test_scatter_of_pairs():
     assert scatter_of(filled(batches)) == pytest.approx(scatter(batches), rel=1e-9)
     assert scatter_of(filled(batches[:5], window=75)) == pytest.approx(scatter(batches[:5]), rel=1e-9)
     assert scatter_of(filled(batches[:5], window=50)) == pytest.approx(scatter(batches[2:5]), rel=1e-9)
+
+
+def test_scatter_of_batches_that_processes_share(monkeypatch):
+    """Each process centres its own part of a batch; 16 rows of 32 do not make the scatter any smaller."""
+    batches = np.random.default_rng(0).standard_normal((400, 2, 32, 3))
+    alone = scatter_of(filled([(z[0], z[1]) for z in batches]))
+    monkeypatch.setattr(digest, "world", lambda: 2)
+    shared = scatter_of(filled([(z[0, part], z[1, part]) for z in batches for part in (slice(16), slice(16, 32))]))
+    assert shared[0] == alone[0] == 32
+    assert shared == pytest.approx(alone, rel=0.01)
 
 
 def test_scatter_with_half_life_merged_and_continued():
