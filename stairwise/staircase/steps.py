@@ -237,8 +237,14 @@ def _lines(t: Floats, share: Floats, cross: NDArray[np.int64]) -> tuple[Floats, 
     found = (first >= 0) & (kept[:, 0] >= 2)
     zeros, rates = (np.where(found, v[row, first], np.nan) for v in (zeros, rates))
     # not a straight line: keep the zero between the two records around one half
+    before, after = t[cross - 1], t[cross]
     bent = 2 * kept[row, stop] <= kept[:, 0]
-    return np.where(bent, np.clip(zeros, t[cross - 1], t[cross]), zeros), rates
+    zeros = np.where(bent, np.clip(zeros, before, after), zeros)
+    # a jump from one record to the next, so that the line is that of the noise before
+    quiet = (share[row, cross - 1] <= LOW) & (_medians(share, at < cross[:, None]) <= 1 / RANGE)
+    jumped = quiet & ~((before <= zeros) & (zeros <= after))
+    jump = (y[row, cross] - y[row, cross - 1]) / (after - before)
+    return np.where(jumped, before - y[row, cross - 1] / jump, zeros), np.where(jumped, jump, rates)
 
 
 def _fitted_records(share: Floats, cross: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -201,3 +201,15 @@ def test_grown_threshold():
     assert grown([0.0, -1e-9]) == (0, 0.0)
     waiting = np.r_[1.0, 0.9, 0.8, 10.0 ** -np.linspace(4, 9, 29)]  # of very different sizes
     assert grown(waiting)[0] == 3
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_jumps_from_one_record_to_the_next(noise):
+    """Before them there is no rise to fit a line to; they are placed between the two records."""
+    t, at = np.linspace(0, 5, 200), np.array([1.0, 2.2, 3.4])
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        lam = np.where(t[:, None] > at, 1.0, 1e-9) * np.exp(noise * rng.standard_normal((200, 3)))
+        found = sw.detect_steps(t, np.sort(lam, axis=1)[:, ::-1])
+        assert found.times == pytest.approx(at, abs=t[1])
+        assert found.modes.tolist() == [0, 1, 2]
