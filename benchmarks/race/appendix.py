@@ -142,8 +142,10 @@ def _cell(idea: Idea, plain: list[Result], found: list[Result]) -> str:
     before, after = best_trial(plain), best_trial(found)
     if not found or not plain:
         return NOT_RUN
-    if before is None or after is None:
+    if after is None:
         return f"diverged at every rate from {min(r['lr'] for r in found):g} on"
+    if before is None:
+        return f"the plain loss diverged at every rate; with the idea {100 * after['logistic'][-1]:.1f} %"
     if idea.number == "S7":
         return f"best at {before['lr']:g}, bearable up to {_largest(plain):g}"
     change = f"{100 * before['logistic'][-1]:.1f} → {100 * after['logistic'][-1]:.1f} %"
@@ -158,8 +160,10 @@ def _largest(runs: list[Result]) -> float | None:
 def _rate(plain: list[Result], found: list[Result]) -> str:
     """How many times larger than with the plain loss a learning rate did not diverge."""
     before, after = _largest(plain), _largest(found)
-    if before is None or not found:
+    if not plain or not found:
         return NOT_RUN
+    if before is None:
+        return "plain diverged"
     return f"{after / before:.2g}×" if after else f"less than {min(r['lr'] for r in found) / before:.2g}×"
 
 

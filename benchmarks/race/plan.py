@@ -112,7 +112,7 @@ class Race:
     # tuning
 
     def _trials(self, loss: str, method: str) -> list[RaceRun]:
-        """Short trials: the grid, and what lies beyond an edge that was best."""
+        """Short trials: the grid, what lies beyond an edge that was best, and lower rates if all diverged."""
         rates = list(METHODS[method].rates_for(loss))
         for extra in range(0 if method in self.rules.fast else RESCUES):
             runs = [self.rules.run("tune", loss, method, lr, self.rules.trial) for lr in rates]

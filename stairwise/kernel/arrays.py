@@ -88,10 +88,21 @@ def validated(est: Any, X: Any, reset: bool) -> Matrix:
 
 
 def refuse_second_view(X: Any, y: Any) -> None:
-    """Raise InputError if y, which scikit-learn wants to be ignored, looks like the second view."""
-    shape = tuple(getattr(y, "shape", ()))
-    if len(shape) == 2 and shape[1] > 1 and shape == tuple(getattr(X, "shape", ())):
+    """Raise InputError if y, which scikit-learn wants to be ignored, looks like the second view: no labels in it."""
+    shape = _shape(y)
+    if len(shape) != 2 or shape[1] < 2 or shape != _shape(X):
+        return
+    values = as_numpy(y) if is_tensor(y) else np.asarray(y)
+    if values.dtype.kind == "f" and not np.isin(values, (0, 1)).all():
         raise InputError("y", "is ignored, and must not be a second view", f"shape {shape}, as X", "give it as X_b=")
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    """The shape of an array, a tensor or a list; () if there is none."""
+    try:
+        return tuple(np.shape(x)) if isinstance(x, list | tuple) else tuple(getattr(x, "shape", ()))
+    except ValueError:  # ragged
+        return ()
 
 
 def check_parameters(est: BaseEstimator) -> None:

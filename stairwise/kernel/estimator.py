@@ -161,7 +161,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         X_b : array-like or torch tensor of shape (n, m_b), default=None
             Second view. None: the second view is X itself.
         """
-        refuse_second_view(X, y)
+        if X_b is None and self.kernel != "precomputed":
+            refuse_second_view(X, y)
         self._begin(X)
         self.route_ = planned(self, X, X_b)
         tell = self.progress or silent
@@ -187,7 +188,8 @@ class KernelSSL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         `n_features`. If torch.distributed has several processes, each adds its own pairs, the first batch of the first
         process decides, and `combine` adds up the sums. After an exact fit it begins anew.
         """
-        refuse_second_view(X, y)
+        if X_b is None and self.kernel != "precomputed":
+            refuse_second_view(X, y)
         model = getattr(self, "_model", None)
         if not isinstance(model, Stream):
             self._begin(X)

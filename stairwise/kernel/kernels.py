@@ -55,7 +55,7 @@ def _of_rows(call: Callable[[Any, Matrix, Matrix], Matrix]) -> Callable[[Any, Ma
     def checked(self: Any, X: Matrix, Y: Matrix) -> Matrix:
         for name, x in (("X", X), ("Y", Y)):
             if len(getattr(x, "shape", ())) != 2:
-                raise InputError(name, "must be 2-D, rows are samples", f"shape {getattr(x, 'shape', None)}")
+                raise InputError(name, "must be a 2-D array or tensor, rows are samples", f"shape {np.shape(x)}")
             if x.is_complex() if is_tensor(x) else np.iscomplexobj(x):
                 raise InputError(name, "must be real", x.dtype, "stack real and imaginary parts")
         if X.shape[1] != Y.shape[1]:

@@ -87,8 +87,8 @@ def _judged(pairs: AbstractPairs, solution: Solution, k: int, at_most: bool) -> 
         raise InputError("kernel", "must not vanish on the data", None, "K̃ is zero or has entries that are not finite")
     usable = above_rounding(pairs, gamma)
     if usable == 0:
-        raise InputError("X_b", "must share something with X: no mode of Γ is positive", f"γ_1 = {gamma[0]:.3g}")
-    if usable < k and at_most and usable:
+        raise InputError("views", "must have something in common: no mode of Γ is positive", f"γ_1 = {gamma[0]:.3g}")
+    if usable < k and at_most:
         return _first(pairs, solution, usable)
     if usable < k:
         # float64 may resolve modes that float32 cannot

@@ -111,7 +111,7 @@ def modes(sums: PairSums, maps: tuple[AbstractMap, ...], k: int, at_most: bool =
     if usable == 0 and floor == 0:
         raise InputError("kernel", "must not vanish on the data", None, "Γ is zero")
     if usable == 0:
-        raise InputError("X_b", "must share something with X: no mode of Γ is positive", f"γ_1 = {gamma[0]:.3g}")
+        raise InputError("views", "must have something in common: no mode of Γ is positive", f"γ_1 = {gamma[0]:.3g}")
     if usable < k and not at_most:
         noise = f"γ_{usable + 1} / γ_1 is not above the rounding error {UNCERTAIN * eps:.0e}"
         raise InputError("n_components", f"must be at most {usable}: {noise}", k, f"lower n_components to {usable}")

@@ -69,7 +69,8 @@ class Attachment:
         self.monitor, self.automatic, self.expects_h = monitor, modules.automatic, modules.backbone is not None
         self.nameless = modules.automatic and modules.loss is None and not modules.projectors
         self.in_training: set[int] = set()  # ids of modules that have been called in training mode
-        self.evaluating, self.loss_id = False, id(modules.loss)  # whether backbone or projector are in evaluation mode
+        self.evaluating = False  # the last call of backbone or projector was in evaluation mode, with gradients
+        self.loss_id = id(modules.loss)
         self.tell, self.process = Teller(), os.getpid()
         every = positive_int(every, "every", remedy="write every=50")
         joined, views = flag(joined, "joined"), checked_views(views)
@@ -197,20 +198,23 @@ class Attachment:
     def _counts(self, module: nn.Module) -> bool:
         """Whether a call of a module belongs to training: not if it is in evaluation mode and was in training mode.
 
-        A loss is seldom put into evaluation mode, so it follows the backbone or projector that was called last.
+        A loss is seldom put into evaluation mode. It is left out if the last call of backbone or projector was in
+        evaluation mode, and none since the last update was in training mode.
         """
         if module.training:
             self.in_training.add(id(module))
         evaluates = not module.training and id(module) in self.in_training
         if id(module) != self.loss_id:
-            self.evaluating = evaluates
-        return not evaluates and not self.evaluating and self.finder.counts()
+            self.evaluating = evaluates and torch.is_grad_enabled()
+        elif self.evaluating and self.counts_updates and not self.finder.in_pass():
+            return False
+        return not evaluates and self.finder.counts()
 
     def _after_backbone(self, backbone: nn.Module, _: Any, output: Any) -> None:
         if not self._counts(backbone):
             return
         h = representation(output)
-        if not self.finder.hidden(output, 0 if h is None else len(h)):
+        if not self.finder.hidden(output, None if h is None else h.detach()):
             return
         if h is not None:
             self.monitor.collect_hidden(h.detach())
@@ -241,7 +245,7 @@ class Attachment:
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         self.updates, self.since_update = self.updates + 1, 0
         self._carefully(self.finder.after_update)
-        if self.evaluating:  # it is trained in evaluation mode
+        if self.evaluating:  # an update followed, so it was training, with frozen statistics for example
             self.in_training, self.evaluating = set(), False
         if self.updates == PATIENCE:
             self._say_what_is_missing("seen so far")
@@ -251,6 +255,9 @@ class Attachment:
 
     def _take(self, z_a: Tensor, z_b: Tensor) -> None:
         self.monitor.collect(z_a, z_b)
+        h = self.finder.second_hidden(2 * len(z_a))
+        if h is not None:
+            self.monitor.collect_hidden(h)
         self.taken += 1
         self.recorder.took()
         self.since_update += 1

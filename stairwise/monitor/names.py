@@ -16,7 +16,7 @@ Names = tuple[str, ...]
 LOSSES: Names = ("criterion", "loss", "loss_fn", "*_loss", "*criterion", "criterion_*")
 PROJECTORS: Names = ("projection_head", "projector", "student_head", "head", "*projection_head*", "*projector*")
 PROJECTORS += ("*_head", "student", "*encoder_q")
-ON_TOP: Names = ("proj", "projection", "*_proj", "*_projection")  # projectors too, but inside a backbone they are not
+ON_TOP: Names = ("proj", "projection", "*_projection")  # projectors too, but inside a backbone they are not
 BACKBONES: Names = ("backbone", "encoder", "student_backbone", "*backbone*", "*encoder*")
 # words in the names of modules that give no z: copies that follow the trained one, predictors, classifiers
 OTHERS = {"momentum", "teacher", "target", "ema", "predictor", "prediction", "probe", "classifier", "local", "decoder"}
@@ -64,7 +64,7 @@ def checked_settings(
 def found_projectors(module: nn.Module) -> dict[str, nn.Module]:
     """Modules that may be projectors, by name, the likeliest first."""
     inside = [name for name, _ in _candidates(module) if _fits(name, BACKBONES[:3])]
-    outer = [(name, part) for name, part in _matches(module, ON_TOP) if name in dict(module.named_children())]
+    outer = [(name, part) for name, part in _matches(module, ON_TOP) if "." not in name.removeprefix("model.")]
     return {
         name: part
         for name, part in (*_matches(module, PROJECTORS), *outer)

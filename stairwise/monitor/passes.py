@@ -60,6 +60,7 @@ class PairFinder:
     def _clear(self) -> None:
         self.begun, self.over, self.repeated = False, False, False
         self.loss_calls, self.hidden_calls, self.hidden_rows = 0, 0, 0
+        self.second: Tensor | None = None  # h of the second call of the backbone, if it must wait for z
         self.outputs: dict[int, list[Tensor]] = {}
         self.output_calls: dict[int, int] = {}
         self.held: Seen | None = None  # first call of the loss, if it must wait for the end of the pass
@@ -79,6 +80,10 @@ class PairFinder:
             self.passes_in_step += self.stepping
             self.repeated = self.stepping and self.passes_in_step > 1
         return not self.repeated
+
+    def in_pass(self) -> bool:
+        """Whether a call has been counted since the last backward pass or update."""
+        return self.begun and not self.over
 
     def watch_backward(self, output: Any) -> None:
         """Note when the backward pass reaches this output."""
@@ -117,20 +122,38 @@ class PairFinder:
 
     # calls
 
-    def hidden(self, output: Any, rows: int) -> bool:
-        """Whether this output of the backbone is recorded: the first two of a pass, if they have as many rows.
+    def hidden(self, output: Any, h: Tensor | None) -> bool:
+        """Whether this output of the backbone is recorded now: the first two of a pass, if the second has as many rows.
 
-        If views are joined, there may be one; local crops after it have another number of rows.
+        If views are joined, whether the second call belongs to them is known when z has been seen.
         """
         self.hidden_calls += 1
         if self.hidden_calls == 1:
             self.watch_backward(output)
-            self.hidden_rows = rows
+            self.hidden_rows = 0 if h is None else len(h)
             return True
-        if self.hidden_calls > 2 or rows != self.hidden_rows:
+        if self.hidden_calls > 2 or h is None or len(h) != self.hidden_rows:
             return False
-        self.hidden_rows += rows
+        if self.joined:
+            self.second = h
+            return False
+        self.hidden_rows += len(h)
         return True
+
+    def second_hidden(self, rows: int) -> Tensor | None:
+        """h of the second call of the backbone that waits, if z has so many rows, of both views, that it belongs to
+        them. Warns if h is of other views than z."""
+        h, self.second = self.second, None
+        if h is not None and self.hidden_rows + len(h) > rows:
+            h = None
+        self.hidden_rows += 0 if h is None else len(h)
+        if self.hidden_rows not in (0, rows // 2, rows):
+            self.tell(
+                f"the recorded h has {self.hidden_rows} rows per batch and z {rows}, so they are not of the same "
+                "views: if that matters, leave backbone= out and use "
+                f"{self.lines.by_hand.removesuffix(')')}, h_a, h_b)"
+            )
+        return h
 
     def loss_called(self, loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], by_call: bool) -> None:
         """A call of the loss. by_call: there is no optimizer, so until a backward pass is seen each call is a pass."""
@@ -251,12 +274,6 @@ class PairFinder:
 
     def _take(self, a: Tensor, b: Tensor) -> None:
         self.taken = True
-        if self.hidden_rows > len(a) + len(b):
-            self.tell(
-                f"h is of all {self.hidden_rows} rows that the backbone gets at once, and z of {len(a) + len(b)} of "
-                "them, the first two views: for h of the same views leave backbone= out, and use "
-                f"{self.lines.by_hand.removesuffix(')')}, h_a, h_b)"
-            )
         self.take(a, b)
 
 

@@ -72,17 +72,20 @@ def representation(output: Any) -> Tensor | None:
 
 
 def value_of_loss(output: Any) -> Tensor | None:
-    """The loss among what a loss returns: a tensor, the entry "loss" or the first tensor of a dict, the first of a
-    tuple.
+    """The loss among what a loss returns: a tensor; of a dict the entry "loss", or like of a tuple the first number
+    that has a gradient.
 
     >>> import torch
-    >>> value_of_loss({"invariance": torch.ones(2), "loss": torch.tensor(3.0)}), value_of_loss(([], "no tensor"))
-    (tensor(3.), None)
+    >>> z = torch.ones(2, requires_grad=True)
+    >>> value_of_loss({"accuracy": torch.tensor(0.5), "total": z.sum()}), value_of_loss(([], "no tensor"))
+    (tensor(2., grad_fn=<SumBackward0>), None)
     """
-    if isinstance(output, Mapping):
-        output = (output.get("loss"), *output.values())
-    found = output if isinstance(output, list | tuple) else (output,)
-    return next((x for x in found if isinstance(x, Tensor)), None)
+    if isinstance(output, Mapping) and "loss" in output:
+        output = output["loss"]
+    if isinstance(output, Tensor):
+        return output
+    found = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else ()
+    return next((x for x in found if isinstance(x, Tensor) and x.numel() == 1 and x.requires_grad), None)
 
 
 def views_of_loss(loss: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], views: Views, joined: bool) -> Seen:
@@ -206,10 +209,10 @@ def _of_one(name: str, tensors: list[Tensor], views: int | None, joined: bool) -
 
 def looks_like_labels(x: Tensor) -> bool:
     """Whether rows are probabilities, or zeros and ones (waits for the device)."""
-    near = max(1e-3, 4 * torch.finfo(x.dtype).eps)
+    near = max(1e-3, 4 * torch.finfo(x.dtype).eps) if x.is_floating_point() else 0.0
     x = x.detach().float()
-    of_one = ((x.sum(dim=1) - 1).abs() < near).all()
-    return bool(((x >= 0).all() and of_one) or ((x == 0) | (x == 1)).all())
+    shares = (x >= 0).all() and ((x.sum(dim=1) - 1).abs() <= near).all()
+    return bool(shares or (((x == 0) | (x == 1)).all() and (x == 1).any()))
 
 
 def check_pair(name: str, a: Tensor, b: Tensor) -> None:

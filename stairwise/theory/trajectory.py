@@ -11,7 +11,7 @@ from stairwise.checks import InputError, matrix, number, time_vector
 Floats = NDArray[np.float64]
 
 LARGEST_EIGENVALUE = 1e150  # the squares of the loss, and sums of them, then stay below 1e308
-ROUNDING = 1e-13  # nearer to 1, log-odds are made of rounding errors
+OVERSHOT = 1 + 1e-6  # integrators overshoot by less
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +51,8 @@ class Trajectory:
     def step_times(self, level: float = 0.5) -> Floats:
         """When each λ_j first reaches `level`, shape (d,); infinite if it never does within the finite times.
 
-        The log-odds of λ are interpolated linearly between records, which is exact for the logistic law; or √λ, if the
-        record after the step is at 1 or above, where there are no log-odds.
+        The log-odds of λ are interpolated linearly between records, which is exact for the logistic law; of spectral
+        methods √λ, and also where λ overshoots 1, since there are no log-odds.
         """
         if not 0 < (level := number(level, "level")) < 1:
             raise InputError("level", "must lie strictly between 0 and 1", level)
@@ -65,7 +65,8 @@ class Trajectory:
         after = above.argmax(axis=0)
         before, modes = np.maximum(after - 1, 0), np.arange(above.shape[1])
         ends = eigenvalues[before, modes], eigenvalues[after, modes]
-        share = np.where(ends[1] < 1 - ROUNDING, _share(_log_odds, level, *ends), _share(_root, level, *ends))
+        linear = (ends[1] > OVERSHOT) | ("spectral" in self.method)
+        share = np.where(linear, _share(_root, level, *ends), _share(_log_odds, level, *ends))
         crossing = times[before] + np.where(after > before, share, 0) * (times[after] - times[before])
         return np.where(above.any(axis=0), crossing, np.inf)
 

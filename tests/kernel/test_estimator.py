@@ -381,9 +381,13 @@ NAN = np.where(np.eye(60, 8) > 0, np.nan, X_A)
         (lambda: KernelSSL(121).fit(X_A, X_b=X_B), "n_components must be at most 120"),
         (lambda: KernelSSL().fit(X_A, X_B), "y is ignored, and must not be a second view .* give it as X_b="),
         (lambda: KernelSSL().fit_transform(X_A, X_B), "give it as X_b="),
+        (lambda: KernelSSL().fit(X_A.tolist(), X_B.tolist()), "give it as X_b="),
         (lambda: KernelSSL().partial_fit(X_A, X_B), "give it as X_b="),
-        (lambda: KernelSSL(2, kernel="linear").fit(X_A, X_b=-X_A), "X_b must share something with X"),
-        (lambda: KernelSSL(2, kernel="linear", method="nystroem").fit(X_A, X_b=-X_A), "X_b must share something"),
+        (lambda: KernelSSL(2, kernel="linear").fit(X_A, X_b=-X_A), "views must have something in common"),
+        (
+            lambda: KernelSSL(2, kernel="linear", method="nystroem").fit(X_A, X_b=-X_A),
+            "views must have something in common",
+        ),
         (lambda: KernelSSL(kernel=lambda x, y: x @ y.T * np.nan).fit(X_A), "must return finite numbers"),
         (lambda: KernelSSL(kernel="rfb").fit(X_A), "kernel"),
         (lambda: KernelSSL(kernel=kernels.ntk(activation="gelu")).fit(X_A), "activation is unknown .*relu, erf"),
@@ -404,3 +408,12 @@ NAN = np.where(np.eye(60, 8) > 0, np.nan, X_A)
 def test_bad_input(make, words):
     with pytest.raises(ValueError, match=words), np.errstate(invalid="ignore", over="ignore"):
         make()
+
+
+@pytest.mark.parametrize("y", [np.arange(60), np.eye(60)[:, :8], np.ones((60, 8), int), np.ones((60, 3)), None])
+def test_labels_are_ignored(y):
+    """Also in several columns; and anything, if the second view is given."""
+    expected = KernelSSL(2).fit(X_A).eigenvalues_
+    np.testing.assert_array_equal(KernelSSL(2).fit(X_A, y).eigenvalues_, expected)
+    paired = KernelSSL(2).fit(X_A, X_B, X_b=X_B).eigenvalues_
+    np.testing.assert_array_equal(paired, KernelSSL(2).fit(X_A, y, X_b=X_B).eigenvalues_)

@@ -129,7 +129,7 @@ def test_median_looks_at_all_the_data():
         (lambda: kernels.resolve(lambda x, y: x @ np.triu(np.ones((3, 3))) @ y.T, X), "must be symmetric"),
         (lambda: kernels.resolve(3, X), "must be a name, an object or a function"),
         (lambda: kernels.ntk(activation="tanh")(X, Y), "activation is unknown"),
-        (lambda: kernels.ntk()(X[0], Y[0]), "X must be 2-D"),
+        (lambda: kernels.ntk()(X[0], Y[0]), "X must be a 2-D array or tensor"),
         (lambda: kernels.laplace(0.1)(X, Y[:, :2]), "Y must have 3 columns, as X"),
         (lambda: kernels.rbf(0.1)(X, 1j * Y), "Y must be real"),
         (lambda: kernels.ntk(depth=0)(X, Y), "depth must be a whole number"),

@@ -92,7 +92,7 @@ def test_crops_joined_in_one_batch():
             step(optimizer, sw.losses.vicreg(*z.chunk(4)[:2]) + z[64:].square().mean())
 
     watch, spy = watched(loop, by_projector, views=4, joined=True)
-    says(watch, r"h is of all 128 rows .* and z of 64 of them.* use watch.update\(z_a, z_b, h_a, h_b\)")
+    says(watch, r"recorded h has 128 rows per batch and z 64, .* use watch.update\(z_a, z_b, h_a, h_b\)")
     spy.check(watch.records[0])
 
 
@@ -152,14 +152,33 @@ def test_batches_that_accumulate_under_a_loss_that_returns_more():
     assert watch.records[0].loss > 0
 
 
+@pytest.mark.parametrize("locals_", [2, 3])
+def test_joined_global_crops_are_not_mixed_with_local_ones(locals_):
+    """Two calls of the backbone; two local crops have as many rows as two global ones."""
+
+    def loop(model, optimizer, spy):
+        for views in batches(views=2 + locals_):
+            h = [model.backbone(x.flatten(0, 1)) for x in (views[:2], views[2:])]
+            z = model.projector(torch.cat(h))
+            spy.see(*z.chunk(2 + locals_)[:2], h[0])
+            step(optimizer, sw.losses.vicreg(*z[:64].chunk(2)) + z[64:].square().mean())
+
+    watch, spy = watched(loop, by_projector, joined=True, views=2 + locals_)
+    says(watch)
+    spy.check(watch.records[0])
+
+
 @pytest.mark.parametrize("with_projector", [False, True])
 def test_evaluation_with_gradients_is_left_out(with_projector):
     """A criterion stays in training mode; the backbone does not."""
+    losses = []
 
     def loop(model, optimizer, spy):
+        losses.clear()
         for views in batches():
-            z = embed(model, views, spy)
-            step(optimizer, model.criterion(*z[:2]))
+            loss = model.criterion(*embed(model, views, spy))
+            losses.append(loss.item())
+            step(optimizer, loss)
             model.eval()
             model.criterion.train()
             model.criterion(*(model.projector(model.backbone(100 * x)) for x in views))
@@ -171,21 +190,67 @@ def test_evaluation_with_gradients_is_left_out(with_projector):
     watch, spy = watched(loop, hook)
     says(watch)
     spy.check(watch.records[0])
+    assert watch.records[0].loss == pytest.approx(sum(losses) / len(losses), rel=1e-6)
 
 
-def test_a_backbone_that_is_trained_in_evaluation_mode():
-    """Its statistics are frozen after the first update, and the records go on after one more."""
+@pytest.mark.parametrize("gradients", [False, True])
+def test_calls_in_evaluation_mode_before_the_loss(gradients):
+    """An online probe looks at other samples after z has been computed."""
 
     def loop(model, optimizer, spy):
-        for i, views in enumerate(batches()):
-            if i == 1:
-                model.backbone.eval()
-            z = embed(model, views, spy if i != 1 else Spy())
+        for views in batches():
+            z = embed(model, views, spy)
+            model.eval()
+            with torch.set_grad_enabled(gradients):
+                model.backbone(views[0])
+            model.train()
             step(optimizer, model.criterion(*z))
 
     watch, spy = watched(loop, by_loss)
     says(watch)
     spy.check(watch.records[0])
+
+
+def test_a_target_in_evaluation_mode():
+    def loop(model, optimizer, spy):
+        for views in batches():
+            z_a = model(views[0])
+            model.eval()
+            with torch.no_grad():
+                z_b = model(views[1])
+            model.train()
+            spy.see(z_a, z_b)
+            step(optimizer, model.criterion(z_a, z_b))
+
+    watch, _ = watched(loop, by_loss)
+    assert "query and the key" in watch.tell.said[0]
+    assert watch.records[0].samples == 8 * 32
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_backbone_that_is_trained_in_evaluation_mode(counted):
+    """Its statistics are frozen after the first update; if updates are counted, one of them is left out."""
+    model, spy = Model(), Spy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    watch = sw.SpectrumMonitor().attach(**by_loss(model), optimizer=optimizer if counted else None, every=100)
+    for i, views in enumerate(batches()):
+        if i == 1:
+            model.backbone.eval()
+        left_out = i == 1 and counted
+        step(optimizer, model.criterion(*embed(model, views, Spy() if left_out else spy)))
+    watch.close()
+    says(watch)
+    assert watch.records[0].samples == 32 * (7 if counted else 8)
+
+
+def test_a_momentum_key_that_is_zero_is_not_a_label():
+    def loop(model, optimizer, spy):
+        for views in batches():
+            step(optimizer, model.criterion(model(views[0]), torch.zeros(32, 4)))
+
+    watch, _ = watched(loop, lambda model: {"loss": model.criterion})
+    says(watch, "query and the key of a momentum encoder")
+    assert watch.records[0].samples == 8 * 32
 
 
 def test_an_optimizer_without_a_learning_rate():

@@ -45,6 +45,8 @@ def model(*names):
         (("backbone.head", "backbone.conv", "predictor"), None, "backbone"),
         (("encoder", "proj", "ntxent"), "proj", "encoder"),
         (("encoder", "projection"), "projection", "encoder"),
+        (("model.encoder", "model.proj"), "model.proj", "model.encoder"),
+        (("encoder", "q_proj"), None, "encoder"),
         (("backbone.patch_embed.proj", "vit.patch_embed.proj"), None, "backbone"),
         (("model.backbone", "model.projector"), "model.projector", "model.backbone"),
     ],

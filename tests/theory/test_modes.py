@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
 from stairwise.checks import InputError
+from stairwise.dynamics.flow import gradient_flow
+from stairwise.theory.alignment import gaussian_init
+from stairwise.theory.correlation import Correlation
 from stairwise.theory.modes import Modes
 from stairwise.theory.spectral import SpectralModes
 from stairwise.theory.trajectory import Trajectory
@@ -135,3 +138,13 @@ def test_step_times_of_trajectories_that_reach_one():
     np.testing.assert_allclose(found, modes.step_times(), rtol=1e-3)
     overshot = Trajectory(np.array([0.0, 1.0, 2.0]), np.array([[0.04], [1.44], [1.0]]), "descent").step_times()
     assert overshot == pytest.approx((0.5**0.5 - 0.2) / (1.2 - 0.2))
+
+
+def test_step_times_of_coarse_records_of_a_numerical_flow():
+    """Integrators overshoot 1 by rounding; steps stay between their records, and in order."""
+    corr, t = Correlation.from_matrix([4.0, 2.0, 1.0]), np.linspace(0, 40, 25)
+    W0 = gaussian_init(3, 3, 1e-4, 0)
+    fine = gradient_flow(W0, corr, np.linspace(0, 4, 2000)).step_times()
+    found = gradient_flow(W0, corr, t).step_times()
+    assert (np.diff(found) > 0).all()
+    np.testing.assert_allclose(found, fine, rtol=0.3)

@@ -228,6 +228,10 @@ def test_the_appendix_predicts_and_shows_only_what_was_measured():
     none = appendix.NOT_RUN
     assert table["S2"] == ["40.0 → 45.0 %, 12 → 12 modes", none, f"2×, {none}", "helps from small"]
     assert table["S6"] == ["diverged at every rate from 0.1 on", none, f"less than 1×, {none}", "harms from small"]
+    lost = {("plain", 0.1): made["plain", 0.1] | {"diverged": True}, 1: made["sharpened", 0.1]}
+    row = next(row for row in appendix.rows(lost, "cifar10") if row[0] == "S2")
+    assert row[3] == "the plain loss diverged at every rate; with the idea 44.0 %"
+    assert row[5] == f"plain diverged, {none}"
     assert table["S5"] == [none, none, f"{none}, {none}", none]
 
 
