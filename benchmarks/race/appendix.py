@@ -28,7 +28,7 @@ STARTS = {"small": 1e-3, "standard": 0.3}  # √λ of every mode at the start
 SLOWEST = 0.1  # γ of the mode; ratios do not depend on it, but for S1
 D = HEADS["modes"]["d"]
 SPECTRUM = 1 / np.arange(1.0, D + 1)  # γ of S1's modes
-NO_EFFECT = 0.01  # of accuracy, at most; the standard error over 5000 images is 0.007
+NO_EFFECT = 0.01  # a change of accuracy up to which no effect is claimed; its standard error is 0.007
 NOT_RUN = "*not run yet*"
 
 

@@ -88,7 +88,7 @@ def validated(est: Any, X: Any, reset: bool) -> Matrix:
 
 
 def refuse_second_view(X: Any, y: Any) -> None:
-    """Raise InputError if y, which scikit-learn wants to be ignored, looks like the second view: no labels in it."""
+    """Raise InputError if y, which is ignored as scikit-learn wants it, has the shape of X and holds no labels."""
     shape = _shape(y)
     if len(shape) != 2 or shape[1] < 2 or shape != _shape(X):
         return

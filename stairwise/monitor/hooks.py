@@ -211,7 +211,7 @@ class Attachment:
         return not evaluates and self.finder.counts()
 
     def _after_backbone(self, backbone: nn.Module, _: Any, output: Any) -> None:
-        if not self._counts(backbone):
+        if not self._counts(backbone) or self.finder.hidden_calls >= 2:  # of more crops h need not be averaged
             return
         h = representation(output)
         if not self.finder.hidden(output, None if h is None else h.detach()):

@@ -123,7 +123,8 @@ class PairFinder:
     # calls
 
     def hidden(self, output: Any, h: Tensor | None) -> bool:
-        """Whether this output of the backbone is recorded now: the first two of a pass, if the second has as many rows.
+        """Whether this output of the backbone, one of the first two of a pass, is recorded now: the second one only if
+        it has as many rows as the first.
 
         If views are joined, whether the second call belongs to them is known when z has been seen.
         """
@@ -132,7 +133,7 @@ class PairFinder:
             self.watch_backward(output)
             self.hidden_rows = 0 if h is None else len(h)
             return True
-        if self.hidden_calls > 2 or h is None or len(h) != self.hidden_rows:
+        if h is None or len(h) != self.hidden_rows:
             return False
         if self.joined:
             self.second = h
@@ -141,8 +142,10 @@ class PairFinder:
         return True
 
     def second_hidden(self, rows: int) -> Tensor | None:
-        """h of the second call of the backbone that waits, if z has so many rows, of both views, that it belongs to
-        them. Warns if h is of other views than z."""
+        """h of the second call of the backbone, if it waited and belongs to z, whose two views have `rows` rows together.
+
+        Warns if h is of other views than z.
+        """
         h, self.second = self.second, None
         if h is not None and self.hidden_rows + len(h) > rows:
             h = None

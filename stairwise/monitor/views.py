@@ -72,8 +72,8 @@ def representation(output: Any) -> Tensor | None:
 
 
 def value_of_loss(output: Any) -> Tensor | None:
-    """The loss among what a loss returns: a tensor; of a dict the entry "loss", or like of a tuple the first number
-    that has a gradient.
+    """The value of the loss in what its module returns: a tensor, the entry "loss" of a dict, or else the first number
+    with a gradient in a dict or tuple.
 
     >>> import torch
     >>> z = torch.ones(2, requires_grad=True)
