@@ -142,7 +142,7 @@ class PairFinder:
         return True
 
     def second_hidden(self, rows: int) -> Tensor | None:
-        """h of the second call of the backbone, if it waited and belongs to z, whose two views have `rows` rows together.
+        """h of the second call of the backbone, if it waited and belongs to z, whose two views have so many rows.
 
         Warns if h is of other views than z.
         """
