@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.race.entrants import RACED
-from benchmarks.race.plan import Rules
+from benchmarks.race.plan import FIRST, Rules
 
 APPENDIX = ("plain", "sharpened", "flat", "smoothed", "fourth_power", "hinged")
-LONG = 4  # times as many steps as in the race
+LONGER = {"length": 4 * 2700, "kept": (1, 1)}
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,20 @@ class Part:
 
 
 TRIALS: dict[str, Any] = {"stages": ("tune",)}
+FINALS: dict[str, Any] = {"stages": ("final",)}
 SMALL = {"start": "small"}
+SHORT: dict[str, Any] = {"lengths": FIRST}  # of Muon, whose other lengths need more time than they tell
 QUEUE = (
     Part("S2 to S7, standard start", {"losses": APPENDIX, "methods": ("sgd",)} | TRIALS),
     Part("S1, standard start", {"losses": ("plain",), "methods": ("precondition",)} | TRIALS),
     Part("S2 to S7, small start", {"losses": APPENDIX, "methods": ("sgd",)} | SMALL | TRIALS),
     Part("S1, small start", {"losses": ("plain",), "methods": ("precondition",)} | SMALL | TRIALS),
-    Part("FroSSL, LARS and Muon, three seeds", {"losses": ("frossl",), "methods": ("lars", "muon"), "seeds": 3}),
-    Part("four views", {"losses": RACED, "methods": ("lars, 4 views", "muon, 4 views"), "seeds": 1}),
+    Part("FroSSL, LARS and Muon, three seeds", {"losses": ("frossl",), "methods": ("lars", "muon"), "seeds": 3} | SHORT),
+    Part("four views", {"losses": RACED, "methods": ("lars, 4 views", "muon, 4 views"), "seeds": 1} | SHORT),
     Part("precondition", {"losses": RACED, "methods": ("precondition",), "seeds": 1}),
-    Part("small start", {"methods": ("lars", "muon"), "seeds": 1} | SMALL),
-    Part("long training", {"losses": ("vicreg",), "methods": ("lars", "muon"), "seeds": 1, "length": LONG * 2700}),
-    Part("transfer: two more seeds", {"methods": ("lars", "muon"), "seeds": 7, "stages": ("final",)}, transfer=True),
+    Part("small start", {"methods": ("lars", "muon"), "seeds": 1} | SMALL | SHORT),
+    Part("long training", {"losses": ("vicreg",), "methods": ("lars", "muon"), "seeds": 1} | LONGER),
+    Part("transfer: two more seeds", {"methods": ("lars", "muon"), "seeds": 7} | FINALS | SHORT, transfer=True),
 )
 
 

@@ -27,7 +27,7 @@ from benchmarks.race.store import Result
 CLOCK = 300
 FIRST, THEN = (3, 2), (4, 1)  # Muon's lengths are L divided by these
 EXTENSIONS, RESCUES = 2, 6  # rates beyond an edge of the grid, and below a grid that diverged
-KEPT, SAME, KEPT_MUON = 3, 2, 2  # trials that are repeated with more steps, and how many of them may be of one method
+SAME = 2  # at most so many of the trials that are repeated with more steps are of one method
 MUON = "muon"
 STAGES = ("tune", "long", "final", "clock")
 
@@ -35,7 +35,8 @@ STAGES = ("tune", "long", "final", "clock")
 @dataclass(frozen=True)
 class Rules:
     """The size of a race: L, the steps of a trial, the seeds, and settings that differ from the recipes; only runs of
-    these stages are made."""
+    these stages are made. `lengths`: Muon's final runs have L divided by these; `kept`: trials that are repeated with
+    more steps, of the baselines together and of Muon."""
 
     length: int = 2700
     trial: int = 600
@@ -46,6 +47,8 @@ class Rules:
     start: str = "standard"
     changes: dict[str, Any] = field(default_factory=dict)
     stages: tuple[str, ...] = STAGES
+    lengths: tuple[int, ...] = (*FIRST, *THEN)
+    kept: tuple[int, int] = (3, 2)
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -132,13 +135,13 @@ class Race:
         scores = {run: self.score(run) for run in trials}
         if None in scores.values() or not trials:
             return []
-        muon = methods[0] in self.rules.fast
+        rules, muon = self.rules, methods[0] in self.rules.fast
         kept: list[RaceRun] = []
         for run in sorted(trials, key=lambda r: -(scores[r] or 0.0)):
             if scores[run] and sum(k.method == run.method for k in kept) < SAME:
                 kept.append(run)
-        steps = self.rules.length // FIRST[0] if muon else self.rules.length
-        return [self.rules.run("long", loss, r.method, r.lr, steps) for r in kept[: KEPT_MUON if muon else KEPT]]
+        steps = rules.length // FIRST[0] if muon else rules.length
+        return [rules.run("long", loss, r.method, r.lr, steps) for r in kept[: rules.kept[muon]]]
 
     # finals
 
@@ -159,7 +162,8 @@ class Race:
     def finals(self, loss: str, method: str | None, parts: tuple[int, ...], seed: int) -> Iterator[RaceRun]:
         rate = self.chosen_rate(loss, method) if method in self.rules.methods and method else None
         if method and rate:
-            for part in parts:
+            lengths = self.rules.lengths if method in self.rules.fast else (1,)
+            for part in (p for p in parts if p in lengths):
                 yield self.rules.run("final", loss, method, rate, self.rules.length // part, seed)
 
     def clocks(self, loss: str) -> Iterator[RaceRun]:
