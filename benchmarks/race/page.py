@@ -5,6 +5,7 @@ A table without results says so and holds no numbers.
 """
 
 import json
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,43 @@ def lost_table(results: dict[str, Result], data: str) -> str:
             rows.append([NAMES[loss], muon.steps, "; ".join(same), *cells])
     head = ["loss", "Muon's updates", "baseline, Muon at equal modes", "baseline elsewhere", "Muon elsewhere"]
     return markdown([head, *rows]) if rows else NOTHING
+
+
+def span_table(path: Path) -> str:
+    """Overlaps of the spans that LARS and Muon learn, with predicted spans and with each other; means over the seeds.
+
+    Of runs of one seed the longest counts. Spans of two methods are compared at the smaller k.
+    """
+    rows, results = [], Store(path).results()
+    stored = sorted((r for r in results.values() if not r["diverged"]), key=lambda r: r["steps"])
+    for start, loss in product(appendix.STARTS, RACED):
+        about = dataset(results), start, loss
+        runs = {(r["method"], r["seed"]): r for r in stored if (r["data"], r["start"], r["loss"]) == about}
+        seeds = sorted(seed for method, seed in runs if method == "lars" and ("muon", seed) in runs)
+        if not seeds:
+            continue
+        both = [[runs[method, seed] for seed in seeds] for method in ("lars", "muon")]
+        rates = ", ".join(f"{of[0]['lr']:g}{'*' * (of[0]['rate_from'] != start)}" for of in both)
+        modes = _means(([r["spans"][-1]["k"] for r in of] for of in both), 0)
+        k = _means([[r["equal"]["k"] for r in both[0]]], 0)
+        overlaps = [
+            _means([r["equal"][name] for r in of if name in r["equal"]] for of in both)
+            for name in ("theory", "theory_2k", "pca", "theory_measured", "pca_measured")
+        ]
+        chance = _means([[r["equal"]["chance"] for r in both[0] if "chance" in r["equal"]]])
+        across = _means([[o["overlap"] for r in both[1] for o in r["beside"] if o["method"] == "lars"]])
+        twice = _means([o["overlap"] for r in of for o in r["beside"] if o["method"] == r["method"]] for of in both)
+        rows.append([start, NAMES[loss], rates, len(seeds), modes, k, *overlaps, chance, across, twice])
+    head = [
+        *("start", "loss", "learning rates", "seeds", "modes in use", "k", "theory", "theory, 2k modes", "kernel PCA"),
+        *("theory, measured", "kernel PCA, measured", "chance", "LARS with Muon", "two seeds"),
+    ]
+    return markdown([head, *rows]) if rows else NOTHING
+
+
+def _means(lists: Iterable[Sequence[float]], digits: int = 3) -> str:
+    """The mean of each list, separated by commas; – for an empty one."""
+    return ", ".join(f"{sum(some) / len(some):.{digits}f}" if some else "–" for some in lists)
 
 
 def trials_table(results: dict[str, Result], data: str) -> str:
@@ -298,7 +336,7 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
         **{"engine": engine_table(engine), "kernels": kernels_table(engine), "large": engine_table(large)},
         "figure": f"![{ALT}](speed.png)" if draw(results, data) is not None else "",
         **{"small": finals_table(results, data, "small"), "stl": finals_table(results, OTHER)},
-        "lost": lost_table(results, data),
+        **{"lost": lost_table(results, data), "span": span_table(folder / "span.jsonl")},
         "appendix": appendix_table(results, data),
     }
 
