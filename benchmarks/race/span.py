@@ -13,8 +13,9 @@ modes. An overlap is the mean squared cosine of the principal angles between two
   network, mean 0 and variance 1, and so does the first kernel here. But with them the network is not the one that
   training begins with: from the small start its embeddings are many orders of magnitude smaller. So there is a second
   kernel, with the statistics of the fixed views; names of its results hold "_measured".
-- Kernels are computed in float64. In SimCLR's first kernel from the small start, the bias of the last layer adds 1 to
-  all entries, and all else is below the rounding error of float32.
+- Kernels are computed in float64, because from the small start their entries hardly differ: in SimCLR's first kernel by
+  a ten thousandth. The bias of the last layer is left out. It adds the same to all entries, which changes nothing about
+  the mean but would add rounding error.
 
 Runs of one loss and start are made in one process and stored together, because their spans are compared in memory.
 """
@@ -71,6 +72,9 @@ def predicted_modes(network: nn.Module, views: Tensor) -> dict[str, Floats]:
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # to search would take longer
     for ending in ("", "_measured"):
         model = Outputs(deepcopy(network)).to(memory_format=torch.contiguous_format).eval()
+        last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+        if last.bias is not None:
+            last.bias.requires_grad_(False)
         if ending:
             with torch.no_grad():
                 update_bn(views.split(BATCH), model)

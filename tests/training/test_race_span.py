@@ -65,7 +65,7 @@ class Linear(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weights = nn.Linear(6, 3, bias=False)
+        self.weights = nn.Linear(6, 3)
 
     def forward(self, x):
         return x, self.weights(x)
