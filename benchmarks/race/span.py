@@ -36,7 +36,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from benchmarks.race.__main__ import STORE, TINY, _name
-from benchmarks.race.appendix import STARTS
 from benchmarks.race.entrants import METHODS, RACED, RaceRun
 from benchmarks.race.images import named_images, read_images
 from benchmarks.race.jobs import seconds_of
@@ -52,6 +51,7 @@ from stairwise.theory.spectra import subspace_alignment
 from stairwise.training.loop import Trainer
 
 Floats = NDArray[np.float64]
+STARTS = ("small", "standard")
 LEADING = 128  # modes of a network that are kept; twice as many are predicted
 DRAWS = 5  # random spans, for chance
 PREDICTING = 20.0  # seconds for the kernels of one network, to plan with
@@ -234,7 +234,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data-file", type=Path, nargs="+", help=".npz files of images")
     parser.add_argument("--losses", nargs="+", default=list(RACED), choices=RACED)
     parser.add_argument("--methods", nargs="+", default=["lars", MUON], choices=list(METHODS))
-    parser.add_argument("--starts", nargs="+", default=list(STARTS), choices=list(STARTS))
+    parser.add_argument("--starts", nargs="+", default=list(STARTS), choices=STARTS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--images", type=int, default=512, help="two views of each are compared")
     parser.add_argument("--length", type=int, default=Rules.length, help="updates of LARS; Muon has a third of them")
