@@ -89,6 +89,8 @@ GROWING = {"encoder": "tests.test_gpu:Pooled", "encoder_options": {}, "sizes": [
         GROWING,
         GROWING | {"compile": True},
         {"loss": "simclr"},
+        {"loss": "frossl"},
+        {"loss": "spectral_contrastive"},
         {"loss": "vicreg", "precondition": {"power": 0.5}},
         {"loss": "vicreg", "precondition": {"power": 1.0}},
         {"optimizer": "lars"},

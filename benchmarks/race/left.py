@@ -36,7 +36,9 @@ QUEUE = (
     Part("S1, standard start", {"losses": ("plain",), "methods": ("precondition",)} | TRIALS),
     Part("S2 to S7, small start", {"losses": APPENDIX, "methods": ("sgd",)} | SMALL | TRIALS),
     Part("S1, small start", {"losses": ("plain",), "methods": ("precondition",)} | SMALL | TRIALS),
-    Part("FroSSL, LARS and Muon, three seeds", {"losses": ("frossl",), "methods": ("lars", "muon"), "seeds": 3} | SHORT),
+    Part(
+        "FroSSL, LARS and Muon, three seeds", {"losses": ("frossl",), "methods": ("lars", "muon"), "seeds": 3} | SHORT
+    ),
     Part("four views", {"losses": RACED, "methods": ("lars, 4 views", "muon, 4 views"), "seeds": 1} | SHORT),
     Part("precondition", {"losses": RACED, "methods": ("precondition",), "seeds": 1}),
     Part("small start", {"methods": ("lars", "muon"), "seeds": 1} | SMALL | SHORT),

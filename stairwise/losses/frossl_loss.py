@@ -31,7 +31,8 @@ def frossl(z_a: Tensor, z_b: Tensor, invariance: float = 1.0) -> Tensor:
 
 def _concentration(z: Tensor) -> Tensor:
     K = z.T @ z if len(z) > z.shape[1] else z @ z.T  # both have the same norm
-    return ((K.square().sum() + TINY) / (K.trace().square() + TINY)).log()
+    # not K.trace(): its gradient reads a value on the CPU, which a CUDA graph cannot record
+    return ((K.square().sum() + TINY) / (K.diagonal().sum().square() + TINY)).log()
 
 
 class FroSSL(nn.Module):
