@@ -3,6 +3,7 @@
     python -m benchmarks.race --queue --plan              what is pending, and how long it may take
     python -m benchmarks.race --queue --minutes 5         run what comes first
     python -m benchmarks.race --queue --jobs 4            in several processes, which then leave out the clocks
+    python -m benchmarks.race --queue --data stl10        the part with other images
 
 Each part is a race of its own, with its own rules; results merge by key with all others.
 """
@@ -20,11 +21,13 @@ LONGER = {"length": 4 * 2700, "kept": (1, 1)}
 
 @dataclass(frozen=True)
 class Part:
-    """`changes` to the rules of the race; `transfer`: needs images of another dataset."""
+    """`changes` to the rules of the race; `data`: which images it needs; `transfer`: needs those of another dataset
+    too."""
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
     transfer: bool = False
+    data: str = "cifar10"
 
 
 TRIALS: dict[str, Any] = {"stages": ("tune",)}
@@ -44,11 +47,13 @@ QUEUE = (
     Part("small start", {"methods": ("lars", "muon"), "seeds": 1} | SMALL | SHORT),
     Part("long training", {"losses": ("vicreg",), "methods": ("lars", "muon"), "seeds": 1} | LONGER),
     Part("transfer: two more seeds", {"methods": ("lars", "muon"), "seeds": 7} | FINALS | SHORT, transfer=True),
+    Part("STL-10, three seeds", {"methods": ("lars", "muon"), "seeds": 3, "kept": (1, 1)} | SHORT, data="stl10"),
 )
 
 
 def queue(rules: Rules, transfer: bool) -> Iterator[tuple[Part, Rules]]:
-    """The parts that can be run, and their rules; `transfer`: whether there are images of another dataset."""
+    """The parts that can be run with the data of these rules, and their own rules; `transfer`: whether there are images
+    of another dataset."""
     for part in QUEUE:
-        if transfer or not part.transfer:
+        if rules.data.partition("[")[0] == part.data and (transfer or not part.transfer):
             yield part, replace(rules, **part.changes)

@@ -29,6 +29,7 @@ NAMES |= {"fourth_power": "fourth power"}
 METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned SGD"}
 METHOD_NAMES |= {f"{method}, 4 views": f"{METHOD_NAMES[method]}, 4 views" for method in ("lars", "muon")}
 COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
+COLORS |= {"lars, 4 views": "tab:brown", "muon, 4 views": "tab:cyan"}
 ALT = "Accuracy over views for three losses: runs along their way, and means of final runs with their spread"
 HALF, SECONDS = 0.5, 0.6  # at most this share of views and of seconds
 
@@ -211,7 +212,9 @@ def _how(run: Result) -> str:
 
 def search_table(runs: dict[str, Result]) -> str:
     """The trials of the search, by the settings that not all of them share."""
-    trials = [(*name.split("/", 2), r) for name, r in runs.items() if name.startswith(("search ", "design "))]
+    trials = [
+        (*name.split("/", 2), r) for name, r in runs.items() if name.startswith(("search ", "design ", "change "))
+    ]
     settings = [{"loss": Recipe().loss} | json.loads(text) for _, _, text, _ in trials]
     shared = {k: v for k, v in (settings[0] if settings else {}).items() if all(s.get(k) == v for s in settings)}
     rows = []

@@ -134,10 +134,20 @@ def test_the_queue_holds_what_the_race_does_not(tmp_path):
         assert wanted, part.name
         if part.name != "long training":  # its trials are those of the race
             assert not raced & {run.key({}) for run in wanted}
-    assert {part.name for part in QUEUE} - {part.name for part, _ in queue(Rules(), False)} == {
-        "transfer: two more seeds"
-    }
-    assert _plan_of_queue(Rules(), Store(tmp_path / "race.jsonl")).count(" min") == len(QUEUE)
+    parts = {part.name for part, _ in queue(Rules(), transfer=True)}
+    assert parts - {part.name for part, _ in queue(Rules(), transfer=False)} == {"transfer: two more seeds"}
+    elsewhere = {part.name for part, _ in queue(Rules(data="stl10[300]"), transfer=False)}
+    assert elsewhere == {"STL-10, three seeds"} == {part.name for part in QUEUE} - parts
+    assert _plan_of_queue(Rules(), Store(tmp_path / "race.jsonl")).count(" min") == len(parts)
+
+
+def test_a_part_of_the_queue_may_have_fewer_lengths_and_trials():
+    rules = Rules(losses=("simclr",), methods=("lars", "muon"), seeds=1, lengths=(3, 2), kept=(1, 1))
+    _, order = finished(rules)
+    long = [(run.method, run.steps) for run in order if run.stage == "long"]
+    final = [(run.method, run.steps) for run in order if run.stage == "final"]
+    assert long == [("lars", 2700), ("muon", 900)]
+    assert final == [("lars", 2700), ("muon", 900), ("muon", 1350)]
 
 
 def test_results_merge_by_key_and_survive_a_kill(tmp_path):

@@ -3,13 +3,14 @@
 import argparse
 import itertools
 import json
+import shlex
 from collections import Counter
 from functools import partial
 
 import numpy as np
 import pytest
 
-from benchmarks import speedrun, speedrun_search
+from benchmarks import speedrun, speedrun_changes, speedrun_search
 from benchmarks.bench_engine import make
 from benchmarks.race import page
 from benchmarks.race.images import RaceImages
@@ -227,3 +228,44 @@ def test_steps_that_fit_are_measured(tmp_path):
     few, many = (speedrun_search.steps_in(recipe, device_for_runs("cpu"), seconds) for seconds in (0.5, 10.0))
     assert few % 50 == many % 50 == 0
     assert few < many
+
+
+# single changes
+
+
+def test_changes_are_made_together():
+    recipe = speedrun.recipe_of("92", 0, False, {})
+    found = recipe.with_settings(speedrun_changes.settings_of(recipe, speedrun_changes.CHANGES))
+    assert (found.batch, found.views_per_image, found.loss_options) == (128, 8, {"covariance": 1.0})
+    assert found.lr == pytest.approx(0.35 * recipe.lr)  # two of the changes lower it
+    assert found.weight_decay * found.lr * found.steps == pytest.approx(4.5, rel=0.01)
+    assert speedrun_changes.settings_of(recipe, []) == {}
+
+
+def test_changes_as_options_of_the_speedrun():
+    recipe = speedrun.recipe_of("92", 0, False, {})
+    settings = speedrun_changes.settings_of(recipe, speedrun_changes.CHANGES)
+    options = shlex.split(speedrun_changes.words(settings))
+    assert options[::2] == ["--set"] * len(settings)
+    read = dict(text.split("=", 1) for text in options[1::2])
+    assert recipe.with_settings(read) == recipe.with_settings(settings)
+
+
+def test_changes_that_gain_enough_are_chosen():
+    scores = {"none": 0.9, "eight views": 0.9016, "half the rate": 0.9014, "weight decay": 0.0}
+    assert speedrun_changes.chosen(scores) == ["eight views"]
+
+
+def test_trials_of_changes_are_run_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        speedrun_changes, "recipe_of", lambda *about: speedrun.recipe_of(*about[:3], SMALL | {"views": "barlow-small"})
+    )
+    images, store, device = toy_images(), Store(tmp_path / "speedrun.jsonl"), device_for_runs("cpu")
+    images.offer()
+    scores = [speedrun_changes.trial(store, device, "92", name, 0.3, 80) for name in ("none", "weight decay")]
+    assert [100 * r["folded"] for r in store.results().values()] == pytest.approx([100 * score for score in scores])
+    assert all(r["held_out"] and r["training_images"] == 72 for r in store.results().values())
+    stored = store.path.read_text()
+    assert speedrun_changes.trial(store, device, "92", "weight decay", 0.3, 80) == scores[1]
+    assert store.path.read_text() == stored
+    assert "0.3 s, weight decay" in page.search_table(store.results())
