@@ -4,12 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 LIBRARIES := $(VENV)/libraries
 
-.PHONY: demo test lint types layers unit variants fuzz libraries bench docs clean
+.PHONY: demo test checks lint types layers unit variants fuzz libraries bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/stairwise demo
 
-test: lint types layers unit libraries
+# what needs one core each is done at the same time
+test: $(VENV)/.dev
+	$(MAKE) --jobs 2 checks $(VENV)/.libraries
+	$(MAKE) unit libraries
+
+checks: lint types layers
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
