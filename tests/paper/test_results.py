@@ -1,6 +1,7 @@
 """The stored results in docs/results agree with their pages."""
 
 import json
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -282,6 +283,14 @@ def test_the_index_names_every_experiment_and_its_state():
             verdict = row.split("|")[4].strip().split("]")[0].strip("[")
             assert verdict in (("open",) if "not run yet" in row else ("agrees", "partly", "disagrees")), name
     assert set(PAPER) <= set(CATALOG)
+
+
+def test_verdicts_of_the_first_page_are_those_of_the_index():
+    verdict = r"\[(agrees|partly|disagrees)\]\((?:docs/results/)?(\w+\.md)\)"
+    pages = (RESULTS.parents[1] / "README.md", RESULTS / "README.md")
+    first, index = (set(re.findall(verdict, page.read_text(encoding="utf-8"))) for page in pages)
+    assert len(first) == 7
+    assert first <= index
 
 
 def test_settings_of_stored_results_are_the_papers():
