@@ -115,6 +115,34 @@ def test_runs_of_another_seed(tmp_path):
     assert run("fig2cf", tmp_path, settings).claims
 
 
+@pytest.mark.parametrize("join", [True, False])
+def test_runs_of_another_seed_are_not_replaced(tmp_path, join):
+    """Neither by storing nor by joining; the command says so before it does anything."""
+    runs, stored = tmp_path / "runs", tmp_path / "stored"
+    for seed in (0, 1):
+        for method in ("simclr", "vicreg"):
+            name = f"stl10-{method}-small"
+            folder = runs / (f"{name}-seed{seed}" if seed else name)
+            invented(folder, name, RATES)
+            facts = json.loads((folder / "recipe.json").read_text())
+            facts["recipe"]["seed"] = seed
+            (folder / "recipe.json").write_text(json.dumps(facts))
+    settings = {"runs": str(runs), "methods": "simclr"}
+    store(run("fig2cf", tmp_path, settings), stored)
+    before = {path.name: path.read_bytes() for path in stored.iterdir()}
+    for method in ("simclr", "vicreg"):
+        other = run("fig2cf", tmp_path, settings | {"methods": method, "run_seed": 1})
+        with pytest.raises(InputError, match=r"got seed 0 in .* another folder, such as seed1"):
+            store(joined(other, stored) if join else other, stored)
+        assert {path.name: path.read_bytes() for path in stored.iterdir()} == before
+        where = ["--set", "runs=nowhere", "--set", "run_seed=1", "--set", f"methods={method}", "--store", stored]
+        done = stairwise("reproduce", "fig2cf", *where, *(["--join"] if join else []), cwd=tmp_path)
+        assert done.returncode == 2
+        assert "such as seed1" in " ".join(done.stderr.split())
+    store(joined(other, stored / "seed1") if join else other, stored / "seed1")
+    store(run("fig2cf", tmp_path, settings, force=True), stored)
+
+
 def test_kinds_are_joined(tmp_path):
     """Fig. 7 from standard initialization, then from small, then at four times the rate."""
     runs, stored = tmp_path / "runs", tmp_path / "stored"
