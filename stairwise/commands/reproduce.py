@@ -48,8 +48,9 @@ def reproduce(
     chosen = dict(setting(text) for text in settings or []) | ({"data": data} if data is not None else {})
     names = _checked_names(name, chosen, stored, stored_in, store_in, smoke, force)
     _check_join(join, store_in)
-    for one in names if store_in is not None else ():
-        check_place(one, chosen, store_in)
+    if store_in is not None:
+        for one in names:
+            check_place(one, chosen, store_in)
     where = (stored_in or stored_results()) if stored else None
     began = perf_counter()
     results: list[Result] = []

@@ -72,6 +72,10 @@ class Claim:
         return cls(text, float(measured), f"≥ {bound:g}", bool(measured >= bound))
 
     @classmethod
+    def between(cls, text: str, measured: float, low: float, high: float) -> "Claim":
+        return cls(text, float(measured), f"{low:g} … {high:g}", bool(low <= measured <= high))
+
+    @classmethod
     def note(cls, text: str, measured: float, predicted: float | None = None) -> "Claim":
         """A number to report, whatever it is."""
         return cls(text, float(measured), "any", True, predicted)

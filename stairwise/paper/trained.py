@@ -168,6 +168,11 @@ def methods_in(arrays: Arrays) -> list[str]:
     return list(json.loads(str(arrays["about"])))
 
 
+def data_of(arrays: Arrays, name: str) -> str:
+    """The data that a run was trained on."""
+    return str(json.loads(str(arrays["about"]))[name]["data"])
+
+
 def runs_table(arrays: Arrays) -> Table:
     rows = [
         [

@@ -34,6 +34,14 @@ def follow(folder, coupled, seed=0):
         weights = np.sqrt(0.01 + 0.5 * lam) if coupled else np.full(k, 0.7)
         h = (modes * weights) @ represent + 0.003 * rng.standard_normal((VIEWS, 20))
         write_followed(folder, record.step, record.t, modes * np.sqrt(lam + 1e-9), h, {"z": lam})
+    to_follow(folder)
+
+
+def to_follow(folder):
+    """The recipe of an invented run says that it follows views."""
+    facts = json.loads((folder / "recipe.json").read_text())
+    facts["recipe"]["follow"] = VIEWS // 2
+    (folder / "recipe.json").write_text(json.dumps(facts))
 
 
 @pytest.mark.parametrize("method", ["bt", "simclr", "vicreg"])
@@ -55,6 +63,34 @@ def test_representations_along_new_modes(tmp_path, method, coupled):
         path.unlink()
     again = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method}, force=True)
     assert [c.measured for c in again.claims] == [c.measured for c in result.claims]
+    assert [c for c in result.claims if c.judged] == [claim], "total variance and shape are reported, not judged"
+    (folder / "followed" / "summary.npz").unlink()
+    with pytest.raises(InputError, match=r"must have the 48 images that it has followed .*summary.npz"):
+        run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method}, force=True)
+
+
+def test_runs_that_followed_nothing_are_judged_as_before(tmp_path):
+    """Those of CIFAR-10, and of Barlow Twins before views were followed: by total variances and the shape."""
+    folder = tmp_path / "runs" / "stl10-bt-small"
+    invented(folder, "stl10-bt-small", RATES)
+    facts = json.loads((folder / "recipe.json").read_text())
+    del facts["recipe"]["follow"]
+    (folder / "recipe.json").write_text(json.dumps(facts))
+    result = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "bt"})
+    assert len(result.claims) == 7
+    assert all(claim.judged for claim in result.claims)
+    assert not any("share of h" in claim.text for claim in result.claims)
+
+
+def test_a_followed_run_without_steps_misses_the_prediction(tmp_path):
+    folder = tmp_path / "runs" / "stl10-bt-small"
+    invented(folder, "stl10-bt-small", np.full(len(RATES), 1e-4))
+    follow(folder, coupled=True)
+    result = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "bt"})
+    (claim,) = (claim for claim in result.claims if claim.judged)
+    assert "share of h along new modes" in claim.text
+    assert np.isnan(claim.measured)
+    assert not claim.holds
 
 
 def test_runs_are_joined(tmp_path):
@@ -155,6 +191,7 @@ def test_kinds_are_joined(tmp_path):
     assert [claim.text for claim in result.claims] == [
         "Barlow Twins: standard less small, at the end",
         "Barlow Twins: standard less small, four times the rate, at the end",
+        "Barlow Twins: standard less small, four times the rate, at the end, predicted",
     ]
     found = run("fig1cd", tmp_path, {"runs": str(runs), "only": "x4"})
     assert {claim.text.split(":")[0] for claim in found.claims} == {"four times the rate"}
