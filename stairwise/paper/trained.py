@@ -161,6 +161,7 @@ def about(runs: dict[str, Run]) -> dict[str, Any]:
         }
         facts[name] |= {key: run.recipe[key] for key in ("seed", "data")}
         facts[name]["pretrain"] = run.facts["training_images"]
+        facts[name] |= {"code": run.facts["code"]} if "code" in run.facts else {}  # where there is no commit
     return {"about": np.array(json.dumps(facts, default=str))}
 
 

@@ -9,8 +9,9 @@ import pytest
 from stairwise.archives import load_arrays
 from stairwise.checks import InputError
 from stairwise.paper import fig5, table2
-from stairwise.paper.harness import Result, joined, run, store
+from stairwise.paper.harness import Result, from_stored, joined, page, run, store
 from stairwise.paper.trained import lighter
+from stairwise.report.run_page import run_page
 from stairwise.runs.followed import write_followed
 from stairwise.runs.reader import Run
 from stairwise.staircase.steps import detect_steps
@@ -114,6 +115,20 @@ def test_runs_are_joined(tmp_path):
     store(dataclasses.replace(whole, arrays=whole.arrays | {"about": about}), tmp_path / "other")
     with pytest.raises(InputError, match="must join runs on the same images"):
         joined(whole, tmp_path / "other")
+
+
+def test_runs_made_outside_of_a_git_checkout(tmp_path):
+    """As on a machine that has the files alone."""
+    folder = tmp_path / "runs" / "stl10-simclr-small"
+    invented(folder, "stl10-simclr-small", RATES)
+    facts = json.loads((folder / "recipe.json").read_text()) | {"commit": None, "code": "0123abcd"}
+    (folder / "recipe.json").write_text(json.dumps(facts))
+    result = run("fig2cf", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "simclr"})
+    store(result, tmp_path / "stored")
+    page(from_stored("fig2cf", tmp_path, tmp_path / "stored")).write(tmp_path / "page.html")
+    (one,) = json.loads(str(result.arrays["about"])).values()
+    assert (one["commit"], one["code"]) == (None, "0123abcd")
+    assert "digest of the code 0123abcd" in run_page(folder).facts["commit"]
 
 
 def test_join_needs_a_folder(tmp_path):
