@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stairwise.archives import load_arrays
 from stairwise.paper import fig1cd, fig2cf, fig7
 from stairwise.paper.harness import Claim, run
+from stairwise.theory.spectra import grown
+from stairwise.training.recipe import load_recipe
 from tests.paper.test_figures import invented
 
-PAGE = (Path(__file__).parents[2] / "docs" / "results" / "stl10.md").read_text(encoding="utf-8")
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAGE = (RESULTS / "stl10.md").read_text(encoding="utf-8")
 PREDICTED = PAGE.partition("## Predicted before the runs")[2].partition("### Added later")[0]
 
 
@@ -42,7 +46,23 @@ def test_the_code_judges_what_the_page_says(kind):
 def test_five_steps_are_what_the_page_says():
     assert fig2cf.PREDICTED == 5
     assert "at least five steps each" in row("stl10-simclr-small")
-    assert "no gap: at most 0.6 points" in PAGE.replace("\n", " ")
+    assert '"no gap" means at most 0.6 points' in PAGE.replace("\n", " ")
+
+
+def test_what_is_expected_of_simclr_comes_from_stored_runs():
+    ends = []
+    for file in ("staircases", "forecasts", "forecasts_new"):
+        stored = load_arrays(RESULTS / f"{file}.npz")
+        names = [
+            name.removesuffix(".times") for name in stored if name.startswith("simclr") and name.endswith(".times")
+        ]
+        ends += [(stored[f"{name}.times"][-1], grown(stored[f"{name}.spectra"][-1])[0]) for name in names]
+    t, counts = zip(*ends, strict=True)
+    says = f"{len(ends)} runs from small initialization ended with {min(counts)} to {max(counts)} grown modes"
+    assert says in PAGE
+    assert f"at t from {min(t):.0f} to {max(t):.0f}" in PAGE
+    recipe = load_recipe("stl10-simclr-d50")
+    assert f"Here t is {recipe.steps * recipe.lr:g}, at lr {recipe.lr:g}." in PAGE
 
 
 @pytest.mark.parametrize(("count", "holds"), [(16, False), (17, True), (19, True), (20, False)])
