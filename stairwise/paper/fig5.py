@@ -132,21 +132,33 @@ def joined(arrays: Arrays) -> Arrays:
 def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for m in trained.methods_in(arrays):
-        followed = f"{m}.followed" in arrays or f"{m}.share.h" in arrays
-        for when, (unshifted, chance, _, lag) in together(arrays, m).items():
-            text, bound = f"{TITLES[m]}: the same, against chance{when}", f"> {chance:.3f}, 99 % of shifts in time"
-            three = [
-                Claim.at_least(f"{TITLES[m]}: correlation of the changes{when}", unshifted, 0.5),
-                Claim(text, unshifted, bound, unshifted > chance),
-                Claim.at_most(f"{TITLES[m]}: |best lag|, as a share of the whole time{when}", abs(lag), 0.02),
-            ]
-            claims += [Claim.note(one.text, one.measured) for one in three] if followed else three
+        followed = f"{m}.followed" in arrays
+        for when, numbers in together(arrays, m).items():
+            claims += _notes(TITLES[m], when, *numbers) if followed else _judged(TITLES[m], when, *numbers)
         scores = {what: found.z for what, found in events(arrays, m).items()}
-        for what, z in (scores | ({ALONG: scores.get(ALONG, np.nan)} if followed else {})).items():
+        for what, z in ((scores | {ALONG: scores.get(ALONG, np.nan)}) if followed else scores).items():
             text = f"{TITLES[m]}: {what}, z against shifted times"
             judged = what == ALONG or not followed  # slow steps hardly change the shape, but the share
             claims.append(Claim.at_least(text, z, 4) if judged else Claim.note(text, z))
     return claims
+
+
+def _judged(title: str, when: str, unshifted: float, chance: float, _: float, lag: float) -> list[Claim]:
+    text, bound = f"{title}: the same, against chance{when}", f"> {chance:.3f}, 99 % of shifts in time"
+    return [
+        Claim.at_least(f"{title}: correlation of the changes{when}", unshifted, 0.5),
+        Claim(text, unshifted, bound, unshifted > chance),
+        Claim.at_most(f"{title}: |best lag|, as a share of the whole time{when}", abs(lag), 0.02),
+    ]
+
+
+def _notes(title: str, when: str, unshifted: float, chance: float, _: float, lag: float) -> list[Claim]:
+    """The same numbers of a run that is judged by what it has followed."""
+    return [
+        Claim.note(f"{title}: correlation of the changes{when}", unshifted),
+        Claim.note(f"{title}: 99 % of shifts in time stay below{when}", chance),
+        Claim.note(f"{title}: |best lag|, as a share of the whole time{when}", abs(lag)),
+    ]
 
 
 def events_table(arrays: Arrays) -> Table:
