@@ -15,9 +15,12 @@ import stairwise
 def provenance(
     device: str | None = None, packages: tuple[str, ...] = ("numpy", "scipy", "matplotlib")
 ) -> dict[str, Any]:
-    """The origin that is stored with each result."""
+    """The origin that is stored with each result; without a git checkout the commit is None, and a digest of the code
+    is stored beside it."""
+    commit = _commit()
     return {
-        "commit": _commit(),
+        "commit": commit,
+        **({} if commit else {"code": code_digest()}),
         "versions": {
             "stairwise": stairwise.__version__,
             "python": platform.python_version(),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import stairwise as sw
+from stairwise import provenance
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,3 +72,13 @@ def test_notation_names_exist():
     assert len(names) > 15
     missing = [name for name in names if not re.search(rf"\b{name.split('.')[-1]}\b", source)]
     assert not missing
+
+
+def test_origin_outside_of_a_git_checkout(tmp_path, monkeypatch):
+    """The commit is None, and a digest names the code instead."""
+    digest = provenance.code_digest()
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    origin = provenance.provenance()
+    assert origin["commit"] is None
+    assert origin["code"] == digest
+    assert json.loads(json.dumps(origin)) == origin

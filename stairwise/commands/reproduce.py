@@ -40,7 +40,7 @@ def reproduce(
 
     Examples: `stairwise reproduce fig1ab --data cifar10 --set pixels=unit`, `stairwise reproduce all --from-stored`
     """
-    from stairwise.paper.harness import joined, store, stored_results
+    from stairwise.paper.harness import check_place, joined, store, stored_results
 
     if list_ or not name:
         _list(json_)
@@ -48,6 +48,9 @@ def reproduce(
     chosen = dict(setting(text) for text in settings or []) | ({"data": data} if data is not None else {})
     names = _checked_names(name, chosen, stored, stored_in, store_in, smoke, force)
     _check_join(join, store_in)
+    if store_in is not None:
+        for one in names:
+            check_place(one, chosen, store_in)
     where = (stored_in or stored_results()) if stored else None
     began = perf_counter()
     results: list[Result] = []

@@ -11,6 +11,7 @@ Top: eigenvalues of the embeddings (of C for Barlow Twins, of the covariance for
 of the representations before the head. Expected from the paper: the changes of their total variances correlate with
 almost no lag, and more than if one is shifted in time. In our runs this correlation is weak. The shape of the spectrum
 of h, and the share of h along each new mode of z on fixed views, are scored against shifted times: z of at least 4.
+In runs that have followed fixed views, which all new ones do, the share alone is judged and the others are notes.
 """
 
 from dataclasses import dataclass
@@ -71,12 +72,22 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def _shares(method: str, run: Run) -> dict[str, Any]:
-    """Shares of z and h along each new mode, if the run has followed fixed views and has steps."""
+    """Number of followed images and, if there are steps, the shares of z and h along each new mode; nothing of runs
+    that were made before views were followed."""
+    follow = int(run.recipe.get("follow", 0))
     found = followed_summary(run)
-    if "share.h" not in found:
+    if not found and not follow:
         return {}
-    curves = {"t": found["t"], **{name: found[f"share.{name}"] for name in ("times", "z", "h")}}
-    return {f"{method}.share.{name}": x.astype(np.float16 if x.ndim > 1 else np.float32) for name, x in curves.items()}
+    if not found:
+        remedy = "copy RUN/followed or its summary.npz, too, or train it again"
+        raise InputError(str(run.folder), f"must have the {follow} images that it has followed", "none", remedy)
+    views = {f"{method}.followed": np.array(follow)}
+    if "share.h" not in found:
+        return views
+    for name in ("t", "share.times", "share.z", "share.h"):
+        x = found[name].astype(np.float16 if found[name].ndim > 1 else np.float32)
+        views[f"{method}.share.{name.removeprefix('share.')}"] = x
+    return views
 
 
 def events(arrays: Arrays, method: str) -> dict[str, Events]:
@@ -121,19 +132,33 @@ def joined(arrays: Arrays) -> Arrays:
 def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for m in trained.methods_in(arrays):
-        for when, (unshifted, chance, _, lag) in together(arrays, m).items():
-            text, bound = f"{TITLES[m]}: the same, against chance{when}", f"> {chance:.3f}, 99 % of shifts in time"
-            claims += [
-                Claim.at_least(f"{TITLES[m]}: correlation of the changes{when}", unshifted, 0.5),
-                Claim(text, unshifted, bound, unshifted > chance),
-                Claim.at_most(f"{TITLES[m]}: |best lag|, as a share of the whole time{when}", abs(lag), 0.02),
-            ]
-        scores = events(arrays, m)
-        for what, found in scores.items():
+        followed = f"{m}.followed" in arrays
+        for when, numbers in together(arrays, m).items():
+            claims += _notes(TITLES[m], when, *numbers) if followed else _judged(TITLES[m], when, *numbers)
+        scores = {what: found.z for what, found in events(arrays, m).items()}
+        for what, z in ((scores | {ALONG: scores.get(ALONG, np.nan)}) if followed else scores).items():
             text = f"{TITLES[m]}: {what}, z against shifted times"
-            judged = what == ALONG or ALONG not in scores  # slow steps hardly change the shape, but the share
-            claims.append(Claim.at_least(text, found.z, 4) if judged else Claim.note(text, found.z))
+            judged = what == ALONG or not followed  # slow steps hardly change the shape, but the share
+            claims.append(Claim.at_least(text, z, 4) if judged else Claim.note(text, z))
     return claims
+
+
+def _judged(title: str, when: str, unshifted: float, chance: float, _: float, lag: float) -> list[Claim]:
+    text, bound = f"{title}: the same, against chance{when}", f"> {chance:.3f}, 99 % of shifts in time"
+    return [
+        Claim.at_least(f"{title}: correlation of the changes{when}", unshifted, 0.5),
+        Claim(text, unshifted, bound, unshifted > chance),
+        Claim.at_most(f"{title}: |best lag|, as a share of the whole time{when}", abs(lag), 0.02),
+    ]
+
+
+def _notes(title: str, when: str, unshifted: float, chance: float, _: float, lag: float) -> list[Claim]:
+    """The same numbers of a run that is judged by what it has followed."""
+    return [
+        Claim.note(f"{title}: correlation of the changes{when}", unshifted),
+        Claim.note(f"{title}: 99 % of shifts in time stay below{when}", chance),
+        Claim.note(f"{title}: |best lag|, as a share of the whole time{when}", abs(lag)),
+    ]
 
 
 def events_table(arrays: Arrays) -> Table:

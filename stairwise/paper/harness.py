@@ -72,6 +72,10 @@ class Claim:
         return cls(text, float(measured), f"≥ {bound:g}", bool(measured >= bound))
 
     @classmethod
+    def between(cls, text: str, measured: float, low: float, high: float) -> "Claim":
+        return cls(text, float(measured), f"{low:g} … {high:g}", bool(low <= measured <= high))
+
+    @classmethod
     def note(cls, text: str, measured: float, predicted: float | None = None) -> "Claim":
         """A number to report, whatever it is."""
         return cls(text, float(measured), "any", True, predicted)
@@ -198,6 +202,8 @@ def joined(result: Result, stored: Path) -> Result:
     sources = sorted({str(one.get("data")) for runs in about for one in runs.values()})
     if len(sources) > 1:
         raise InputError("--join", "must join runs on the same images", ", ".join(sources), "store without it")
+    if not hasattr(module.Config, "seeds"):  # which a figure of several seeds has
+        _refuse_other_seeds(_seeds(before), _seeds(result.arrays), stored)
     arrays = before | result.arrays | {"about": np.array(json.dumps(about[0] | about[1]))}
     arrays |= module.joined(arrays) if hasattr(module, "joined") else {}
     save_arrays(result.folder / "arrays.npz", arrays)
@@ -209,10 +215,12 @@ def joined(result: Result, stored: Path) -> Result:
 
 
 def store(result: Result, stored: Path) -> list[Path]:
-    """Store a result as NAME.npz, NAME.json and NAME.png."""
+    """Store a result as NAME.npz, NAME.json and NAME.png; it does not replace runs of other seeds."""
     size = (result.folder / "arrays.npz").stat().st_size
     if size > LARGEST:
         raise InputError(result.name, f"must be at most {LARGEST / 1e3:.0f} kB to be stored", f"{size / 1e3:.0f} kB")
+    if result.name in stored_names(stored):
+        _refuse_other_seeds(_seeds(load_arrays(stored / f"{result.name}.npz")), _seeds(result.arrays), stored)
     save_arrays(stored / f"{result.name}.npz", result.arrays)
     config = {k: v for k, v in result.record["config"].items() if k not in PLACES}
     record = {k: v for k, v in result.record.items() if k not in {"claims", "source", "code"}}
@@ -220,6 +228,26 @@ def store(result: Result, stored: Path) -> list[Path]:
     with atomic(stored / f"{result.name}.png") as part:
         part.write_bytes((result.folder / "figure.png").read_bytes())
     return [stored / f"{result.name}.{suffix}" for suffix in ("npz", "json", "png")]
+
+
+def check_place(name: str, settings: dict[str, Any], stored: Path) -> None:
+    """Refuse, before the work, to store runs where those of another seed are."""
+    config = _configure(_module(name), settings)
+    if hasattr(config, "run_seed") and not hasattr(config, "seeds") and name in stored_names(stored):
+        _refuse_other_seeds(_seeds(load_arrays(stored / f"{name}.npz")), {config.run_seed}, stored)
+
+
+def _seeds(arrays: Arrays) -> set[int]:
+    """Seeds of the trained runs in the arrays."""
+    runs = json.loads(str(arrays["about"])) if "about" in arrays else {}
+    return {int(one.get("seed", 0)) for one in runs.values()}
+
+
+def _refuse_other_seeds(there: set[int], here: set[int], stored: Path) -> None:
+    if here and there - here:
+        old, new = (" and ".join(str(seed) for seed in sorted(seeds)) for seeds in (there, here))
+        rule = f"must not replace or join runs of other seeds than {new}"
+        raise InputError("--store", rule, f"seed {old} in {stored}", f"name another folder, such as seed{max(here)}")
 
 
 def page(result: Result) -> Page:

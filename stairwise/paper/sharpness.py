@@ -13,7 +13,8 @@ defined before any of these runs was made (`stairwise.staircase.separation`): th
 and the next one, and how much faster the loss falls while modes rise. Neither depends on the scale of the loss or of
 the embedding, and the first not on time at all. They are taken of C after batch norm for Barlow Twins and of the
 centred covariance for the others, as in Fig. 3. The paper's claim holds for a number if the lowest of SimCLR's seeds is
-above the highest of the other method's.
+above the highest of the other method's. Three predictions on the means over seeds are judged beside it
+(docs/results/sharpness.md).
 """
 
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from stairwise.table import Table
 CONTROL = "simclr-lars"
 TITLES = trained.METHODS | {CONTROL: "SimCLR with LARS"}
 NUMBERS = {"gap": "gap", "contrast": "contrast of the loss"}
+TWICE, ALIKE = 2.0, 1.5  # predicted: SimCLR's gap is at least twice the others'; less than this factor is "hardly"
 MODES, RECORDS = 32, 320  # that are stored of each run
 SMOKE = {"seeds": 1}
 ALT = "Relative eigenvalues over time, standard initialization, and the gap and the contrast of every run."
@@ -129,7 +131,33 @@ def check(arrays: Arrays) -> list[Claim]:
                 claims.append(Claim(text, ahead, "> 0", ahead > 0))
             else:
                 claims.append(Claim.note(f"{words}: mean of {TITLES[method]}", float(np.mean(others))))
+    return claims + _predictions(arrays)
+
+
+def _predictions(arrays: Arrays) -> list[Claim]:
+    """What was written before the runs, about means over seeds."""
+    gap, contrast = ({m: float(np.mean(v)) for m, v in numbers(arrays, number).items()} for number in NUMBERS)
+    others = [m for m in ("bt", "vicreg") if m in gap and "simclr" in gap]
+    claims = [
+        Claim.at_least(f"predicted: gap of SimCLR over that of {TITLES[m]}", _ratio(gap["simclr"], gap[m]), TWICE)
+        for m in others
+    ]
+    if others:
+        ahead = contrast["simclr"] - max(contrast[m] for m in others)
+        claims.append(Claim("predicted: contrast of SimCLR less that of the others", ahead, "> 0", bool(ahead > 0)))
+    if {"bt", "vicreg"} <= gap.keys():
+        low, high = sorted((gap["bt"], gap["vicreg"]))
+        text = "predicted: gaps of Barlow Twins and VICReg, larger over smaller"
+        claims.append(Claim.at_most(text, _ratio(high, low), ALIKE))
+    if {"simclr", CONTROL} <= gap.keys():
+        text = "predicted: gap of SimCLR over that of SimCLR with LARS"
+        claims.append(Claim.at_most(text, _ratio(gap["simclr"], gap[CONTROL]), ALIKE))
     return claims
+
+
+def _ratio(above: float, below: float) -> float:
+    """The quotient of two gaps; a gap is 0 if no mode has risen, and NaN, of 0 and 0, is accepted by no bound."""
+    return above / below if below > 0 else float("inf" if above > 0 else "nan")
 
 
 def table(arrays: Arrays) -> Table:

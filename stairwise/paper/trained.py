@@ -161,11 +161,17 @@ def about(runs: dict[str, Run]) -> dict[str, Any]:
         }
         facts[name] |= {key: run.recipe[key] for key in ("seed", "data")}
         facts[name]["pretrain"] = run.facts["training_images"]
+        facts[name] |= {"code": run.facts["code"]} if "code" in run.facts else {}  # where there is no commit
     return {"about": np.array(json.dumps(facts, default=str))}
 
 
 def methods_in(arrays: Arrays) -> list[str]:
     return list(json.loads(str(arrays["about"])))
+
+
+def data_of(arrays: Arrays, name: str) -> str:
+    """The data that a run was trained on."""
+    return str(json.loads(str(arrays["about"]))[name]["data"])
 
 
 def runs_table(arrays: Arrays) -> Table:

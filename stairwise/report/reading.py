@@ -204,6 +204,8 @@ def _made(run: Run) -> tuple[dict[str, str], dict[str, object], Floats, str]:
         settings = {name: value for name, value in run.recipe.items() if name != "label"}
         facts = {"recipe": ", ".join(f"{k} = {v}" for k, v in settings.items()), "α": f"{run.facts['alpha']:.4g}"}
         facts |= {key: str(run.facts.get(key)) for key in ("device", "commit", "versions", "made")}
+        if run.facts.get("commit") is None and "code" in run.facts:
+            facts["commit"] = f"not in a git checkout; digest of the code {run.facts['code']}"
         return facts, settings, _planned(run), run.followed
     except InputError:
         raise

@@ -101,14 +101,14 @@ def test_large_arrays_are_not_stored(results, name, tmp_path, monkeypatch):
 
 
 def invented(folder, name, rates, hidden_lag=0.0, small=True):
-    """A simulated finished run: logistic staircases in all spectra, and probes."""
+    """A simulated finished run: logistic staircases in all spectra, and probes; it has followed no views."""
     t = np.linspace(0, 40, 400)
     start = 1e-6 if small else 1e-7
 
     def stairs(times):
         return 1 / (1 + np.exp(-8 * np.outer(times, rates)) / start)
 
-    recipe = load_recipe(name)
+    recipe = load_recipe(name, {"follow": 0})
     facts = {"recipe": recipe.plain(), "alpha": 0.1, "steps": 4000, "batch": 64, "training_images": 9000}
     save_json(folder / "recipe.json", facts | {"device": "none", "commit": "", "made": ""})
     lines = []

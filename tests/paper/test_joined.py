@@ -9,8 +9,9 @@ import pytest
 from stairwise.archives import load_arrays
 from stairwise.checks import InputError
 from stairwise.paper import fig5, table2
-from stairwise.paper.harness import Result, joined, run, store
+from stairwise.paper.harness import Result, from_stored, joined, page, run, store
 from stairwise.paper.trained import lighter
+from stairwise.report.run_page import run_page
 from stairwise.runs.followed import write_followed
 from stairwise.runs.reader import Run
 from stairwise.staircase.steps import detect_steps
@@ -34,6 +35,14 @@ def follow(folder, coupled, seed=0):
         weights = np.sqrt(0.01 + 0.5 * lam) if coupled else np.full(k, 0.7)
         h = (modes * weights) @ represent + 0.003 * rng.standard_normal((VIEWS, 20))
         write_followed(folder, record.step, record.t, modes * np.sqrt(lam + 1e-9), h, {"z": lam})
+    to_follow(folder)
+
+
+def to_follow(folder):
+    """The recipe of an invented run says that it follows views."""
+    facts = json.loads((folder / "recipe.json").read_text())
+    facts["recipe"]["follow"] = VIEWS // 2
+    (folder / "recipe.json").write_text(json.dumps(facts))
 
 
 @pytest.mark.parametrize("method", ["bt", "simclr", "vicreg"])
@@ -55,6 +64,34 @@ def test_representations_along_new_modes(tmp_path, method, coupled):
         path.unlink()
     again = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method}, force=True)
     assert [c.measured for c in again.claims] == [c.measured for c in result.claims]
+    assert [c for c in result.claims if c.judged] == [claim], "total variance and shape are reported, not judged"
+    (folder / "followed" / "summary.npz").unlink()
+    with pytest.raises(InputError, match=r"must have the 48 images that it has followed .*summary.npz"):
+        run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method}, force=True)
+
+
+def test_runs_that_followed_nothing_are_judged_as_before(tmp_path):
+    """Those of CIFAR-10, and of Barlow Twins before views were followed: by total variances and the shape."""
+    folder = tmp_path / "runs" / "stl10-bt-small"
+    invented(folder, "stl10-bt-small", RATES)
+    facts = json.loads((folder / "recipe.json").read_text())
+    del facts["recipe"]["follow"]
+    (folder / "recipe.json").write_text(json.dumps(facts))
+    result = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "bt"})
+    assert len(result.claims) == 7
+    assert all(claim.judged for claim in result.claims)
+    assert not any("share of h" in claim.text for claim in result.claims)
+
+
+def test_a_followed_run_without_steps_misses_the_prediction(tmp_path):
+    folder = tmp_path / "runs" / "stl10-bt-small"
+    invented(folder, "stl10-bt-small", np.full(len(RATES), 1e-4))
+    follow(folder, coupled=True)
+    result = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "bt"})
+    (claim,) = (claim for claim in result.claims if claim.judged)
+    assert "share of h along new modes" in claim.text
+    assert np.isnan(claim.measured)
+    assert not claim.holds
 
 
 def test_runs_are_joined(tmp_path):
@@ -78,6 +115,20 @@ def test_runs_are_joined(tmp_path):
     store(dataclasses.replace(whole, arrays=whole.arrays | {"about": about}), tmp_path / "other")
     with pytest.raises(InputError, match="must join runs on the same images"):
         joined(whole, tmp_path / "other")
+
+
+def test_runs_made_outside_of_a_git_checkout(tmp_path):
+    """As on a machine that has the files alone."""
+    folder = tmp_path / "runs" / "stl10-simclr-small"
+    invented(folder, "stl10-simclr-small", RATES)
+    facts = json.loads((folder / "recipe.json").read_text()) | {"commit": None, "code": "0123abcd"}
+    (folder / "recipe.json").write_text(json.dumps(facts))
+    result = run("fig2cf", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "simclr"})
+    store(result, tmp_path / "stored")
+    page(from_stored("fig2cf", tmp_path, tmp_path / "stored")).write(tmp_path / "page.html")
+    (one,) = json.loads(str(result.arrays["about"])).values()
+    assert (one["commit"], one["code"]) == (None, "0123abcd")
+    assert "digest of the code 0123abcd" in run_page(folder).facts["commit"]
 
 
 def test_join_needs_a_folder(tmp_path):
@@ -115,6 +166,34 @@ def test_runs_of_another_seed(tmp_path):
     assert run("fig2cf", tmp_path, settings).claims
 
 
+@pytest.mark.parametrize("join", [True, False])
+def test_runs_of_another_seed_are_not_replaced(tmp_path, join):
+    """Neither by storing nor by joining; the command says so before it does anything."""
+    runs, stored = tmp_path / "runs", tmp_path / "stored"
+    for seed in (0, 1):
+        for method in ("simclr", "vicreg"):
+            name = f"stl10-{method}-small"
+            folder = runs / (f"{name}-seed{seed}" if seed else name)
+            invented(folder, name, RATES)
+            facts = json.loads((folder / "recipe.json").read_text())
+            facts["recipe"]["seed"] = seed
+            (folder / "recipe.json").write_text(json.dumps(facts))
+    settings = {"runs": str(runs), "methods": "simclr"}
+    store(run("fig2cf", tmp_path, settings), stored)
+    before = {path.name: path.read_bytes() for path in stored.iterdir()}
+    for method in ("simclr", "vicreg"):
+        other = run("fig2cf", tmp_path, settings | {"methods": method, "run_seed": 1})
+        with pytest.raises(InputError, match=r"got seed 0 in .* another folder, such as seed1"):
+            store(joined(other, stored) if join else other, stored)
+        assert {path.name: path.read_bytes() for path in stored.iterdir()} == before
+        where = ["--set", "runs=nowhere", "--set", "run_seed=1", "--set", f"methods={method}", "--store", stored]
+        done = stairwise("reproduce", "fig2cf", *where, *(["--join"] if join else []), cwd=tmp_path)
+        assert done.returncode == 2
+        assert "such as seed1" in " ".join(done.stderr.split())
+    store(joined(other, stored / "seed1") if join else other, stored / "seed1")
+    store(run("fig2cf", tmp_path, settings, force=True), stored)
+
+
 def test_kinds_are_joined(tmp_path):
     """Fig. 7 from standard initialization, then from small, then at four times the rate."""
     runs, stored = tmp_path / "runs", tmp_path / "stored"
@@ -127,6 +206,7 @@ def test_kinds_are_joined(tmp_path):
     assert [claim.text for claim in result.claims] == [
         "Barlow Twins: standard less small, at the end",
         "Barlow Twins: standard less small, four times the rate, at the end",
+        "Barlow Twins: standard less small, four times the rate, at the end, predicted",
     ]
     found = run("fig1cd", tmp_path, {"runs": str(runs), "only": "x4"})
     assert {claim.text.split(":")[0] for claim in found.claims} == {"four times the rate"}

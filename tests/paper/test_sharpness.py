@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import stairwise as sw
-from stairwise.archives import load_arrays
+from stairwise.archives import load_arrays, save_arrays
 from stairwise.checks import InputError
 from stairwise.paper import sharpness
-from stairwise.paper.harness import joined, run, store
+from stairwise.paper.harness import LARGEST, joined, run, store
 from stairwise.staircase.separation import loss_contrast, relative_variance, separation
 from tests.paper.test_figures import invented
 from tests.paper.test_results import LOSSES, RESULTS, stored_run
@@ -40,10 +40,14 @@ def test_sharper_runs_are_found(tmp_path, sharper):
     whole = run("sharpness", tmp_path, settings)
     assert {c.text: c.measured for c in whole.claims} == {c.text: c.measured for c in result.claims}
     judged = {c.text: c.holds for c in whole.claims if c.judged}
-    assert len(judged) == 4
+    assert len(judged) == 8
     assert {words: holds for words, holds in judged.items() if words.startswith("gap")} == {
         "gap: lowest of SimCLR less highest of Barlow Twins": True,
         "gap: lowest of SimCLR less highest of VICReg": sharper,
+    }
+    assert {words: holds for words, holds in judged.items() if words.startswith("predicted: gap of")} == {
+        "predicted: gap of SimCLR over that of Barlow Twins": sharper,
+        "predicted: gap of SimCLR over that of VICReg": False,
     }
     assert (stored / "sharpness.npz").stat().st_size < 300e3
     with pytest.raises(InputError, match="seeds"):
@@ -55,6 +59,61 @@ def test_sharper_runs_are_found(tmp_path, sharper):
         values = sharpness.numbers(controlled.arrays, "gap")
         assert max(values["simclr-lars"]) < min(values["simclr"])
         assert len(sharpness.table(controlled.arrays).rows) == 8
+        (third,) = (c for c in controlled.claims if c.text.endswith("SimCLR with LARS") and "predicted" in c.text)
+        assert third.measured > sharpness.ALIKE
+        assert not third.holds
+
+
+def gaps(monkeypatch, **by_method):
+    """The predictions, by their text, of runs with these gaps; contrasts are the same numbers."""
+    monkeypatch.setattr(sharpness, "numbers", lambda arrays, number: by_method)
+    return {claim.text.removeprefix("predicted: "): claim.holds for claim in sharpness._predictions({})}
+
+
+def test_the_three_predictions(monkeypatch):
+    first = ["gap of SimCLR over that of Barlow Twins", "gap of SimCLR over that of VICReg"]
+    first = [*first, "contrast of SimCLR less that of the others"]
+    second, third = (
+        "gaps of Barlow Twins and VICReg, larger over smaller",
+        "gap of SimCLR over that of SimCLR with LARS",
+    )
+    right = {"simclr": [1.0, 1.4], "bt": [0.5, 0.5], "vicreg": [0.4, 0.4], "simclr-lars": [1.1, 0.9]}
+    assert gaps(monkeypatch, **right) == dict.fromkeys([*first, second, third], True)
+    assert not gaps(monkeypatch, **right | {"simclr": [0.9]})[first[0]], "less than twice"
+    assert not gaps(monkeypatch, **right | {"bt": [1.3]})[first[2]]
+    assert not gaps(monkeypatch, **right | {"vicreg": [0.3]})[second], "they differ"
+    assert not gaps(monkeypatch, **right | {"simclr-lars": [0.5]})[third], "the reason is the optimizer"
+    assert gaps(monkeypatch, **right | {"simclr-lars": [3.0]})[third], "as large, or larger"
+    assert gaps(monkeypatch, **right | {"bt": [0.0]})[first[0]], "no mode rises: any gap is larger"
+    assert not gaps(monkeypatch, simclr=[0.0], bt=[0.0])[first[0]]
+    assert gaps(monkeypatch, simclr=[1.0]) == {}, "one method alone"
+
+
+def test_the_page_says_what_is_judged():
+    page = (RESULTS / "sharpness.md").read_text(encoding="utf-8").replace("\n", " ")
+    assert "at least twice that of each other method" in page
+    assert sharpness.TWICE == 2
+    assert f"differ by a factor of {sharpness.ALIKE:g} at most" in page
+
+
+def test_twelve_noisy_runs_can_be_stored(tmp_path):
+    """Three seeds of three methods and the control, whose digits cannot be compressed."""
+    rng = np.random.default_rng(0)
+
+    class Noisy:
+        times = np.cumsum(rng.random(800))
+
+        def series(self, name):
+            lam = np.exp(rng.standard_normal((800, 64))) / np.arange(1, 65)
+            return rng.random(800) if name == "loss" else lam
+
+    arrays = {}
+    for method in sharpness.TITLES:
+        for seed in range(3):
+            arrays |= sharpness._stored(f"{method} {seed}", Noisy())
+    assert arrays["bt 0.x"].shape == (sharpness.RECORDS, sharpness.MODES)
+    save_arrays(tmp_path / "arrays.npz", {name: np.asarray(x) for name, x in arrays.items()})
+    assert (tmp_path / "arrays.npz").stat().st_size < LARGEST
 
 
 def test_what_the_page_compares_sharpness_with():

@@ -6,6 +6,7 @@ from stairwise.paper.trained import SMOKE
 from stairwise.runs.followed import read_followed
 from stairwise.training.loop import train
 from stairwise.training.recipe import load_recipe, recipe_names
+from stairwise.training.setup import Calendar
 
 FEW = {"steps": 4, "records": 2, "window": 16, "batch": 16, "probe_times": 1, "held_out": 32, "follow": 8, "keep": 2}
 SETTINGS = {  # of the paper: α, lr, batch, d, and hidden widths where it gives them
@@ -43,3 +44,17 @@ def test_settings_of_the_paper(name):
     assert recipe.size == 96
     if recipe.lr_bias:
         assert recipe.lr_bias == pytest.approx(0.024 * recipe.lr), "stock rates of Barlow Twins: 0.2 and 0.0048"
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("stl10")])
+def test_enough_pairs_and_records(name):
+    """Runs that are stored keep the window they had; the others count modes from enough pairs (bench_window)."""
+    recipe = load_recipe(name)
+    calendar = Calendar(recipe, recipe.pretrain, recipe.batch)
+    pairs = calendar.window * recipe.batch
+    if name in ("stl10-bt", "stl10-bt-small", "stl10-bt-small-fast", "stl10-bt-d50"):
+        assert recipe.window == 0
+    else:
+        assert pairs == (9216 if recipe.d == 50 else 2048)
+    assert len(calendar.records) >= recipe.records == 300
+    assert max(calendar.records) == calendar.total

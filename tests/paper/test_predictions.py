@@ -1,0 +1,110 @@
+"""Predictions that were written before the runs are judged by the code of their figures, from the data."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stairwise.archives import load_arrays
+from stairwise.paper import fig1cd, fig2cf, fig7
+from stairwise.paper.harness import Claim, run
+from stairwise.theory.spectra import grown
+from stairwise.training.recipe import load_recipe
+from tests.paper.test_figures import invented
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAGE = (RESULTS / "stl10.md").read_text(encoding="utf-8")
+PREDICTED = PAGE.partition("## Predicted before the runs")[2].partition("### Added later")[0]
+
+
+def modes(count):
+    """Growth rates of a run in which so many modes grow and ten do not."""
+    return np.concatenate([1 / np.linspace(1, 9, count), np.full(10, 1e-4)])
+
+
+def predicted(claims):
+    return {claim.text: claim.holds for claim in claims if claim.text.endswith("predicted")}
+
+
+def row(name):
+    (line,) = (line for line in PREDICTED.splitlines() if line.startswith(f"| `{name}`"))
+    return line
+
+
+@pytest.mark.parametrize("kind", ["x4", "x8"])
+def test_the_code_judges_what_the_page_says(kind):
+    says = row(f"stl10-bt-small-{kind}")
+    low, high = fig1cd.PREDICTED[kind]
+    assert f"{low} to {high} grown modes" in says
+    bounds = [100 * x for x in fig7.PREDICTED[kind]]
+    assert ("{:g} to {:g} points below".format(*bounds) if len(bounds) == 2 else "no gap") in says
+    assert {"`fig1cd`", "`fig7`"} <= set(re.findall(r"`fig\w+`", says))
+
+
+def test_five_steps_are_what_the_page_says():
+    assert fig2cf.PREDICTED == 5
+    assert "at least five steps each" in row("stl10-simclr-small")
+    assert '"no gap" means at most 0.6 points' in PAGE.replace("\n", " ")
+
+
+def test_what_is_expected_of_simclr_comes_from_stored_runs():
+    ends = []
+    for file in ("staircases", "forecasts", "forecasts_new"):
+        stored = load_arrays(RESULTS / f"{file}.npz")
+        names = [
+            name.removesuffix(".times") for name in stored if name.startswith("simclr") and name.endswith(".times")
+        ]
+        ends += [(stored[f"{name}.times"][-1], grown(stored[f"{name}.spectra"][-1])[0]) for name in names]
+    t, counts = zip(*ends, strict=True)
+    says = f"{len(ends)} runs from small initialization ended with {min(counts)} to {max(counts)} grown modes"
+    assert says in PAGE
+    assert f"at t from {min(t):.0f} to {max(t):.0f}" in PAGE
+    recipe = load_recipe("stl10-simclr-d50")
+    assert f"Here t is {recipe.steps * recipe.lr:g}, at lr {recipe.lr:g}." in PAGE
+
+
+@pytest.mark.parametrize(("count", "holds"), [(16, False), (17, True), (19, True), (20, False)])
+def test_grown_modes_at_four_times_the_rate(tmp_path, count, holds):
+    invented(tmp_path / "runs" / "stl10-bt-small-x4", "stl10-bt-small-x4", modes(count))
+    result = run("fig1cd", tmp_path, {"runs": str(tmp_path / "runs"), "only": "x4"})
+    assert predicted(result.claims) == {"four times the rate: grown modes of C, predicted": holds}
+    recorded = json.loads((result.folder / "check.json").read_text())["claims"]
+    assert predicted([Claim(**one) for one in recorded]) == predicted(result.claims)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gap", "holds"),
+    [
+        ("x4", 0.005, False),
+        ("x4", 0.006, True),
+        ("x4", 0.025, True),
+        ("x4", 0.026, False),
+        ("x8", -0.02, True),
+        ("x8", 0.006, True),
+        ("x8", 0.007, False),
+    ],
+)
+def test_gaps_at_higher_rates(kind, gap, holds):
+    arrays = {
+        f"bt.{one}.accuracy": np.array([0.1, at_end]) for one, at_end in (("standard", 0.624), (kind, 0.624 - gap))
+    }
+    claims = fig7.check(arrays)
+    assert list(predicted(claims).values()) == [holds]
+    assert len(claims) == 2, "the bar of 5 points stays"
+    assert predicted(fig7.check({k: v for k, v in arrays.items() if kind in k})) == {}, (
+        "there is nothing to compare with"
+    )
+
+
+@pytest.mark.parametrize(("count", "holds"), [(4, False), (7, True)])
+def test_steps_on_stl10(tmp_path, count, holds):
+    for method in ("simclr", "vicreg"):
+        rates = np.concatenate([1 / 1.5 ** np.arange(count), np.full(10, 1e-4)])
+        invented(tmp_path / "runs" / f"stl10-{method}-small", f"stl10-{method}-small", rates)
+    result = run("fig2cf", tmp_path, {"runs": str(tmp_path / "runs")})
+    assert predicted(result.claims) == {f"steps of {name}, predicted": holds for name in ("SimCLR", "VICReg")}
+    assert all(claim.holds for claim in result.claims if not claim.text.endswith("predicted")), (
+        "four steps are enough here"
+    )
