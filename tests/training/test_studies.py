@@ -1,6 +1,7 @@
 """Tangent kernels of trained runs: the machinery of Tables 1 and 2."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import stairwise as sw
 from stairwise.archives import load_arrays
 from stairwise.checks import InputError
 from stairwise.ntk.empirical import empirical_ntk
-from stairwise.ntk.predict import predict_embeddings
+from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.study import Outputs, compare, embed, kernel_drift
 from stairwise.theory.spectra import subspace_alignment
 from stairwise.training.loop import Trainer
@@ -49,6 +50,23 @@ def test_scores_are_what_they_say(runs):
     assert found.scores["chance"] == pytest.approx(4 / 60, rel=0.5)
     assert found.facts["kernel_error"] < 1e-4
     assert found.facts["drift"]["distance"] > 0
+
+
+def test_leading_modes(runs):
+    found = study_of(runs[0], n=30, device="cpu", initial=False)
+    modes, K = np.linalg.svd(found.embeddings, full_matrices=False)[0], found.kernel.astype(np.float32)
+    for k in range(1, 5):
+        F, pca = predict_embeddings(K, k), kernel_pca(K, k)
+        expected = [subspace_alignment(modes[:, :k], other) for other in (F, pca)]
+        assert found.by_dimension[:, k - 1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_study_is_saved_before_it_is_drawn(runs, tmp_path, monkeypatch):
+    found = study_of(runs[0], n=20, device="cpu", initial=False)
+    monkeypatch.setitem(sys.modules, "stairwise.figures.tangent", None)
+    with pytest.raises(ImportError):
+        found.write(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tangent.json", "tangent.npz"]
 
 
 def test_the_same_pairs_for_every_run(runs):
