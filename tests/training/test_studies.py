@@ -16,7 +16,14 @@ from stairwise.ntk.study import Outputs, compare, embed, kernel_drift
 from stairwise.theory.spectra import subspace_alignment
 from stairwise.training.loop import Trainer
 from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
-from stairwise.training.studies import drift_of, stored_drift, study_of
+from stairwise.training.studies import (
+    drift_of,
+    refuse_other_views,
+    stored_coming,
+    stored_drift,
+    stored_study,
+    study_of,
+)
 from tests.command_lines import stairwise
 from tests.training.tiny import TINY
 
@@ -123,6 +130,41 @@ def test_the_kernel_through_training(runs, tmp_path):
     with pytest.raises(InputError, match="keep=10"):
         drift_of(bare, n=30, device="cpu")
     assert stored_drift(bare, 30, 0, "cpu", "float32", lambda *_: None) is None
+
+
+def test_the_kernel_through_training_on_views_for_all(runs):
+    """Both runs see one tensor of views, and it is not their own."""
+    how = 25, 0, "cpu", "float32", lambda *_: None
+    for run in runs:
+        found = stored_drift(run, *how, views="simclr")
+        assert (run.folder / "ntk" / "simclr-0" / "drift.npz").is_file()
+        direct = drift_of(run, 25, device="cpu", views="simclr")
+        assert found["with_last"] == pytest.approx(direct.with_last)
+        assert not np.allclose(found["with_last"], drift_of(run, 25, device="cpu").with_last, rtol=1e-4)
+
+
+def test_the_next_modes_of_a_run(runs):
+    how = [0, 1], "cpu", "float32", lambda *_: None
+    found = stored_coming(runs[0], 25, *how, views="simclr")
+    assert found["steps"].tolist() == [10, 20, 30]
+    assert found["shares"].shape[:2] == (2, 2)
+    assert json.loads((runs[0].folder / "ntk" / "simclr-0" / "coming.json").read_text())["seeds"] == [0, 1]
+    again = stored_coming(runs[0], 25, *how, views="simclr")
+    assert np.array_equal(again["shares"], found["shares"], equal_nan=True)
+
+
+def test_studies_of_other_views_are_refused(runs, tmp_path):
+    how = "cpu", "float32", lambda *_: None
+    for run in runs:
+        stored_study(run, 20, 7, *how, views="simclr")
+    refuse_other_views(runs, 7, "simclr")
+    path = runs[1].folder / "ntk" / "simclr-7" / "tangent.json"
+    facts = json.loads(path.read_text())
+    assert len(facts["sample"]) == 64
+    facts["sample"][3] += 0.5
+    path.write_text(json.dumps(facts))
+    with pytest.raises(InputError, match=r"must be of the same views \(got simclr\)"):
+        refuse_other_views(runs, 7, "simclr")
 
 
 def test_few_modes(tmp_path):
