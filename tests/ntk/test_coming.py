@@ -70,21 +70,29 @@ class Normed(nn.Module):
         return self.readout(self.norm(self.hidden(x)))
 
 
-def test_study():
-    """A linear network learns the directions of its inputs one by one, the largest first, and never any other."""
+COUNTS = [1, 3, 3, 6]
+
+
+def linear_staircase():
+    """A linear network learns the directions of its inputs one by one, the largest first; and three draws of pairs."""
     rng = np.random.default_rng(0)
     size = 3.0 * np.arange(1, 13) ** -1.0
     shared = [rng.standard_normal((80, 12)) for _ in range(3)]
     noisy = [np.concatenate([x + 0.05 * rng.standard_normal(x.shape) for _ in "ab"]) * size for x in shared]
     views = [torch.tensor(x) for x in noisy]
-    counts, models = [1, 3, 3, 6], []
+    models = []
     turn = np.linalg.qr(rng.standard_normal((8, 8)))[0]
-    for step, count in enumerate(counts):
+    for step, count in enumerate(COUNTS):
         weight = np.zeros((8, 12))
         weight[np.arange(8), np.arange(8)] = np.where(np.arange(8) < count, 1.0, 1e-4) / size[:8]
         models.append((100 * step, Normed(turn @ weight).double().eval()))
+    return models, views
+
+
+def test_study():
+    models, views = linear_staircase()
     found = study_coming("tiny", models, views, predicted=6)
-    assert found.grown.tolist() == counts
+    assert found.grown.tolist() == COUNTS
     assert found.until.tolist() == [1, 3, 3], "the first later moment at which more have grown"
     assert found.shares.shape == (3, 3, 2, len(KERNELS), 2)
     plain = found.shares[:, :, 0, KERNELS.index("as it is"), 0]
