@@ -4,6 +4,7 @@ For a network and the 2n views of a fixed batch of pairs, we compute the embeddi
 and compare spans by `subspace_alignment`.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stairwise.archives import save_arrays
-from stairwise.checks import InputError, as_numpy
+from stairwise.checks import InputError, RunWarning, as_numpy
 from stairwise.files import atomic, save_json
 from stairwise.kernel.arrays import Matrix
 from stairwise.kernel.precision import float32_products
@@ -68,7 +69,9 @@ class Tangent:
         return Table(f"{self.name}: span of the trained embeddings", ["aligned with", "share"], rows)
 
     def write(self, folder: Path, keep_kernel: bool = False) -> list[Path]:
-        """Write tangent.json, tangent.npz (embeddings, spectra, curves) and figure.png; returns their paths."""
+        """Write tangent.json, tangent.npz (embeddings, spectra, curves) and figure.png; returns their paths.
+
+        A machine that only computes may lack matplotlib: a warning then says that nothing is drawn."""
         arrays = {
             "embeddings": self.embeddings.astype(np.float32),
             "spectrum": np.linalg.eigvalsh(self.kernel)[::-1],
@@ -78,13 +81,9 @@ class Tangent:
         kernel = {"kernel": self.kernel.astype(np.float32)} if keep_kernel else {}
         save_arrays(folder / "tangent.npz", arrays | kernel)
         save_json(folder / "tangent.json", {"run": self.name, "scores": self.scores, **self.facts})
-        # only now, so that a missing matplotlib costs no measurement
-        from stairwise.figures.style import style
-        from stairwise.figures.tangent import draw_tangent
-
-        with style(), atomic(folder / "figure.png") as part:
-            draw_tangent(arrays["spectrum"], self.by_dimension, self.by_pairs, len(self.kernel)).savefig(part)
-        return [folder / name for name in ("tangent.json", "tangent.npz", "figure.png")]
+        shown = arrays["spectrum"], self.by_dimension, self.by_pairs, len(self.kernel)
+        drawn = _drawn(folder / "figure.png", "draw_tangent", *shown)
+        return [folder / "tangent.json", folder / "tangent.npz", *drawn]
 
 
 def study(
@@ -182,12 +181,21 @@ class Drift:
     def write(self, folder: Path) -> list[Path]:
         """Write drift.npz and drift.png; returns their paths."""
         save_arrays(folder / "drift.npz", {name: getattr(self, name) for name in DRIFT})
-        from stairwise.figures.style import style
-        from stairwise.figures.tangent import draw_drift
+        shown = self.steps, self.with_first, self.with_last, self.theory, self.chance
+        return [folder / "drift.npz", *_drawn(folder / "drift.png", "draw_drift", *shown)]
 
-        with style(), atomic(folder / "drift.png") as part:
-            draw_drift(self.steps, self.with_first, self.with_last, self.theory, self.chance).savefig(part)
-        return [folder / "drift.npz", folder / "drift.png"]
+
+def _drawn(path: Path, function: str, *shown: Any) -> list[Path]:
+    """Draw by a function of `figures.tangent`; without matplotlib, warn and draw nothing."""
+    try:
+        from stairwise.figures import tangent
+        from stairwise.figures.style import style
+    except ModuleNotFoundError as error:
+        warnings.warn(f"{path} is not drawn: {error}", RunWarning, stacklevel=3)
+        return []
+    with style(), atomic(path) as part:
+        getattr(tangent, function)(*shown).savefig(part)
+    return [path]
 
 
 def _or_unknown(value: float) -> str:

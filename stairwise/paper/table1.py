@@ -35,10 +35,9 @@ from stairwise.staircase.noise import carried_by
 from stairwise.table import Table
 from stairwise.theory.batch_noise import VISIBLE
 from stairwise.training.recipe import load_recipe
-from stairwise.training.studies import refuse_other_views, stored_drift, stored_lengths, stored_study
+from stairwise.training.studies import PAIRS, refuse_other_views, stored_drift, stored_lengths, stored_study
 
 SMOKE = {"n": 40, "batches": 2}
-PAIRS = 250  # pairs for the kernel during training, at most
 DRAWN = ("theory", "kernel PCA")
 RISING = (1.0, 2.0, 4.0)  # factors s for which shares were predicted to rise
 FORESEEN = {

@@ -21,6 +21,7 @@ from stairwise.runs.reader import Run
 from stairwise.training import checkpoint
 from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
 
+PAIRS = 250  # pairs for the kernel during training, at most
 SAMPLED, SAME = 64, 0.05  # pixels that are stored of a tensor of views, and by how much they may differ
 CODE = ("ntk", "kernel", "theory", "nets", "data", "training")  # if these change, stored studies are out of date
 
@@ -112,6 +113,24 @@ def stored_coming(
         study_coming(run.folder.name, models, draws, precision=precision, progress=progress).write(folder)
         save_json(folder / "coming.json", wanted)
     return load_arrays(folder / "coming.npz")
+
+
+def study_for_tables(
+    run: Run,
+    views: str,
+    n: int = 1000,
+    draws: int = 3,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "float16",
+    progress: Progress = silent,
+) -> None:
+    """Make all studies of a run that Tables 1 and 2 read, where its weights are; needs no matplotlib."""
+    how = device, precision, progress
+    for one in range(seed, seed + draws):
+        stored_study(run, n, one, *how, views=views)
+        stored_lengths(run, n, one, *how, views=views)
+    stored_drift(run, min(PAIRS, n), seed, *how, views=views)
 
 
 def _place(run: Run, seed: int, views: str) -> Path:

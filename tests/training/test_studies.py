@@ -1,6 +1,8 @@
 """Tangent kernels of trained runs: the machinery of Tables 1 and 2."""
 
 import json
+import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 
 import stairwise as sw
 from stairwise.archives import load_arrays
-from stairwise.checks import InputError
+from stairwise.checks import InputError, RunWarning
 from stairwise.ntk.empirical import empirical_ntk
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.study import Outputs, compare, embed, kernel_drift
@@ -29,6 +31,7 @@ from tests.training.tiny import TINY
 
 CPU = torch.device("cpu")
 SHARED = True
+TANGENT = ("tangent.json", "tangent.npz", "lengths.json", "lengths.npz")
 pytestmark = pytest.mark.slow
 STUDIED = TINY.with_settings(
     {"encoder_options.width": 8, "d": 4, "batch": 64, "steps": 30, "records": 3, "alpha": 0.5, "keep": 3}
@@ -70,10 +73,28 @@ def test_leading_modes(runs):
 
 def test_a_study_is_saved_before_it_is_drawn(runs, tmp_path, monkeypatch):
     found = study_of(runs[0], n=20, device="cpu", initial=False)
-    monkeypatch.setitem(sys.modules, "stairwise.figures.tangent", None)
-    with pytest.raises(ImportError):
-        found.write(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tangent.json", "tangent.npz"]
+    monkeypatch.setitem(sys.modules, "stairwise.figures.style", None)
+    with pytest.warns(RunWarning, match=r"figure.png is not drawn: import of stairwise.figures.style"):
+        paths = found.write(tmp_path)
+    assert sorted(tmp_path.iterdir()) == paths == [tmp_path / "tangent.json", tmp_path / "tangent.npz"]
+
+
+def test_all_studies_for_the_tables_without_matplotlib(runs, tmp_path):
+    """On a machine that only computes."""
+    shutil.copytree(runs[0].folder, tmp_path / "run")
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from stairwise.runs.reader import Run\n"
+        "from stairwise.training.studies import stored_coming, study_for_tables\n"
+        "run = Run(sys.argv[1])\n"
+        "study_for_tables(run, 'simclr', n=20, draws=2, device='cpu')\n"
+        "stored_coming(run, 20, range(2), 'cpu', 'float16', lambda *_: None, views='simclr')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "run"], check=True)
+    studied = tmp_path / "run" / "ntk"
+    files = {path.relative_to(studied).as_posix() for path in studied.rglob("*") if path.is_file()}
+    both = {f"simclr-{seed}/{name}" for seed in (0, 1) for name in TANGENT}
+    assert both | {f"simclr-0/{name}" for name in ("drift.json", "drift.npz", "coming.json", "coming.npz")} <= files
 
 
 def test_the_same_pairs_for_every_run(runs):
