@@ -621,3 +621,160 @@ def test_landmarks_and_sums_stay_on_the_gpu(kernel):
     z = found.transform(x_b.cuda(), view="b")
     assert z.is_cuda
     torch.testing.assert_close(z.cpu(), expected.transform(x_b, view="b"), rtol=0, atol=1e-6)
+
+
+def normed_model():
+    """A narrow ResNet-18 with a head, in double precision, and 40 views of 20 images."""
+    from tests.ntk.test_lengths import small
+
+    x = torch.randn(20, 3, 12, 12, generator=torch.Generator().manual_seed(1)).double()
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(2)).double()
+    return small(), torch.cat([x, x + 0.1 * noise])
+
+
+@pytest.mark.parametrize(("precision", "error"), [("float64", 1e-10), ("float32", 1e-4), ("float16", 2e-3)])
+def test_kernels_of_parts_on_the_gpu(precision, error, monkeypatch):
+    """Layers, hidden and free parameters, directions and filters. A smooth network, as above."""
+    from stairwise.ntk.lengths import hidden_weights, kernels_of
+
+    monkeypatch.setattr(torch, "relu", torch.nn.functional.silu)
+    model, x = normed_model()
+    hidden = hidden_weights(model, x[:2])
+    exact = kernels_of(model, x, hidden)
+    there, views = deepcopy(model).cuda(), x.cuda()
+    if precision != "float64":
+        there, views = there.float(), views.float()
+    assert hidden_weights(there, views[:2]) == hidden
+    found = kernels_of(there, views, hidden, precision=precision)
+    assert found.directions.is_cuda
+    kernels = {**exact.layers(), "directions": exact.directions, "filters": exact.filters, "s = 4": exact.at(4.0)}
+    others = {**found.layers(), "directions": found.directions, "filters": found.filters, "s = 4": found.at(4.0)}
+    for name, K in kernels.items():
+        size = np.sqrt(np.diagonal(K))
+        off = np.abs(torch.as_tensor(others[name]).double().cpu().numpy() - K) / np.outer(size, size)
+        assert off.max() < error, name
+    assert found.share() == pytest.approx(exact.share(), rel=error)
+
+
+def test_predictions_from_kernels_on_the_gpu():
+    from stairwise.ntk.predict import kernel_pca, predict_embeddings, unit_diagonal
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((300, 200)) * np.arange(1, 201) ** -0.8
+    both = np.concatenate([x, x + 0.3 * rng.standard_normal(x.shape) * np.arange(1, 201) ** -0.8])
+    for K in (both @ both.T, (both @ both.T).astype(np.float32)):
+        there = torch.tensor(K).cuda()
+        off = 1e-7 if K.dtype == np.float64 else 1e-3
+        for one, other in ((K, there), (unit_diagonal(K), unit_diagonal(there))):
+            for predict in (predict_embeddings, kernel_pca):
+                expected, found = predict(one, 20), predict(other, 20)
+                assert isinstance(found, np.ndarray)
+                assert sw.subspace_alignment(expected, found) > 1 - off
+                assert np.abs(found).max() == pytest.approx(np.abs(expected).max(), rel=max(off, 1e-5))
+
+
+def test_studies_of_networks_on_the_gpu():
+    """Scores of kernels and lengths, as on the CPU."""
+    from stairwise.ntk.lengths import study_lengths
+    from stairwise.ntk.study import study
+
+    model, x = normed_model()
+    there, views = deepcopy(model).cuda(), x.cuda()
+    expected, found = (study("tiny", m, v, initial=m, precision="float64") for m, v in ((model, x), (there, views)))
+    assert found.scores == pytest.approx(expected.scores, rel=1e-5)
+    assert found.by_dimension == pytest.approx(expected.by_dimension, rel=1e-5)
+    assert found.kernel == pytest.approx(expected.kernel, rel=1e-8)
+    expected, found = (study_lengths("tiny", m, v) for m, v in ((model, x), (there, views)))
+    assert found.scores == pytest.approx(expected.scores, rel=1e-4, nan_ok=True)
+    assert found.facts["function_change"] < 1e-9
+    assert found.facts["hidden_share"] == pytest.approx(expected.facts["hidden_share"])
+
+
+def test_next_modes_on_the_gpu():
+    from stairwise.ntk.coming import study_coming
+    from tests.ntk.test_coming import linear_staircase
+
+    models, views = linear_staircase()
+    expected = study_coming("tiny", models, views, predicted=6)
+    there = [(step, deepcopy(model).cuda()) for step, model in models]
+    found = study_coming("tiny", there, [x.cuda() for x in views], predicted=6)
+    assert found.grown.tolist() == expected.grown.tolist()
+    assert found.shares == pytest.approx(expected.shares, abs=1e-5)
+    assert found.chance == pytest.approx(expected.chance)
+
+
+@pytest.mark.parametrize("loss", ["barlow_twins", "byol"])
+def test_followed_views_on_the_gpu(tmp_path, loss):
+    """They are those of the network in evaluation mode, and recorded steps do not notice."""
+    from stairwise.evaluate.representations import eval_mode
+    from stairwise.runs.followed import read_followed
+
+    small = {"encoder": "resnet18", "encoder_options": {"stem": "small", "width": 16}, "loss": loss, "follow": 24}
+    recipe = TINY.with_settings(small)
+    runs = [sw.train(recipe.with_settings({"follow": n}), tmp_path / str(n), device="cuda") for n in (0, 24)]
+    assert runs[0].series("loss") == pytest.approx(runs[1].series("loss"), rel=1e-4)
+    found = read_followed(runs[1].folder)
+    assert found.t == pytest.approx(runs[1].times)
+    assert set(found.spectra) == ({"z", "predictor", "target"} if loss == "byol" else {"z"})
+    assert (found.z**2).sum(axis=1) / 48 == pytest.approx(found.spectra["z"], rel=1e-2, abs=1e-12)
+    trainer = Trainer(recipe, runs[1].folder, torch.device("cuda"))
+    trainer.resume()
+    views = trainer.material.pairs.copy().fixed(torch.arange(24), 0)
+    with eval_mode(trainer.objective):
+        z = torch.cat([trainer.network(x)[1] for x in views]).double().cpu().numpy()
+    trainer.close()
+    lam = np.linalg.svd(z - z.mean(axis=0))[1] ** 2 / 48
+    assert found.spectra["z"][-1] == pytest.approx(lam, rel=1e-2, abs=1e-5 * lam[0])
+
+
+def test_stored_studies_of_runs_on_the_gpu(tmp_path):
+    """All that Tables 1 and 2 and the next modes need; other views than those of a CPU are refused."""
+    from stairwise.checks import InputError
+    from stairwise.training import studies
+
+    small = {"encoder": "resnet18", "encoder_options": {"stem": "small", "width": 16}, "keep": 3, "d": 4, "alpha": 0.5}
+    runs = [
+        sw.train(TINY.with_settings(small | {"seed": seed}), tmp_path / str(seed), device="cuda") for seed in (0, 1)
+    ]
+    how = "cuda", "float16", lambda *_: None
+    for run in runs:
+        scores, arrays = studies.stored_study(run, 40, 0, *how, views="barlow")
+        assert all(np.isfinite(value) for value in scores.values())
+        assert arrays["embeddings"].shape == (80, 4)
+        facts, lengths = studies.stored_lengths(run, 40, 0, *how, views="barlow")
+        assert facts["function_change"] < 1e-3
+        at_one = lengths["kernels"].tolist().index("s = 1")
+        assert lengths["scores"][at_one, :2] == pytest.approx([scores["theory"], scores["kernel PCA"]], abs=0.01)
+        drift = studies.stored_drift(run, 30, 0, *how, views="barlow")
+        assert drift["with_last"][-1] == pytest.approx(1.0)
+        coming = studies.stored_coming(run, 40, [0, 1], *how, views="barlow")
+        assert coming["shares"].shape[:2] == (2, 2)
+    studies.refuse_other_views(runs, 0, "barlow")
+    studies.study_of(runs[1], 40, 0, "cpu", "float32", views="barlow").write(runs[1].folder / "ntk" / "barlow-0")
+    with pytest.raises(InputError, match="of the same views"):
+        studies.refuse_other_views(runs, 0, "barlow")
+
+
+@pytest.mark.slow
+def test_studies_of_the_papers_network_fit_on_the_gpu():
+    """ResNet-50, 96 px, 1000 pairs, d = 50: all kernels, in less than half a minute."""
+    import time
+
+    from stairwise.nets.encoder import Network, build_encoder
+    from stairwise.nets.perceptron import head
+    from stairwise.ntk.lengths import study_lengths
+    from stairwise.ntk.study import Outputs
+
+    torch.manual_seed(0)
+    backbone = build_encoder("resnet50", {})
+    model = Outputs(Network(backbone, head(backbone.features, [512], 50))).cuda()
+    x = torch.randn(1000, 3, 96, 96, device="cuda")
+    with torch.no_grad():
+        model(x[:256])  # running averages
+    views = torch.cat([x, x + 0.3 * torch.randn_like(x)])
+    began = time.perf_counter()
+    found = study_lengths("large", model.eval(), views, precision="float16")
+    seconds = time.perf_counter() - began
+    assert np.isfinite(found.scores[:, 1]).all()
+    print(f"{len(found.kernels)} kernels in {seconds:.1f} s, {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB")
+    assert seconds < 30

@@ -47,7 +47,11 @@ class ViewPairs:
 
     def copy(self) -> "ViewPairs":
         """The same pairs with their own random numbers, to use while these are being drawn."""
-        return ViewPairs(self.feed, self.pipeline, self.size, self.mean, self.std, self.seed, self.half)
+        return self.with_seed(self.seed)
+
+    def with_seed(self, seed: int) -> "ViewPairs":
+        """Pairs of the same images with other random numbers."""
+        return ViewPairs(self.feed, self.pipeline, self.size, self.mean, self.std, seed, self.half)
 
     def stream(self, rows: Iterator[Tensor], first: int, side: Callable[[int], int] | None = None) -> Iterator[Pair]:
         """Views of the images in each tensor of row numbers, for steps `first`, `first` + 1, …

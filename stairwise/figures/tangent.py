@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from stairwise.figures.style import MEASURED, panels
+from stairwise.figures.style import MEASURED, mode_colors, panels
 
 THEORY, PCA, CHANCE = "#1b4a7a", "#c08a2d", "#9aa3b2"
 
@@ -110,6 +110,20 @@ def draw_drift(steps: NDArray, with_first: NDArray, with_last: NDArray, theory: 
         xlabel="step of the kernel", ylabel="alignment", ylim=(0, 1), title="share of the final span it predicts"
     )
     axes[1].legend(frameon=False)
+    return figure
+
+
+def draw_coming(rows: Sequence[tuple[str, NDArray, Mapping[str, NDArray], NDArray]]) -> Figure:
+    """One panel per run (name, updates (T,), shares (draws, T) by kernel, chance (T,)): means, and spreads as bars."""
+    figure, axes = panels(len(rows), height=2.9)
+    colors = mode_colors(max(len(lines) for _, _, lines, _ in rows))
+    for ax, (name, steps, lines, chance) in zip(axes, rows, strict=True):
+        for color, (kernel, shares) in zip(colors, lines.items(), strict=False):
+            mean, spread = shares.mean(axis=0), shares.std(axis=0)
+            ax.errorbar(steps, mean, spread, color=color, marker="o", markersize=3, linewidth=1.2, label=kernel)
+        ax.plot(steps, chance, color=CHANCE, linestyle="--", linewidth=1, label="chance")
+        ax.set(xlabel="updates", ylabel="share of the next modes", ylim=(0, 1), title=name)
+    axes[0].legend(frameon=False, fontsize=6)
     return figure
 
 

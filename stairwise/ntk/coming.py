@@ -1,8 +1,9 @@
 """Does the kernel of a half-trained network predict the modes that it learns next?
 
-Of two moments of a training, the modes that have grown by the later one and whose span is not that of the earlier ones
-are *new*. We ask for the share of them that lies in the d modes predicted from a kernel at the earlier moment, beyond
-the modes that had grown by then.
+Modes that have grown at one moment of a training are compared with those at the first later moment at which more have
+grown. Directions in the later span that are farthest from the earlier one are *new*. From a kernel of the network at
+the earlier moment we predict a fixed number of modes, by the theory or by kernel PCA, and ask for the share of the new
+modes that lies in their span, beyond the modes that had grown by then.
 """
 
 from collections.abc import Sequence
@@ -15,21 +16,24 @@ from torch import Tensor, nn
 
 from stairwise.archives import save_arrays
 from stairwise.checks import InputError
-from stairwise.ntk.lengths import hidden_weights, kernels_of
-from stairwise.ntk.predict import predict_embeddings
+from stairwise.kernel.arrays import Matrix
+from stairwise.ntk.lengths import Kernels, hidden_weights, kernels_of
+from stairwise.ntk.predict import kernel_pca, predict_embeddings, unit_diagonal
 from stairwise.ntk.study import embed
 from stairwise.progress import Progress, silent
-from stairwise.table import Table
 from stairwise.theory.spectra import grown
 
 Floats = NDArray[np.float64]
-KERNELS = ("as it is", "unit diagonal", "directions", "filters")
+KERNELS = ("as it is", "unit diagonal", "directions", "directions, unit diagonal", "filters")
+WAYS = ("theory", "kernel PCA")
+TARGETS = ("next", "end")
+PREDICTED = 50  # modes predicted from a kernel, at most d
 
 
-def grown_modes(z: Floats) -> Floats:
-    """Orthonormal directions (N, g) of the embeddings' grown modes, about their mean."""
+def grown_modes(z: Floats, count: int | None = None) -> Floats:
+    """Orthonormal directions (N, count) of the embeddings' leading modes about their mean; None: of the grown ones."""
     modes, size, _ = np.linalg.svd(z - z.mean(axis=0), full_matrices=False)
-    return np.asarray(modes[:, : grown(size**2)[0]])
+    return np.asarray(modes[:, : grown(size**2)[0] if count is None else count])
 
 
 def new_modes(before: Floats, after: Floats) -> Floats:
@@ -44,54 +48,41 @@ def new_modes(before: Floats, after: Floats) -> Floats:
     return np.asarray(np.linalg.svd(rest, full_matrices=False)[0][:, :count])
 
 
-def captured(new: Floats, before: Floats, K: NDArray, d: int) -> tuple[float, float]:
-    """Share of the new modes in the d modes predicted from K, less the span of `before`; and what chance gives."""
-    if not new.shape[1]:
-        return np.nan, np.nan
-    try:
-        F = predict_embeddings(K, d)
-    except InputError:  # the kernel does not resolve d modes
-        return np.nan, np.nan
+def beyond(F: Floats, before: Floats) -> Floats:
+    """An orthonormal basis of the centred predictions F (N, p), less the span of `before` (N, g)."""
     F = F - F.mean(axis=0)
     basis, size, _ = np.linalg.svd(F - before @ (before.T @ F), full_matrices=False)
-    basis = basis[:, size > 1e-8 * size[0]]
-    return float((basis.T @ new).ravel() @ (basis.T @ new).ravel() / new.shape[1]), basis.shape[1] / (
-        len(new) - before.shape[1] - 1
-    )
+    return np.asarray(basis[:, size > 1e-8 * size[0]])
+
+
+def captured(new: Floats, basis: Floats) -> float:
+    """Share of orthonormal directions `new` (N, m) in the span of an orthonormal basis; nan if there are none."""
+    return float(((basis.T @ new) ** 2).sum() / new.shape[1]) if new.shape[1] else np.nan
 
 
 @dataclass(frozen=True, eq=False)
 class Coming:
-    """Prediction of new modes during a training.
+    """Prediction of new modes during a training, for D draws of pairs.
 
     Attributes:
         name: of the run.
-        steps: at which kernels were computed, (T,).
-        grown: grown modes at these steps and at the end, (T + 1,).
-        following, final: share of the modes that are new at the next of these steps, and at the end, (T, kernels).
-        chance: (T, 2), for both.
+        steps: the moments, the last one is the end, (T + 1,).
+        grown: grown modes at these moments, over the views of all draws, (T + 1,).
+        until: index of the first later moment at which more have grown; −1: there is none, (T,).
+        shares: share of the new modes by that moment, and by the end, (D, T, targets, kernels, ways); nan: none is new.
+        chance: the share that random directions would capture, (D, T, kernels, ways).
     """
 
     name: str
     steps: NDArray[np.int64]
     grown: NDArray[np.int64]
-    following: Floats
-    final: Floats
+    until: NDArray[np.int64]
+    shares: Floats
     chance: Floats
-
-    def table(self) -> Table:
-        rows = [
-            [str(step), f"{now} → {then}", *(f"{v:.3f}" for v in (*shares, chance))]
-            for step, now, then, shares, chance in zip(
-                self.steps, self.grown[:-1], self.grown[1:], self.following, self.chance[:, 0], strict=True
-            )
-        ]
-        header = ["step", "grown, now and next", *KERNELS, "chance"]
-        return Table(f"{self.name}: share of the next modes that each kernel predicts", header, rows)
 
     def write(self, folder: Path) -> list[Path]:
         """Write coming.npz; returns its path."""
-        names = ("steps", "grown", "following", "final", "chance")
+        names = ("steps", "grown", "until", "shares", "chance")
         save_arrays(folder / "coming.npz", {name: getattr(self, name) for name in names})
         return [folder / "coming.npz"]
 
@@ -99,8 +90,9 @@ class Coming:
 def study_coming(
     name: str,
     models: Sequence[tuple[int, nn.Module]],
-    views: Tensor,
+    views: Sequence[Tensor],
     *,
+    predicted: int = PREDICTED,
     precision: str = "float32",
     progress: Progress = silent,
 ) -> Coming:
@@ -108,24 +100,42 @@ def study_coming(
 
     Arguments:
         models: step and model at several times, in order; the last one is the end.
+        views: several draws of pairs, each with first views first, (2n, …), on the models' device.
+        predicted: number of modes to predict from every kernel; at most d are.
     """
-    embeddings = [embed(model, views) for _, model in models]
-    modes = [grown_modes(z) for z in embeddings]
-    following, final, chance = [], [], []
+    z = [[embed(model, x) for x in views] for _, model in models]
+    most = min(predicted, z[0][0].shape[1])
+    counts = np.array([grown_modes(np.concatenate(draws)).shape[1] for draws in z])
+    T = len(models) - 1
+    until = np.array([next((j for j in range(i + 1, T + 1) if counts[j] > counts[i]), -1) for i in range(T)])
+    shape = len(KERNELS), len(WAYS)
+    shares, chance = np.full((len(views), T, len(TARGETS), *shape), np.nan), np.full((len(views), T, *shape), np.nan)
     for i, (step, model) in enumerate(models[:-1]):
-        progress(i, len(models) - 1, f"kernels at step {step}")
-        found = kernels_of(model, views, hidden_weights(model, views[:2]), precision=precision)
-        plain = found.at(1.0)
-        size = np.sqrt(np.maximum(np.diagonal(plain), np.finfo(np.float32).tiny))
-        unit = (plain / np.outer(size, size)).astype(plain.dtype)
-        d = embeddings[i].shape[1]
-        rows = [
-            [captured(new_modes(modes[i], later), modes[i], K, d) for later in (modes[i + 1], modes[-1])]
-            for K in (plain, unit, found.directions, found.filters)
-        ]
-        following.append([next_one[0] for next_one, _ in rows])
-        final.append([last[0] for _, last in rows])
-        chance.append([np.nanmax([row[j][1] for row in rows] + [0.0]) for j in (0, 1)])
-    steps = np.array([step for step, _ in models[:-1]])
-    counts = np.array([m.shape[1] for m in modes])
-    return Coming(name, steps, counts, np.array(following), np.array(final), np.array(chance))
+        if until[i] < 0:
+            continue
+        hidden = hidden_weights(model, views[0][:2])
+        for draw, x in enumerate(views):
+            progress(i * len(views) + draw, T * len(views), f"kernels at step {step}")
+            before = grown_modes(z[i][draw], counts[i])
+            new = [new_modes(before, grown_modes(z[j][draw], counts[j])) for j in (until[i], T)]
+            for k, K in enumerate(_every(kernels_of(model, x, hidden, precision=precision))):
+                for way, F in enumerate(_predictions(K, most)):
+                    basis = beyond(F, before)
+                    shares[draw, i, :, k, way] = [captured(one, basis) for one in new]
+                    chance[draw, i, k, way] = basis.shape[1] / (len(x) - before.shape[1] - 1)
+    return Coming(name, np.array([step for step, _ in models]), counts, until, shares, chance)
+
+
+def _every(kernels: Kernels) -> list[Matrix]:
+    """The kernels of `KERNELS`."""
+    plain, directions = kernels.at(1.0), kernels.directions
+    return [plain, unit_diagonal(plain), directions, unit_diagonal(directions), kernels.filters]
+
+
+def _predictions(K: Matrix, most: int) -> list[Floats]:
+    """The modes predicted in each way of `WAYS`; fewer by theory if the kernel resolves fewer."""
+    try:
+        theory = predict_embeddings(K, most, at_most=True)
+    except InputError:  # it resolves none, or is not positive semidefinite
+        theory = np.zeros((len(K), 1))
+    return [theory, kernel_pca(K, most)]

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from stairwise.archives import save_arrays
 from stairwise.checks import InputError, as_numpy, number
 from stairwise.files import save_json
+from stairwise.kernel.arrays import Matrix
 from stairwise.ntk.empirical import Part, ntk_parts
-from stairwise.ntk.predict import kernel_pca, predict_embeddings
+from stairwise.ntk.predict import kernel_pca, predict_embeddings, unit_diagonal
 from stairwise.ntk.study import embed
 from stairwise.progress import Progress, silent
 from stairwise.table import Table
@@ -96,30 +97,29 @@ def layer_of(name: str, readout: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """Kernels of a network, (N, N) each.
+    """Kernels of a network, (N, N) each: numpy arrays, or tensors if the network is on a GPU.
 
     Attributes:
         parts: by layer, and whether batch norm hides its parameters: "layer1, hidden", "layer1, free", …
         directions, filters: kernels that do not depend on the lengths of hidden weights.
     """
 
-    parts: dict[str, Floats]
-    directions: Floats
-    filters: Floats
+    parts: dict[str, Matrix]
+    directions: Matrix
+    filters: Matrix
 
-    def at(self, s: float) -> Floats:
+    def at(self, s: float) -> Matrix:
         """K after hidden weights have been multiplied by s."""
-        sums = (K / s**2 if name.endswith(HIDDEN) else K for name, K in self.parts.items())
-        return np.asarray(sum(sums))
+        return sum(K / s**2 if name.endswith(HIDDEN) else K for name, K in self.parts.items())
 
-    def layers(self) -> dict[str, Floats]:
+    def layers(self) -> dict[str, Matrix]:
         """K of every layer, hidden and free parameters together."""
         names = dict.fromkeys(name.split(", ")[0] for name in self.parts)
-        return {n: np.asarray(sum(K for name, K in self.parts.items() if name.startswith(f"{n}, "))) for n in names}
+        return {n: sum(K for name, K in self.parts.items() if name.startswith(f"{n}, ")) for n in names}
 
     def share(self) -> float:
         """Share of the hidden weights in the trace of K."""
-        traces = {name: float(np.trace(K)) for name, K in self.parts.items()}
+        traces = {name: float(K.diagonal().sum()) for name, K in self.parts.items()}
         return sum(v for name, v in traces.items() if name.endswith(HIDDEN)) / sum(traces.values())
 
 
@@ -136,9 +136,8 @@ def kernels_of(
     directions: Part = {name: float(p.norm()) for name, p in parameters.items()}
     filters: Part = {name: p.reshape(len(p), -1).norm(dim=1) for name, p in parameters.items()}
     every: dict[str, Part] = {**parts, "directions": directions, "filters": filters}
-    found = {
-        name: as_numpy(K) for name, K in ntk_parts(model, x, every, precision=precision, progress=progress).items()
-    }
+    computed = ntk_parts(model, x, every, precision=precision, progress=progress)
+    found = {name: K if K.is_cuda else as_numpy(K) for name, K in computed.items()}
     return Kernels({name: found[name] for name in parts}, found["directions"], found["filters"])
 
 
@@ -151,8 +150,7 @@ def scores_of(K: Any, z: Floats, d_grown: int) -> Floats:
     """
     d = z.shape[1]
     modes = np.linalg.svd(z, full_matrices=False)[0]
-    size = np.sqrt(np.maximum(np.diagonal(K), np.finfo(np.float32).tiny))
-    F, unit = _predicted(K, 2 * d), _predicted((K / np.outer(size, size)).astype(K.dtype), d)
+    F, unit = _predicted(K, 2 * d), _predicted(unit_diagonal(K), d)
     theory = np.nan if F.shape[1] < d else subspace_alignment(z, F[:, :d])
     return np.array(
         [
@@ -165,14 +163,12 @@ def scores_of(K: Any, z: Floats, d_grown: int) -> Floats:
     )
 
 
-def _predicted(K: Any, most: int) -> Floats:
-    """Predicted embeddings in up to `most` dimensions, as many as the kernel resolves: most or half of it, or none."""
-    for d in (most, most // 2):
-        try:
-            return predict_embeddings(K, d)
-        except InputError:  # modes below rounding error
-            continue
-    return np.zeros((len(K), 0))
+def _predicted(K: Matrix, most: int) -> Floats:
+    """Predicted embeddings in up to `most` dimensions, as many as the kernel resolves."""
+    try:
+        return predict_embeddings(K, most, at_most=True)
+    except InputError:  # it resolves none, or is not positive semidefinite
+        return np.zeros((len(K), 0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ For a network and the 2n views of a fixed batch of pairs, we compute the embeddi
 and compare spans by `subspace_alignment`.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stairwise.archives import save_arrays
-from stairwise.checks import InputError
+from stairwise.checks import InputError, RunWarning, as_numpy
 from stairwise.files import atomic, save_json
+from stairwise.kernel.arrays import Matrix
+from stairwise.kernel.precision import float32_products
 from stairwise.ntk.empirical import empirical_ntk, ntk_error
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.progress import Progress, silent
@@ -66,10 +69,9 @@ class Tangent:
         return Table(f"{self.name}: span of the trained embeddings", ["aligned with", "share"], rows)
 
     def write(self, folder: Path, keep_kernel: bool = False) -> list[Path]:
-        """Write tangent.json, tangent.npz (embeddings, spectra, curves) and figure.png; returns their paths."""
-        from stairwise.figures.style import style
-        from stairwise.figures.tangent import draw_tangent
+        """Write tangent.json, tangent.npz (embeddings, spectra, curves) and figure.png; returns their paths.
 
+        A machine that only computes may lack matplotlib: a warning then says that nothing is drawn."""
         arrays = {
             "embeddings": self.embeddings.astype(np.float32),
             "spectrum": np.linalg.eigvalsh(self.kernel)[::-1],
@@ -79,9 +81,9 @@ class Tangent:
         kernel = {"kernel": self.kernel.astype(np.float32)} if keep_kernel else {}
         save_arrays(folder / "tangent.npz", arrays | kernel)
         save_json(folder / "tangent.json", {"run": self.name, "scores": self.scores, **self.facts})
-        with style(), atomic(folder / "figure.png") as part:
-            draw_tangent(arrays["spectrum"], self.by_dimension, self.by_pairs, len(self.kernel)).savefig(part)
-        return [folder / name for name in ("tangent.json", "tangent.npz", "figure.png")]
+        shown = arrays["spectrum"], self.by_dimension, self.by_pairs, len(self.kernel)
+        drawn = _drawn(folder / "figure.png", "draw_tangent", *shown)
+        return [folder / "tangent.json", folder / "tangent.npz", *drawn]
 
 
 def study(
@@ -125,13 +127,14 @@ def study(
         except InputError as unresolved:  # some modes are below the kernel's rounding error
             facts["initial_kernel"] = str(unresolved)
         scores["kernel PCA, initial kernel"] = subspace_alignment(z, kernel_pca(K0, d))
-        facts["drift"] = kernel_drift([K0, K])[-1]
+        facts["drift"] = kernel_drift([as_numpy(K0), as_numpy(K)])[-1]
     progress(0.9, 1, "fewer dimensions, fewer pairs")
     by_pairs = _by_pairs(z, K, _sizes(len(views) // 2, d))
-    return Tangent(name, z, K.astype(np.float64), scores, _by_dimension(z, F, pca), by_pairs, facts)
+    whole = as_numpy(K).astype(np.float64)
+    return Tangent(name, z, whole, scores, _by_dimension(z, F, pca), by_pairs, facts)
 
 
-def _predicted(K: NDArray[Any], d: int, precision: str) -> Floats:
+def _predicted(K: Matrix, d: int, precision: str) -> Floats:
     try:
         return predict_embeddings(K, d)
     except InputError as error:
@@ -177,13 +180,22 @@ class Drift:
 
     def write(self, folder: Path) -> list[Path]:
         """Write drift.npz and drift.png; returns their paths."""
-        from stairwise.figures.style import style
-        from stairwise.figures.tangent import draw_drift
-
         save_arrays(folder / "drift.npz", {name: getattr(self, name) for name in DRIFT})
-        with style(), atomic(folder / "drift.png") as part:
-            draw_drift(self.steps, self.with_first, self.with_last, self.theory, self.chance).savefig(part)
-        return [folder / "drift.npz", folder / "drift.png"]
+        shown = self.steps, self.with_first, self.with_last, self.theory, self.chance
+        return [folder / "drift.npz", *_drawn(folder / "drift.png", "draw_drift", *shown)]
+
+
+def _drawn(path: Path, function: str, *shown: Any) -> list[Path]:
+    """Draw by a function of `figures.tangent`; without matplotlib, warn and draw nothing."""
+    try:
+        from stairwise.figures import tangent
+        from stairwise.figures.style import style
+    except ModuleNotFoundError as error:
+        warnings.warn(f"{path} is not drawn: {error}", RunWarning, stacklevel=3)
+        return []
+    with style(), atomic(path) as part:
+        getattr(tangent, function)(*shown).savefig(part)
+    return [path]
 
 
 def _or_unknown(value: float) -> str:
@@ -233,8 +245,8 @@ def study_drift(
 
 
 def embed(model: nn.Module, x: Tensor) -> Floats:
-    """The embeddings z of all views, (2n, d)."""
-    with torch.no_grad():
+    """The embeddings z of all views, (2n, d), without TF32."""
+    with torch.no_grad(), float32_products(tf32=False):
         return np.asarray(torch.cat([model(part) for part in x.split(BATCH)]).double().cpu().numpy())
 
 
@@ -257,25 +269,30 @@ def kernel_drift(kernels: Sequence[Floats]) -> list[dict[str, float]]:
     return out
 
 
-def _kernel(model: nn.Module, x: Tensor, precision: str) -> tuple[NDArray[Any], float]:
+def _kernel(model: nn.Module, x: Tensor, precision: str) -> tuple[Matrix, float]:
+    """The kernel, which stays on a GPU but becomes a numpy array on a CPU; and its error."""
     K = empirical_ntk(model, x, precision=precision)
-    return K.cpu().numpy(), ntk_error(model, x, K)
+    return K if K.is_cuda else as_numpy(K), ntk_error(model, x, K)
 
 
 def _by_dimension(z: Floats, F: Floats, pca: Floats) -> Floats:
     """Alignment of the leading d' modes; those of z are its principal components."""
     U = np.linalg.svd(z, full_matrices=False)[0]
-    d = z.shape[1]
-    return np.array([[subspace_alignment(U[:, : k + 1], other[:, : k + 1]) for k in range(d)] for other in (F, pca)])
+    rows = []
+    for other in (F, pca):
+        # the first k columns of Q span what those of `other` do
+        overlaps = (U.T @ np.linalg.qr(other)[0]) ** 2
+        rows.append(overlaps.cumsum(axis=0).cumsum(axis=1).diagonal() / np.arange(1, len(overlaps) + 1))
+    return np.array(rows)
 
 
-def _by_pairs(z: Floats, K: NDArray[Any], sizes: Sequence[int]) -> Floats:
+def _by_pairs(z: Floats, K: Matrix, sizes: Sequence[int]) -> Floats:
     """Alignment with fewer pairs; the paper expects it to rise with their number."""
     n, d = len(z) // 2, z.shape[1]
     rows = []
     for size in sizes:
         keep = np.r_[:size, n : n + size]
-        part = K[np.ix_(keep, keep)]
+        part = K[keep][:, keep]
         rows.append(
             (
                 size,

@@ -44,6 +44,7 @@ CATALOG = {
     "sharpness": "how stepwise is standard initialization? Three losses, three seeds (a footnote of the paper)",
     "table1": "embeddings predicted from the tangent kernel (Table 1)",
     "table2": "alignment of the methods with each other (Table 2)",
+    "coming": "does the kernel of a half-trained network predict the modes that come next?",
     "kernelpca": "SSL as kernel PCA: how many dimensions, how long, which modes first",
     "width": "the wider the network, the better its tangent kernel predicts it",
     "batch": "how many dimensions a batch can carry, predicted and measured",

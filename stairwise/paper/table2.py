@@ -1,17 +1,16 @@
 """Table 2: do the three methods learn the same span? Alignment of their embeddings on the same pairs.
 
-    stairwise reproduce table2                    uses the runs of table1
+    stairwise reproduce table2                    uses the runs of table1, which must all be in one folder
+    stairwise reproduce table2 --set large=true   Barlow Twins at batch 256 instead of 64
     stairwise reproduce table2 --data cifar10
-    stairwise reproduce table2 --set methods=vicreg --set alone=true    one method; --store FOLDER --join adds it
     stairwise reproduce table2 --smoke            seconds on a CPU, photographs; its numbers mean nothing
 
-Embeddings of the 1000 pairs of Table 1, d = 50, the same views for all methods. Orthonormal bases of their spans are
-stored in few bits, leading modes first, so that methods trained at different times can be compared. The spread is a
-jackknife's over ten groups of pairs. Modes that have not grown are whatever they were at initialization, so the grown
-modes of one method are also looked for in all modes of the other. Expected: well above chance, d/2n.
+Embeddings of three draws of 1000 pairs, those of Table 1, d = 50: one tensor of views for all methods. It reads them
+from the studies that `table1` leaves in RUN/ntk, so that runs without their weights can be compared. Mean and standard
+deviation are over the draws. Modes that have not grown are whatever they were at initialization, so the grown modes of
+one method are also looked for in all modes of the other. Expected: well above chance, d/2n.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -31,107 +30,101 @@ from stairwise.table import Table
 from stairwise.theory.spectra import grown, subspace_alignment
 
 SMOKE = table1.SMOKE
-GROUPS = 10
-LEVELS = 40  # of an entry of a stored basis, to each side of zero: alignments change by a thousandth of their value
 ALT = "Alignment of embeddings, method against method."
 
 
 @dataclass(frozen=True)
 class Config(table1.Config):
-    """E9 of the paper; alone: take a single method, to be joined with others."""
-
-    alone: bool = False
+    """E9 of the paper."""
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    """Bases of the spans of all methods, and their alignments."""
-    if not config.alone and len(set(config.chosen())) < 2:
-        raise InputError("methods", "must be at least two, for a comparison", config.methods, "or set alone=true")
-    runs, results = table1.studies(config, progress)
-    arrays: dict[str, Any] = about(runs)
-    for method, (_, kept) in results.items():
-        arrays |= _stored_basis(method, kept["embeddings"].astype(np.float64))
-    return arrays | joined(arrays)
+    """Alignments of all methods for every draw of pairs, (draws, methods, methods)."""
+    if len(set(config.chosen())) < 2:
+        raise InputError("methods", "must be at least two, for a comparison", config.methods)
+    runs, draws = table1.studies(config, progress)
+    found = [compared([kept["embeddings"].astype(np.float64) for _, kept in one.values()]) for one in draws]
+    points, d = next(iter(draws[0].values()))[1]["embeddings"].shape
+    arrays = {name: np.array([one[name] for one in found]) for name in found[0]}
+    return about(runs) | arrays | {"points": np.array(points), "d": np.array(d)}
 
 
-def _stored_basis(method: str, z: np.ndarray) -> dict[str, Any]:
-    """An orthonormal basis of the span, leading modes first, rounded; and the number of grown modes."""
-    U = np.linalg.svd(z, full_matrices=False)[0]
-    count = grown(np.linalg.svd(z - z.mean(axis=0), compute_uv=False) ** 2)[0]
-    rounded = (LEVELS * U / np.abs(U).max(axis=0)).round().astype(np.int8)
-    return {f"{method}.basis": rounded, f"{method}.count": np.array(count)}
-
-
-def _bases(arrays: Arrays) -> list[np.ndarray]:
-    return [arrays[f"{m}.basis"].astype(np.float64) for m in methods_in(arrays)]
+def compared(z: list[np.ndarray]) -> Arrays:
+    """Alignments of spans, the share of the grown modes of one in all of another, (methods, methods), and numbers of
+    grown modes."""
+    modes = [np.linalg.svd(one, full_matrices=False)[0] for one in z]
+    counts = [grown(np.linalg.svd(one - one.mean(axis=0), compute_uv=False) ** 2)[0] for one in z]
+    leading = [[subspace_alignment(a[:, :k], b) for b in modes] for a, k in zip(modes, counts, strict=True)]
+    alignments = [[subspace_alignment(a, b) for b in modes] for a in modes]
+    return {"alignments": np.array(alignments), "grown_in": np.array(leading), "counts": np.array(counts)}
 
 
 def joined(arrays: Arrays) -> Arrays:
-    """Alignments of all methods, their jackknife spread, and shares of the grown modes of one in all of another."""
-    bases = _bases(arrays)
-    if len({len(one) for one in bases}) > 1:
-        sizes = ", ".join(f"{m} {len(one) // 2}" for m, one in zip(methods_in(arrays), bases, strict=True))
-        raise InputError("n", "must be the same for all methods", sizes, "study them on the same pairs")
-    counts = [int(arrays[f"{m}.count"]) for m in methods_in(arrays)]
-    leading = [[subspace_alignment(a[:, :k], b) for b in bases] for a, k in zip(bases, counts, strict=True)]
-    found = {"alignments": _alignments(bases), "spread": _spread(bases), "grown_in": np.array(leading)}
-    return found | {"points": np.array(len(bases[0]))}
+    """Nothing to add; refuses alignments of other methods than those that are named."""
+    if arrays["alignments"].shape[-1] != len(methods_in(arrays)):
+        rule = "cannot add methods to Table 2, which stores alignments but not spans"
+        raise InputError(
+            "--join", rule, ", ".join(methods_in(arrays)), "put all runs into one folder, and leave it out"
+        )
+    return {}
 
 
-def _alignments(z: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([[subspace_alignment(a, b) for b in z] for a in z])
+def over_draws(arrays: Arrays, name: str = "alignments") -> np.ndarray:
+    """(draws, methods, methods); results of one draw may lack the first axis."""
+    values = arrays[name]
+    return values if values.ndim == 3 else values[None]
 
 
-def _spread(bases: Sequence[np.ndarray]) -> np.ndarray:
-    """Standard errors by leaving out one tenth of the pairs at a time."""
-    n = len(bases[0]) // 2
-    groups = np.arange(n) * GROUPS // n
-    kept = [np.flatnonzero(np.tile(groups != g, 2)) for g in range(GROUPS)]
-    draws = np.array([_alignments([one[rows] for one in bases]) for rows in kept])
-    return np.asarray(np.sqrt((GROUPS - 1) * draws.var(axis=0)))
+def _dimensions(arrays: Arrays) -> int:
+    return int(arrays["d"]) if "d" in arrays else arrays[f"{methods_in(arrays)[0]}.basis"].shape[1]
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    methods, kept = methods_in(arrays), _bases(arrays)
-    d = kept[0].shape[1]
-    cases = (("", arrays["alignments"], int(arrays["points"])), (", stored bases", _alignments(kept), len(kept[0])))
-    return [
-        Claim(
-            f"{TITLES[a]} and {TITLES[b]}{which}",
-            alignments[i, j],
-            f"> {2 * d / points:.3f}, twice chance",
-            alignments[i, j] > 2 * d / points,
-        )
-        for which, alignments, points in cases
-        for (i, a), (j, b) in combinations(enumerate(methods), 2)
-    ] or [Claim.note(f"{TITLES[methods[0]]}: grown modes", int(arrays[f"{methods[0]}.count"]))]
+    chance = _dimensions(arrays) / int(arrays["points"])
+    claims = []
+    for (i, a), (j, b) in combinations(enumerate(methods_in(arrays)), 2):
+        draws = over_draws(arrays)[:, i, j]
+        expected = f"> {2 * chance:.3f}, twice chance" + (", in every draw" if len(draws) > 1 else "")
+        text = f"{TITLES[a]} and {TITLES[b]}"
+        claims.append(Claim(text, float(draws.mean()), expected, bool((draws > 2 * chance).all())))
+        if "grown_in" in arrays:
+            for (k, one), (m, other) in (((i, a), (j, b)), ((j, b), (i, a))):
+                leading = over_draws(arrays, "grown_in")[:, k, m]
+                text = f"grown modes of {TITLES[one]} within {TITLES[other]}"
+                claims.append(Claim(text, float(leading.mean()), expected, bool((leading > 2 * chance).all())))
+    return claims
 
 
 def grown_table(arrays: Arrays) -> Table:
     """Empty for results that do not have them."""
     names = [TITLES[m] for m in methods_in(arrays)] if "grown_in" in arrays else []
+    counts = arrays["counts"] if names else np.zeros((0, 0))
     rows = [
-        [f"{name}, {int(arrays[f'{m}.count'])} grown", *(f"{v:.3f}" for v in row)]
-        for name, m, row in zip(names, methods_in(arrays), arrays.get("grown_in", ()), strict=False)
+        [f"{name}, {_range(counts[:, i])} grown", *_spread(over_draws(arrays, "grown_in")[:, i])]
+        for i, name in enumerate(names)
     ]
     return Table("Grown modes of one method within all of another", ["", *names], rows)
 
 
+def _range(counts: np.ndarray) -> str:
+    return f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+
+
+def _spread(draws: np.ndarray) -> list[str]:
+    """Mean and standard deviation over draws of pairs, (draws, methods)."""
+    spread = [f" ± {v:.3f}" for v in draws.std(axis=0, ddof=1)] if len(draws) > 1 else [""] * draws.shape[1]
+    return [f"{v:.3f}{s}" for v, s in zip(draws.mean(axis=0), spread, strict=True)]
+
+
 def table(arrays: Arrays) -> Table:
-    names, values = [TITLES[m] for m in methods_in(arrays)], arrays["alignments"]
-    errors = arrays.get("spread", np.full(values.shape, np.nan))
-    texts = [
-        [f"{v:.3f}" if np.isnan(e) else f"{v:.3f} ± {e:.3f}" for v, e in zip(*row, strict=True)]
-        for row in zip(values, errors, strict=True)
-    ]
-    rows = [[name, *row] for name, row in zip(names, texts, strict=True)]
+    names = [TITLES[m] for m in methods_in(arrays)]
+    rows = [[name, *_spread(over_draws(arrays)[:, i])] for i, name in enumerate(names)]
     return Table("Span of one method's embeddings within another's", ["", *names], rows)
 
 
 def draw(arrays: Arrays) -> Figure:
     names = [TITLES[m] for m in methods_in(arrays)]
-    d = arrays[f"{methods_in(arrays)[0]}.basis"].shape[1]
-    return draw_matrix(names, arrays["alignments"], d / int(arrays["points"]))
+    return draw_matrix(names, over_draws(arrays).mean(axis=0), _dimensions(arrays) / int(arrays["points"]))
 
 
 def page(arrays: Arrays) -> Page:
@@ -139,5 +132,5 @@ def page(arrays: Arrays) -> Page:
         "Do the methods learn the same span?",
         "Alignment of the spans of embeddings by different methods, on the same pairs of views.",
         [],
-        [table(arrays), grown_table(arrays), runs_table(arrays)],
+        [one for one in (table(arrays), grown_table(arrays), runs_table(arrays)) if one.rows],
     )

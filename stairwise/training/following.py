@@ -38,12 +38,9 @@ def follow(objective: AbstractObjective, recipe: Recipe, material: Material, fol
                     parts.setdefault(name, []).append(value.double())
     whole = {name: torch.cat(values) for name, values in parts.items()}
     h = whole.pop("h")
-    decomposed = {
-        name: torch.linalg.svd((x - x.mean(dim=0)).cpu(), full_matrices=False)[:2] for name, x in whole.items()
-    }
-    spectra = {name: (size**2 / len(h)).numpy() for name, (_, size) in decomposed.items()}
-    U, size = (part[..., :COMPONENTS] for part in decomposed["z"])
-    write_followed(folder, step, t, U * size, _projected(h).cpu(), spectra)
+    decomposed = {name: _principal(x) for name, x in whole.items()}
+    spectra = {name: lam.cpu().numpy() for name, (lam, _) in decomposed.items()}
+    write_followed(folder, step, t, decomposed["z"][1].cpu(), _projected(h).cpu(), spectra)
 
 
 def followed_summary(run: Run) -> dict[str, NDArray]:
@@ -76,10 +73,20 @@ def _outputs(objective: AbstractObjective, x: Tensor) -> dict[str, Tensor]:
     return {"h": h, "z": z, "predictor": predicted, "target": objective.target(x)[1]}
 
 
+def _principal(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of the covariance of x (N, d), descending, min(N, d) of them; and leading principal components.
+
+    From the covariance, in float64: three times as fast as the singular values of x. Eigenvalues below 1e-15 of the
+    largest are rounding error, which they would be anyway, because networks compute x in float32."""
+    x = x - x.mean(dim=0)
+    lam, axes = torch.linalg.eigh(x.T @ x / len(x))
+    return lam.flip(0)[: min(x.shape)].clamp_min(0.0), x @ axes.flip(1)[:, : min(*x.shape, COMPONENTS)]
+
+
 def _projected(h: Tensor) -> Tensor:
     """h times one Gaussian matrix that depends on its size alone, which keeps distances; h itself if it is small."""
     if h.shape[1] <= PROJECTED:
         return h
     generator = torch.Generator().manual_seed(mixed(START, h.shape[1]))
     matrix = torch.randn(h.shape[1], PROJECTED, generator=generator, dtype=torch.float64) / PROJECTED**0.5
-    return h.cpu() @ matrix
+    return h @ matrix.to(h.device)

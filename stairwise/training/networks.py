@@ -1,13 +1,15 @@
 """Networks of recipes and runs: newly built, initial, final, and kept during training."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from stairwise.checks import InputError, instance, positive_int
-from stairwise.data.images import load
+from stairwise.data.images import fingerprint, load
 from stairwise.data.pairs import view_pairs
+from stairwise.data.views import ViewPairs
 from stairwise.evaluate.representations import eval_mode
 from stairwise.nets.encoder import Network, build_encoder, build_network
 from stairwise.nets.initial import scale_parameters
@@ -75,10 +77,16 @@ def fixed_views(run: Run, n: int, seed: int, device: torch.device, views: str = 
     if positive_int(n, "n") > training:
         raise InputError("n", f"must be at most {training}, the number of training images", n, f"n = {training}")
     rows = torch.randperm(training, generator=torch.Generator().manual_seed(seed))[:n]
-    images = load(recipe.data, size=recipe.size or 64)
-    pairs = view_pairs(images, views or recipe.views, recipe.size, seed, device, training=training)
+    source = _source(recipe.data, fingerprint(recipe.data), recipe.size, views or recipe.views, device, training)
+    pairs = source.with_seed(seed)
     both = [pairs.fixed(some, i) for i, some in enumerate(rows.split(256))]
     return torch.cat([a for a, _ in both] + [b for _, b in both])
+
+
+@lru_cache(maxsize=1)
+def _source(data: str, version: str, size: int, views: str, device: torch.device, training: int) -> ViewPairs:
+    """Images on the device and their statistics, kept for the next study; `version` changes when their files do."""
+    return view_pairs(load(data, size=size or 64), views, size, 0, device, training=training)
 
 
 def _newest(run: Run) -> checkpoint.Checkpoint:

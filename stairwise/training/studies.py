@@ -1,6 +1,7 @@
 """Tangent-kernel studies of runs: rebuild network and views, measure, and store the result in RUN/ntk."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from stairwise.archives import load_arrays
 from stairwise.checks import InputError
 from stairwise.distributed import choose_device
 from stairwise.files import save_json
-from stairwise.ntk.coming import study_coming
+from stairwise.ntk.coming import PREDICTED, study_coming
 from stairwise.ntk.lengths import study_lengths
 from stairwise.ntk.study import Drift, Outputs, Tangent, study, study_drift
 from stairwise.progress import Progress, silent
@@ -20,6 +21,8 @@ from stairwise.runs.reader import Run
 from stairwise.training import checkpoint
 from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
 
+PAIRS = 250  # pairs for the kernel during training, at most
+SAMPLED, SAME = 64, 0.05  # pixels that are stored of a tensor of views, and by how much they may differ
 CODE = ("ntk", "kernel", "theory", "nets", "data", "training")  # if these change, stored studies are out of date
 
 
@@ -41,7 +44,25 @@ def study_of(
     before = Outputs(initial_network(run)).to(where).eval() if initial else None
     tangent = study(run.folder.name, model, x, before, precision=precision, seed=seed, progress=progress)
     tangent.facts.update(weights=checkpoint.identity(run.folder / CHECKPOINTS), code=code_digest(*CODE), views=views)
+    few = x.flatten()[:: max(1, x.numel() // SAMPLED)][:SAMPLED]
+    tangent.facts["sample"] = [round(float(v), 3) for v in few.cpu()]
     return tangent
+
+
+def refuse_other_views(runs: Sequence[Run], seed: int, views: str) -> None:
+    """Raise InputError if stored studies of several runs are not of one and the same tensor of views.
+
+    A few of its pixels are compared. A GPU and a CPU draw other views from the same seed."""
+    samples = {}
+    for run in runs:
+        stored = json.loads((_place(run, seed, views) / "tangent.json").read_text(encoding="utf-8"))
+        samples[run.folder.name] = np.array(stored.get("sample", []))
+    known = {name: sample for name, sample in samples.items() if len(sample)}  # older studies have none
+    first = next(iter(known.values()), np.zeros(0))
+    other = [name for name, v in known.items() if v.shape != first.shape or np.abs(v - first).max() > SAME]
+    if other:
+        remedy = "study all of them on one kind of device, with the same images"
+        raise InputError("studies", "must be of the same views", ", ".join(other), remedy)
 
 
 def stored_study(
@@ -75,11 +96,12 @@ def stored_lengths(
 
 
 def stored_coming(
-    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress, views: str = ""
+    run: Run, n: int, seeds: Sequence[int], device: str, precision: str, progress: Progress, views: str = ""
 ) -> dict[str, np.ndarray] | None:
-    """Arrays of `ntk.coming` of a run, likewise; None if it has kept no weights and no study of them is stored."""
-    folder, kept = _place(run, seed, views), checkpoint.every(run.folder / WEIGHTS)
-    wanted = {"n": n, "seed": seed, "precision": precision}
+    """Arrays of `ntk.coming` of a run for several draws of pairs, likewise; None if it has kept no weights and no study
+    of them is stored."""
+    folder, kept = _place(run, seeds[0], views), checkpoint.every(run.folder / WEIGHTS)
+    wanted: dict[str, Any] = {"n": n, "seeds": list(seeds), "precision": precision, "predicted": PREDICTED}
     if kept:
         wanted |= {"code": code_digest(*CODE), "weights": checkpoint.identity(run.folder / WEIGHTS)}
     if not _holds(folder / "coming.json", wanted):
@@ -87,10 +109,28 @@ def stored_coming(
             return None
         where = choose_device(device)
         models = [(step, Outputs(network).to(where).eval()) for step, _, network in kept_networks(run)]
-        x = fixed_views(run, n, seed, where, views)
-        study_coming(run.folder.name, models, x, precision=precision, progress=progress).write(folder)
+        draws = [fixed_views(run, n, seed, where, views) for seed in seeds]
+        study_coming(run.folder.name, models, draws, precision=precision, progress=progress).write(folder)
         save_json(folder / "coming.json", wanted)
     return load_arrays(folder / "coming.npz")
+
+
+def study_for_tables(
+    run: Run,
+    views: str,
+    n: int = 1000,
+    draws: int = 3,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "float16",
+    progress: Progress = silent,
+) -> None:
+    """Make all studies of a run that Tables 1 and 2 read, where its weights are; needs no matplotlib."""
+    how = device, precision, progress
+    for one in range(seed, seed + draws):
+        stored_study(run, n, one, *how, views=views)
+        stored_lengths(run, n, one, *how, views=views)
+    stored_drift(run, min(PAIRS, n), seed, *how, views=views)
 
 
 def _place(run: Run, seed: int, views: str) -> Path:
@@ -115,7 +155,13 @@ def _holds(path: Path, wanted: dict[str, Any]) -> bool:
 
 
 def drift_of(
-    run: Run, n: int = 250, seed: int = 0, device: str = "auto", precision: str = "float32", progress: Progress = silent
+    run: Run,
+    n: int = 250,
+    seed: int = 0,
+    device: str = "auto",
+    precision: str = "float32",
+    progress: Progress = silent,
+    views: str = "",
 ) -> Drift:
     """Change of the tangent kernel during training, from the weights that the run has kept (`keep`)."""
     where = choose_device(device)
@@ -125,23 +171,22 @@ def drift_of(
         raise InputError("run", "must have kept weights during training", run.folder, remedy)
     networks = [(0, 0.0, initial_network(run)), *kept]
     models = [(step, t, Outputs(network).to(where).eval()) for step, t, network in networks]
-    views = fixed_views(run, n, seed, where)
-    return study_drift(run.folder.name, models, views, precision=precision, seed=seed, progress=progress)
+    x = fixed_views(run, n, seed, where, views)
+    return study_drift(run.folder.name, models, x, precision=precision, seed=seed, progress=progress)
 
 
 def stored_drift(
-    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress
+    run: Run, n: int, seed: int, device: str, precision: str, progress: Progress, views: str = ""
 ) -> dict[str, np.ndarray] | None:
     """Arrays of `drift_of`, read from RUN/ntk if it holds this study of these weights, otherwise computed and written
     there; None if the run has kept no weights. Without its weights, any study of these pairs is taken."""
-    folder = run.folder / KERNELS
-    kept = checkpoint.every(run.folder / WEIGHTS)
+    folder, kept = _place(run, seed, views), checkpoint.every(run.folder / WEIGHTS)
     if not kept:
         arrays = load_arrays(folder / "drift.npz") if (folder / "drift.npz").is_file() else {}
         return arrays if arrays and (int(arrays["n"]), int(arrays["seed"])) == (n, seed) else None
     wanted = {"n": n, "seed": seed, "precision": precision, "code": code_digest(*CODE)}
     wanted["weights"] = checkpoint.identity(run.folder / WEIGHTS)
     if not _holds(folder / "drift.json", wanted):
-        drift_of(run, n, seed, device, precision, progress).write(folder)
+        drift_of(run, n, seed, device, precision, progress, views).write(folder)
         save_json(folder / "drift.json", wanted)
     return load_arrays(folder / "drift.npz")

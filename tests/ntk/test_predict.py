@@ -10,7 +10,7 @@ from stairwise.checks import InputError
 from stairwise.kernel.estimator import KernelSSL
 from stairwise.ntk import predict
 from stairwise.ntk.empirical import empirical_ntk
-from stairwise.ntk.predict import kernel_pca, predict_embeddings
+from stairwise.ntk.predict import kernel_pca, predict_embeddings, unit_diagonal
 from stairwise.theory.spectra import chance_alignment, subspace_alignment
 
 
@@ -104,3 +104,36 @@ def test_alignment():
     ):
         with pytest.raises(InputError, match=says):
             subspace_alignment(*bad)
+
+
+def test_dense_decomposition_predicts_the_same(monkeypatch):
+    """The way of a GPU, with tensors on the CPU."""
+    both = np.concatenate(pairs())
+    K = both @ both.T
+    expected, pca = predict_embeddings(K, 5), kernel_pca(K, 5)
+    monkeypatch.setattr(predict, "on_gpu", torch.is_tensor)
+    F = predict_embeddings(torch.tensor(K), 5)
+    assert np.abs(F) == pytest.approx(np.abs(expected), abs=1e-8)
+    assert np.abs(kernel_pca(torch.tensor(K), 5)) == pytest.approx(np.abs(pca), abs=1e-8)
+    single = predict_embeddings(torch.tensor(K).float(), 5)
+    assert subspace_alignment(single, expected) > 1 - 1e-9
+    with pytest.raises(InputError, match="d must be at most 12"):
+        predict_embeddings(torch.tensor(K), 20)
+    with pytest.raises(InputError, match="K must be positive semidefinite"):
+        predict_embeddings(torch.tensor(K - 5.0 * np.eye(len(K))), 5)
+    with pytest.raises(InputError, match="K must be finite"):
+        predict_embeddings(torch.full((4, 4), torch.nan), 1)
+
+
+def test_as_many_modes_as_there_are():
+    both = np.concatenate(pairs())
+    assert predict_embeddings(both @ both.T, 20, at_most=True).shape == (120, 12)
+
+
+def test_unit_diagonal():
+    both = np.concatenate(pairs()).astype(np.float32)
+    K = both @ both.T
+    found = unit_diagonal(K)
+    assert found.dtype == np.float32
+    assert np.diagonal(found) == pytest.approx(1.0, abs=1e-6)
+    assert unit_diagonal(torch.tensor(K)).numpy() == pytest.approx(found, abs=1e-6)

@@ -168,6 +168,8 @@ def test_runs_of_other_recipes_are_refused(tmp_path):
         run("fig1cd", tmp_path, {"runs": str(runs)})
     with pytest.raises(InputError, match="must be bt"):
         run("fig1cd", tmp_path, {"runs": str(runs), "methods": "simclr"})
+    with pytest.raises(InputError, match="must include bt"):
+        run("table1", tmp_path, {"runs": str(runs), "methods": "simclr", "large": True})
     with pytest.raises(InputError, match="at least two"):
         run("table2", tmp_path, {"runs": str(runs), "methods": "bt"})
 
@@ -204,6 +206,17 @@ def test_a_study_of_other_weights_is_made_again(settings, results, name, tmp_pat
     assert before == json.loads((runs / "smoke-bt-d50" / "ntk" / "barlow-0" / "tangent.json").read_text())["scores"]
     sw.train(recipe_of(Run(folder)).with_settings({"seed": 5}), folder, device="cpu", restart=True)
     assert stored_study(Run(folder), *how, views="barlow")[0] != before
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "coming"], ids=[f"trained:{x}" for x in ("1", "2", "coming")])
+def test_studies_outlive_the_weights(settings, results, name, tmp_path):
+    """Weights stay where the runs were trained; tables are made again from the studies that came with the records."""
+    first, runs = results[name], tmp_path / "runs"
+    shutil.copytree(settings[name]["runs"], runs, ignore=shutil.ignore_patterns("checkpoints", "weights"))
+    again = run(name, tmp_path, settings[name] | {"runs": str(runs)})
+    assert repr(again.claims) == repr(first.claims)
+    for key, values in first.arrays.items():
+        assert np.array_equal(again.arrays[key], values, equal_nan=values.dtype.kind == "f"), key
 
 
 def test_smoke_runs_of_another_version_are_trained_again(tmp_path):

@@ -8,14 +8,13 @@ import pytest
 
 from stairwise.archives import load_arrays
 from stairwise.checks import InputError
-from stairwise.paper import fig5, table2
-from stairwise.paper.harness import Result, from_stored, joined, page, run, store
+from stairwise.paper import fig5
+from stairwise.paper.harness import from_stored, joined, page, run, store
 from stairwise.paper.trained import lighter
 from stairwise.report.run_page import run_page
 from stairwise.runs.followed import write_followed
 from stairwise.runs.reader import Run
 from stairwise.staircase.steps import detect_steps
-from stairwise.theory.spectra import subspace_alignment
 from tests.command_lines import stairwise
 from tests.paper.test_figures import invented
 
@@ -214,32 +213,3 @@ def test_kinds_are_joined(tmp_path):
         run("fig7", tmp_path, {"runs": str(runs), "methods": "simclr", "only": "x4"})
     with pytest.raises(InputError, match="only is unknown"):
         run("fig7", tmp_path, {"runs": str(runs), "methods": "bt", "only": "x16"})
-
-
-def test_spans_are_joined(tmp_path):
-    """Table 2 from bases that are stored one by one."""
-    rng = np.random.default_rng(0)
-    first = rng.standard_normal((200, 6)) * [9, 8, 7, 0.1, 0.1, 0.1]
-    second = first @ rng.standard_normal((6, 6)) + rng.standard_normal((200, 6))
-    results = []
-    for m, z in (("bt", first), ("vicreg", second)):
-        arrays = {"about": np.array(json.dumps({m: {}})), **table2._stored_basis(m, z)}
-        arrays = {k: np.asarray(v) for k, v in (arrays | table2.joined(arrays)).items()}
-        record = {"config": {}, "claims": []}
-        results.append(Result("table2", tmp_path / m, arrays, table2.check(arrays), record, cached=False))
-    for result in results:
-        (result.folder).mkdir()
-        np.savez(result.folder / "arrays.npz", **result.arrays)
-        found = joined(result, tmp_path / "stored")
-        if found is result:
-            (result.folder / "figure.png").write_bytes(b"")
-        store(found, tmp_path / "stored")
-    assert found.arrays["alignments"][0, 1] == pytest.approx(subspace_alignment(first, second), abs=2e-3)
-    assert int(found.arrays["bt.count"]) == 3
-    modes = np.linalg.svd(first, full_matrices=False)[0][:, :3]
-    assert found.arrays["grown_in"][0, 1] == pytest.approx(subspace_alignment(modes, second), abs=2e-3)
-    assert 0 < found.arrays["spread"][0, 1] < 0.1
-    assert "±" in table2.table(found.arrays).rows[0][2]
-    short = dict(found.arrays) | {"bt.basis": found.arrays["bt.basis"][:100]}
-    with pytest.raises(InputError, match="same for all methods"):
-        table2.joined(short)

@@ -17,14 +17,18 @@ from benchmarks.corpus.score import Share
 from stairwise.archives import load_arrays
 from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
-from stairwise.paper import batch, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
-from stairwise.paper.harness import CATALOG, LARGEST, from_stored, stored_names
+from stairwise.paper import batch, coming, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
+from stairwise.paper.harness import CATALOG, LARGEST, Claim, from_stored, stored_names
 from stairwise.paper.trained import METHODS, steps_of, steps_table
+from stairwise.theory.spectra import grown
 from stairwise.training.recipe import load_recipe
 from tests.command_lines import stairwise
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAPER = tomllib.loads((RESULTS / "paper_values.toml").read_text(encoding="utf-8"))
+PLACES = [RESULTS, *sorted(p for p in RESULTS.iterdir() if p.is_dir() and not p.name.startswith("seed"))]  # by data
+STORED = [pytest.param(p, n, id=n if p == RESULTS else f"{p.name}:{n}") for p in PLACES for n in stored_names(p)]
+SHARED = {"table1": "tables", "table2": "tables", "coming": "tables"}  # pages of several results
 LOSSES = {"barlow_twins": "C", "simclr": "Cov z", "vicreg": "Cov z"}
 NAMES = {"barlow_twins": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 CLEAN = {"barlow_twins": (18, 16), "simclr": (7, 7), "vicreg": (6, 6)}  # of two seeds, as the page says
@@ -146,17 +150,34 @@ def test_forecasts_from_the_covariance_are_worse():
     assert found in PAGE
 
 
-@pytest.mark.parametrize("name", stored_names(RESULTS))
-def test_stored_claims_hold_and_figures_are_drawn_again(name, tmp_path):
-    result = from_stored(name, tmp_path, RESULTS)
-    page = RESULTS / f"{name}.md"
+def named(claim, words, place):
+    """Whether a page names a claim: *claim*, or *claim* (cifar10) for results in docs/results/cifar10."""
+    other = "|".join(rf" \({re.escape(p.name)}\)" for p in PLACES[1:])
+    end = f"(?!{other})" if place == RESULTS else rf" \({re.escape(place.name)}\)"
+    return re.search(rf"\*{re.escape(claim.text)}\*{end}", words) is not None
+
+
+@pytest.mark.parametrize(("place", "name"), STORED)
+def test_stored_claims_hold_and_figures_are_drawn_again(place, name, tmp_path):
+    result = from_stored(name, tmp_path, place)
+    page = RESULTS / f"{SHARED.get(name, name)}.md"
     words = page.read_text(encoding="utf-8").replace("\n", " ") if page.is_file() else ""
     for claim in result.claims:
-        assert (f"*{claim.text}*" in words) != claim.holds, "what does not hold is named on the figure's page"
-    assert ("**Does not agree" in words) != result.holds
+        assert named(claim, words, place) != claim.holds, "what does not hold is named on the figure's page"
+    assert ("**Does not agree" in words) != result.holds or name in SHARED
+    assert "**Does not agree" in words or result.holds
     assert (result.folder / "figure.png").stat().st_size > 20_000
-    assert (RESULTS / f"{name}.npz").stat().st_size <= LARGEST
-    assert (RESULTS / f"{name}.png").is_file()
+    assert (place / f"{name}.npz").stat().st_size <= LARGEST
+    assert (place / f"{name}.png").is_file()
+
+
+def test_claims_are_named_by_place():
+    claim, cifar = Claim.note("theory", 0.1), RESULTS / "cifar10"
+    assert cifar in PLACES
+    assert named(claim, "it misses *theory*, as", RESULTS)
+    assert not named(claim, "it misses *theory* (cifar10), as", RESULTS)
+    assert named(claim, "it misses *theory* (cifar10), as", cifar)
+    assert not named(claim, "it misses *theory*, as", cifar)
 
 
 @pytest.mark.parametrize(
@@ -295,35 +316,56 @@ def test_verdicts_of_the_first_page_are_those_of_the_index():
 
 def test_settings_of_stored_results_are_the_papers():
     """If the paper gives them; Fig. 2A,B ran longer, as its page says."""
-    for name in stored_names(RESULTS):
-        config = json.loads((RESULTS / f"{name}.json").read_text())["config"]
+    for place, name in (case.values for case in STORED):
+        config = json.loads((place / f"{name}.json").read_text())["config"]
         for key, value in PAPER.get(name, {}).items():
             if key in config and (name, key) != ("fig2ab", "steps"):
                 assert config[key] == value, (name, key)
 
 
-def test_tables_on_the_page():
+def tables_of(name, arrays):
+    """The rows of a stored result that its page shows."""
+    if name == "coming":
+        return [row for row in coming.table(arrays).rows if row[1] == "next"]
+    if name == "table2":
+        return table2.table(arrays).rows + table2.grown_table(arrays).rows
+    rows = table1.table(arrays).rows + table1.draws_table(arrays).rows + table1.pairs_table(arrays).rows
+    rows += [row for row in table1.lengths_table(arrays).rows if row[1] in ("s = 1", "s = 4", "directions", "filters")]
+    every = table1.drift_table(arrays).rows
+    last = {row[0]: row for row in every}
+    return rows + [row for row in every if row[1] == "0" or row in last.values()]
+
+
+@pytest.mark.parametrize(("place", "name"), [case for case in STORED if case.values[1] in SHARED])
+def test_tables_on_the_page(place, name):
     page = (RESULTS / "tables.md").read_text(encoding="utf-8")
-    arrays = {name: load_arrays(RESULTS / f"{name}.npz") for name in ("table1", "table2")}
-    for module, name in ((table1, "table1"), (table2, "table2")):
-        for row in module.table(arrays[name]).rows:
-            assert "| " + " | ".join(row) + " |" in page
+    rows = tables_of(name, load_arrays(place / f"{name}.npz"))
+    assert rows
+    for row in rows:
+        assert "| " + " | ".join(row) + " |" in page
+
+
+def test_the_papers_tables_on_the_page():
+    page = (RESULTS / "tables.md").read_text(encoding="utf-8")
     for method, title in METHODS.items():
         theory, pca = (PAPER["table1"][key][method] for key in ("theory", "kernel PCA"))
         assert f"| *paper: {title}* | {theory:.3f} | {pca:.3f} |" in page
-    for row in table1.pairs_table(arrays["table1"]).rows:
-        assert "| " + " | ".join(row) + " |" in page
-    moved = ["| " + " | ".join(row) + " |" for row in table1.drift_table(arrays["table1"]).rows]
-    assert sum(row in page for row in moved) == 12
-    assert len([line for line in page.splitlines() if line.count("|") == 6 and " 0." in line and line in moved]) == 12
-    grown = [int((arrays["table1"][f"{m}.last"] > 0.1 * arrays["table1"][f"{m}.last"][0]).sum()) for m in METHODS]
-    assert "{} (Barlow Twins), {} (SimCLR) and {} (VICReg) of 50".format(*grown) in page
-    theory, pca = arrays["table1"]["vicreg.by_dimension"][:, grown[2] - 1]
-    assert f"captures {theory:.2f} and kernel PCA {pca:.2f}" in page
-    for m in METHODS:
-        assert np.all(np.diff(table1.corrected(arrays["table1"], m)) > 0), "the page says that it rises"
     for pair in ("bt-simclr", "bt-vicreg", "simclr-vicreg"):
         assert f"{PAPER['table2'][pair]:.3f}" in page
+
+
+def test_what_the_page_says_of_the_tables_on_cifar10():
+    page = (RESULTS / "tables.md").read_text(encoding="utf-8").replace("\n", " ")
+    arrays = load_arrays(RESULTS / "cifar10" / "table1.npz")
+    moved = ["| " + " | ".join(row) + " |" for row in table1.drift_table(arrays).rows]
+    assert sum(row in page for row in moved) == 12
+    counts = [grown(arrays[f"{m}.last"])[0] for m in METHODS]
+    assert "{} (Barlow Twins), {} (SimCLR) and {} (VICReg) of 50 [modes]".format(*counts) in page
+    theory, pca = arrays["vicreg.by_dimension"][:, counts[2] - 1]
+    assert f"Of VICReg's leading {counts[2]} the theory captures {theory:.2f} and kernel PCA {pca:.2f}" in page
+    rises = [np.diff(table1.corrected(arrays, m)) for m in METHODS]
+    assert np.min(rises) > 0
+    assert f"by {np.min(rises):.3f} to {np.max(rises):.3f} per doubling" in page
 
 
 def test_the_tangent_kernel_of_the_stl10_run():
@@ -335,16 +377,17 @@ def test_the_tangent_kernel_of_the_stl10_run():
     assert f"At n = 1000 pairs: theory {theory[at]:.3f}, kernel PCA {pca[at]:.3f};" in page
     initial = [found[f"{name}, initial kernel"] for name in ("theory", "kernel PCA")]
     assert "from the initial kernel (n = 4000) {:.3f} and {:.3f}.".format(*initial) in page
-    grown = int((arrays["last"] > 0.5).sum())
-    less = arrays["by_dimension"][:, grown - 1]
-    assert f"of the leading {grown} modes the theory captures less, {less[0]:.3f}, kernel PCA {less[1]:.3f}" in page
+    half = int((arrays["last"] > 0.5).sum())
+    assert f"{grown(arrays['last'])[0]} of 50 modes of C have grown" in page
+    less = arrays["by_dimension"][:, half - 1]
+    assert f"of the leading {half} modes the theory captures less, {less[0]:.3f}, kernel PCA {less[1]:.3f}" in page
     assert f"captures {found['theory']:.3f}, kernel PCA {found['kernel PCA']:.3f}, chance {found['chance']:.3f}" in page
     assert f"error of the kernel {found['kernel_error']:.1e}".replace("e-0", "e-") in page
     chance = arrays["by_dimension"].shape[1] / (2 * n)
     for name, shares in (("theory", theory), ("kernel PCA", pca)):
         cells = " | ".join(f"{v:.3f}" for v in (shares - chance) / (1 - chance))
         assert f"| {name} | {cells} |" in page
-    assert f"{(arrays['last'] > 0.5).sum()} of 50 eigenvalues of C" in page
+    assert f"{half} of 50 eigenvalues of C are above one half" in page
     steps = arrays["drift.steps"].tolist()
     for step in (0, 5600, 22400, 44800):
         values = (arrays[f"drift.{name}"][steps.index(step)] for name in ("with_first", "with_last", "theory"))

@@ -1,6 +1,9 @@
 """Tangent kernels of trained runs: the machinery of Tables 1 and 2."""
 
 import json
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,19 +11,27 @@ import torch
 
 import stairwise as sw
 from stairwise.archives import load_arrays
-from stairwise.checks import InputError
+from stairwise.checks import InputError, RunWarning
 from stairwise.ntk.empirical import empirical_ntk
-from stairwise.ntk.predict import predict_embeddings
+from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.study import Outputs, compare, embed, kernel_drift
 from stairwise.theory.spectra import subspace_alignment
 from stairwise.training.loop import Trainer
 from stairwise.training.networks import fixed_views, initial_network, kept_networks, load_network
-from stairwise.training.studies import drift_of, stored_drift, study_of
+from stairwise.training.studies import (
+    drift_of,
+    refuse_other_views,
+    stored_coming,
+    stored_drift,
+    stored_study,
+    study_of,
+)
 from tests.command_lines import stairwise
 from tests.training.tiny import TINY
 
 CPU = torch.device("cpu")
 SHARED = True
+TANGENT = ("tangent.json", "tangent.npz", "lengths.json", "lengths.npz")
 pytestmark = pytest.mark.slow
 STUDIED = TINY.with_settings(
     {"encoder_options.width": 8, "d": 4, "batch": 64, "steps": 30, "records": 3, "alpha": 0.5, "keep": 3}
@@ -49,6 +60,41 @@ def test_scores_are_what_they_say(runs):
     assert found.scores["chance"] == pytest.approx(4 / 60, rel=0.5)
     assert found.facts["kernel_error"] < 1e-4
     assert found.facts["drift"]["distance"] > 0
+
+
+def test_leading_modes(runs):
+    found = study_of(runs[0], n=30, device="cpu", initial=False)
+    modes, K = np.linalg.svd(found.embeddings, full_matrices=False)[0], found.kernel.astype(np.float32)
+    for k in range(1, 5):
+        F, pca = predict_embeddings(K, k), kernel_pca(K, k)
+        expected = [subspace_alignment(modes[:, :k], other) for other in (F, pca)]
+        assert found.by_dimension[:, k - 1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_study_is_saved_before_it_is_drawn(runs, tmp_path, monkeypatch):
+    found = study_of(runs[0], n=20, device="cpu", initial=False)
+    monkeypatch.setitem(sys.modules, "stairwise.figures.style", None)
+    with pytest.warns(RunWarning, match=r"figure.png is not drawn: import of stairwise.figures.style"):
+        paths = found.write(tmp_path)
+    assert sorted(tmp_path.iterdir()) == paths == [tmp_path / "tangent.json", tmp_path / "tangent.npz"]
+
+
+def test_all_studies_for_the_tables_without_matplotlib(runs, tmp_path):
+    """On a machine that only computes."""
+    shutil.copytree(runs[0].folder, tmp_path / "run")
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from stairwise.runs.reader import Run\n"
+        "from stairwise.training.studies import stored_coming, study_for_tables\n"
+        "run = Run(sys.argv[1])\n"
+        "study_for_tables(run, 'simclr', n=20, draws=2, device='cpu')\n"
+        "stored_coming(run, 20, range(2), 'cpu', 'float16', lambda *_: None, views='simclr')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "run"], check=True)
+    studied = tmp_path / "run" / "ntk"
+    files = {path.relative_to(studied).as_posix() for path in studied.rglob("*") if path.is_file()}
+    both = {f"simclr-{seed}/{name}" for seed in (0, 1) for name in TANGENT}
+    assert both | {f"simclr-0/{name}" for name in ("drift.json", "drift.npz", "coming.json", "coming.npz")} <= files
 
 
 def test_the_same_pairs_for_every_run(runs):
@@ -105,6 +151,41 @@ def test_the_kernel_through_training(runs, tmp_path):
     with pytest.raises(InputError, match="keep=10"):
         drift_of(bare, n=30, device="cpu")
     assert stored_drift(bare, 30, 0, "cpu", "float32", lambda *_: None) is None
+
+
+def test_the_kernel_through_training_on_views_for_all(runs):
+    """Both runs see one tensor of views, and it is not their own."""
+    how = 25, 0, "cpu", "float32", lambda *_: None
+    for run in runs:
+        found = stored_drift(run, *how, views="simclr")
+        assert (run.folder / "ntk" / "simclr-0" / "drift.npz").is_file()
+        direct = drift_of(run, 25, device="cpu", views="simclr")
+        assert found["with_last"] == pytest.approx(direct.with_last)
+        assert not np.allclose(found["with_last"], drift_of(run, 25, device="cpu").with_last, rtol=1e-4)
+
+
+def test_the_next_modes_of_a_run(runs):
+    how = [0, 1], "cpu", "float32", lambda *_: None
+    found = stored_coming(runs[0], 25, *how, views="simclr")
+    assert found["steps"].tolist() == [10, 20, 30]
+    assert found["shares"].shape[:2] == (2, 2)
+    assert json.loads((runs[0].folder / "ntk" / "simclr-0" / "coming.json").read_text())["seeds"] == [0, 1]
+    again = stored_coming(runs[0], 25, *how, views="simclr")
+    assert np.array_equal(again["shares"], found["shares"], equal_nan=True)
+
+
+def test_studies_of_other_views_are_refused(runs, tmp_path):
+    how = "cpu", "float32", lambda *_: None
+    for run in runs:
+        stored_study(run, 20, 7, *how, views="simclr")
+    refuse_other_views(runs, 7, "simclr")
+    path = runs[1].folder / "ntk" / "simclr-7" / "tangent.json"
+    facts = json.loads(path.read_text())
+    assert len(facts["sample"]) == 64
+    facts["sample"][3] += 0.5
+    path.write_text(json.dumps(facts))
+    with pytest.raises(InputError, match=r"must be of the same views \(got simclr\)"):
+        refuse_other_views(runs, 7, "simclr")
 
 
 def test_few_modes(tmp_path):
