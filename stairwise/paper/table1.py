@@ -177,9 +177,9 @@ def check(arrays: Arrays) -> list[Claim]:
             claims.append(Claim(text, least, "> 0", least > 0))
     if "bt-large.carried" in arrays:
         above, predicted, visible = (float(x) for x in arrays["bt-large.carried"])
-        text = f"{TITLES['bt-large']}: eigenvalues of C above ½"
+        text = f"{TITLES['bt-large']}: eigenvalues of C above ½, predicted"
         claims.append(Claim.close(text, above, predicted, 0.15 * predicted))
-        claims.append(Claim.at_least(f"{TITLES['bt-large']}: modes of variance above 0.1", visible, 47))
+        claims.append(Claim.at_least(f"{TITLES['bt-large']}: modes of variance above 0.1, predicted", visible, 47))
     for m in _with_lengths(arrays):
         changed = float(arrays[f"{m}.hidden"][:, FACTS.index("function_change")].max())
         claims.append(Claim.at_most(f"{TITLES[m]}: relative change of the outputs at s = 2", changed, 1e-3))
@@ -195,7 +195,7 @@ def _rising(arrays: Arrays, method: str) -> list[Claim]:
     for column, way in enumerate(DRAWN):
         values = np.array([mean[s][column] for s in RISING])
         least = float(np.diff(values).min())
-        text = f"{TITLES[method]}: {way}, smallest rise from s = 1 to 2 and from 2 to 4"
+        text = f"{TITLES[method]}: {way}, smallest rise from s = 1 to 2 and from 2 to 4, predicted"
         claims.append(Claim(text, least, "> 0", least > 0))
         for s in (RISING[0], RISING[-1]):
             foreseen = FORESEEN[way, s] if method == "bt-large" else None

@@ -1,6 +1,7 @@
 """Tables 1 and 2 and the modes that come next: how their claims are judged, from invented measurements."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,13 +61,32 @@ def test_shares_that_rise_with_s():
         "bt-large.hidden": np.zeros((3, 3)),
     }
     claims = {claim.text.removeprefix("Barlow Twins, batch 256: "): claim for claim in table1.check(arrays)}
-    rises = [claims[f"{way}, smallest rise from s = 1 to 2 and from 2 to 4"] for way in ("theory", "kernel PCA")]
+    rises = [
+        claims[f"{way}, smallest rise from s = 1 to 2 and from 2 to 4, predicted"] for way in ("theory", "kernel PCA")
+    ]
     assert [(claim.holds, claim.judged) for claim in rises] == [(True, True), (False, True)]
     assert [claim.measured for claim in rises] == pytest.approx([0.12, -0.01])
     assert (claims["theory at s = 4"].measured, claims["theory at s = 4"].predicted) == (0.69, 0.69)
     draws = claims["theory less kernel PCA, smallest of 3 draws of pairs"]
     assert draws.measured == pytest.approx(-0.01)
     assert not draws.holds
+
+
+def test_the_code_judges_what_the_page_says():
+    page = Path(__file__).parents[2] / "docs" / "results" / "stl10.md"
+    says = page.read_text(encoding="utf-8").partition("## Predicted before the runs")[2].partition("### Added later")[0]
+    low, high = (" and ".join(f"{table1.FORESEEN[way, s]:.2f}" for way in table1.DRAWN) for s in table1.RISING[::2])
+    assert f"theory and kernel PCA rise with s, from {low} at s = 1 to {high} at s = 4" in says
+    assert "theory above kernel PCA above chance, both rising with s" in says
+    arrays = {
+        "about": np.array(json.dumps({"bt-large": {}})),
+        "bt-large.scores": np.array(json.dumps({"theory": 0.4, "kernel PCA": 0.3, "chance": 0.025})),
+        "bt-large.carried": np.array([33.0, 40.0, 47.0]),
+    }
+    found = {claim.text: claim.holds for claim in table1.check(arrays) if claim.text.endswith("predicted")}
+    assert list(found.values()) == [False, True]
+    assert "at least 47 of 50 modes of variance above 0.1" in says
+    assert "within 15 %" in says
 
 
 def test_next_modes_are_judged():
