@@ -172,7 +172,8 @@ def test_the_learning_rate_is_that_of_the_race():
         run = rules.run("tune", "simclr", "muon", lr, rules.trial)
         made[run.key({})] = {"logistic": [score], "diverged": False}
     assert chosen_rate(made, "cifar10", "simclr", "muon", "small") == (0.04, "small")
-    assert chosen_rate(stored | made, "cifar10", "simclr", "muon", "small") == (0.04, "small")
+    elsewhere = {key: result for key, result in stored.items() if result["start"] == "standard"}
+    assert chosen_rate(elsewhere | made, "cifar10", "simclr", "muon", "small") == (0.04, "small")
 
 
 def invented(method, seed, k, theory, beside, start="standard", **more):
