@@ -20,6 +20,7 @@ from benchmarks.race.jobs import MUON_COST, OVERHEAD, STEPS_PER_SECOND, run_here
 from benchmarks.race.left import queue
 from benchmarks.race.plan import STAGES, Race, Rules
 from benchmarks.race.store import Store
+from stairwise.checks import InputError
 
 STORE = Path("docs/results/race.jsonl")
 TINY = {
@@ -45,6 +46,8 @@ def main() -> None:
     images = _images(options)
     rules = replace(rules, data=_name(images, options.data))
     parts = [own for _, own in queue(rules, images.elsewhere is not None)] if options.queue else [rules]
+    if not parts:
+        raise InputError("--queue", "has parts for cifar10 and stl10 at 32 px only", rules.data, "use --data-file")
     if options.team > 1:
         if not run_teams(rules, store, images, deadline, options.device, options.team):
             raise SystemExit(3)
@@ -116,8 +119,11 @@ def _images(options: argparse.Namespace) -> RaceImages:
 
 
 def _name(images: RaceImages, name: str) -> str:
-    """The dataset, with the number of training images if these are not all of CIFAR-10 or STL-10."""
-    return name if images.training == {"cifar10": 50_000, "stl10": 5_000}.get(name) else f"{name}[{images.training}]"
+    """The dataset, with the number of training images if these are not all of CIFAR-10 or STL-10, and their side if it
+    is not 32 pixels."""
+    side = images.pixels.shape[1]
+    sized = name if side == 32 else f"{name}({side} px)"
+    return sized if images.training == {"cifar10": 50_000, "stl10": 5_000}.get(name) else f"{sized}[{images.training}]"
 
 
 def _plan(rules: Rules, store: Store) -> str:

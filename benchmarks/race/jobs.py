@@ -98,11 +98,10 @@ def run_teams(rules: Rules, store: Store, images: RaceImages, deadline: float, d
         print(f"{len(team)} runs together took {took:.1f} s", flush=True)
 
 
-def _work(stored: list[Path], name: str, changes: dict[str, Any], device: str, orders: Any, done: Any) -> None:
+def _work(stored: list[Path], names: list[str], changes: dict[str, Any], device: str, orders: Any, done: Any) -> None:
     """A process of its own: takes runs until it is told to stop."""
-    images = read_images(stored[:1], name)
-    if stored[1:]:
-        images = replace(images, elsewhere=read_images(stored[1:]))
+    images, *others = (read_images([path], name) for path, name in zip(stored, names, strict=True))
+    images = replace(images, elsewhere=others[0]) if others else images
     while (run := orders.get()) is not None:
         done.put((run, _timed(run, images, changes, False, device)))
 
@@ -113,10 +112,9 @@ def run_jobs(parts: Sequence[Rules], store: Store, images: RaceImages, deadline:
     context = multiprocessing.get_context("spawn")
     orders, done = context.Queue(), context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        stored = [images.save(Path(folder) / "images.npz")]
-        if images.elsewhere is not None:
-            stored.append(images.elsewhere.save(Path(folder) / "elsewhere.npz"))
-        arguments = (stored, images.name, parts[0].changes, device, orders, done)
+        kinds = [images] if images.elsewhere is None else [images, images.elsewhere]
+        stored = [one.save(Path(folder) / f"{i}.npz") for i, one in enumerate(kinds)]
+        arguments = (stored, [one.name for one in kinds], parts[0].changes, device, orders, done)
         workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(jobs)]
         for worker in workers:
             worker.start()

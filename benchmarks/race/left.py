@@ -16,7 +16,6 @@ from benchmarks.race.entrants import RACED
 from benchmarks.race.plan import FIRST, Rules
 
 APPENDIX = ("plain", "sharpened", "flat", "smoothed", "fourth_power", "hinged")
-LONGER = {"length": 4 * 2700, "kept": (1, 1), "lengths": (3, 1)}
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,10 @@ class Part:
 TRIALS: dict[str, Any] = {"stages": ("tune",)}
 FINALS: dict[str, Any] = {"stages": ("final",)}
 SMALL = {"start": "small"}
-# of Muon's lengths, all others need more time than they tell
+# Muon's other lengths take time and tell little
 SHORT: dict[str, Any] = {"lengths": FIRST}
 THIRD: dict[str, Any] = {"lengths": (3,)}
+ENDS: dict[str, Any] = {"lengths": (3, 1), "kept": (1, 1)}
 QUEUE = (
     Part("S2 to S7, standard start", {"losses": APPENDIX, "methods": ("sgd",)} | TRIALS),
     Part("S1, standard start", {"losses": ("plain",), "methods": ("precondition",)} | TRIALS),
@@ -47,9 +47,9 @@ QUEUE = (
     Part("four views", {"losses": RACED, "methods": ("lars, 4 views", "muon, 4 views"), "seeds": 1} | SHORT),
     Part("precondition", {"losses": RACED, "methods": ("precondition",), "seeds": 1}),
     Part("small start", {"methods": ("lars", "muon"), "seeds": 1} | SMALL | SHORT),
-    Part("long training", {"losses": ("vicreg",), "methods": ("lars", "muon"), "seeds": 1} | LONGER),
+    Part("long training", {"losses": ("vicreg",), "methods": ("lars", "muon"), "seeds": 1, "length": 4 * 2700} | ENDS),
     Part("transfer: two more seeds", {"methods": ("lars", "muon"), "seeds": 7} | FINALS | THIRD, transfer=True),
-    Part("STL-10, three seeds", {"methods": ("lars", "muon"), "seeds": 3, "kept": (1, 1)} | THIRD, data="stl10"),
+    Part("STL-10, three seeds", {"methods": ("lars", "muon"), "seeds": 3} | ENDS, data="stl10"),
 )
 
 

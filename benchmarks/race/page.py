@@ -168,13 +168,12 @@ def trials_table(results: dict[str, Result], data: str) -> str:
 
 
 def speedrun_table(runs: dict[str, Result]) -> str:
-    """One row per run, those with equal settings together, in the order in which these were first run."""
+    """One row per run, those with equal settings together."""
     rows = []
     done = [r for r in runs.values() if not r["held_out"]]
-    order = list(dict.fromkeys(r.get("about", "") for r in done))
     for goal in sorted({r["goal"] for r in done}):
         about = [r for r in done if r["goal"] == goal]
-        for r in sorted(about, key=lambda r: (order.index(r.get("about", "")), r["seed"])):
+        for r in sorted(about, key=lambda r: (_per_update(r), r.get("about", ""), r["seed"])):
             met = not r["diverged"] and r["logistic"] >= r["wanted"] and r["seconds"] <= r["limit"]
             scores = [f"{100 * r[n]:.2f}" if n in r else "diverged" for n in ("logistic", "knn")]
             notes = [f"{r['pauses']} pause{'s' * (r['pauses'] > 1)}"] if r.get("pauses") else []
@@ -189,7 +188,7 @@ def speedrun_table(runs: dict[str, Result]) -> str:
             )
     head = [
         "goal",
-        "sides of views, norms",
+        "sides of views, norms; views per update",
         "seed",
         "logistic",
         "kNN",
@@ -203,11 +202,16 @@ def speedrun_table(runs: dict[str, Result]) -> str:
 
 
 def _how(run: Result) -> str:
-    """Sides of the views and the engine of a run of the speedrun."""
+    """Sides of the views, the engine and the views per update of a run of the speedrun."""
     _, brace, text = run.get("about", "").partition("{")
     settings = json.loads(brace + text) if text else {}
     sides = [int(side) for _, side in settings.get("sizes", [])] or [32]
-    return ", ".join(f"{side} px" for side in sides) + (", fused" if "fused" in settings.get("encoder", "") else "")
+    words = [f"{side} px" for side in sides] + ["fused"] * ("fused" in settings.get("encoder", ""))
+    return ", ".join(words) + f"; {_per_update(run)}"
+
+
+def _per_update(run: Result) -> int:
+    return int(run["views"] // run["steps"])
 
 
 def search_table(runs: dict[str, Result]) -> str:
@@ -234,7 +238,7 @@ def parts_table(runs: dict[str, Result]) -> str:
         if not r["held_out"] and "parts_ms" in r
         for how in [_how(r)]
     }
-    head = ["goal", "sides of views, norms", *_PARTS.values()]
+    head = ["goal", "sides of views, norms; views per update", *_PARTS.values()]
     return markdown([head, *(rows[key] for key in sorted(rows))]) if rows else NOTHING
 
 

@@ -36,7 +36,7 @@ STAGES = ("tune", "long", "final", "clock")
 class Rules:
     """The size of a race: L, the steps of a trial, the seeds, and settings that differ from the recipes; only runs of
     these stages are made. `lengths`: Muon's final runs have L divided by these; `kept`: trials that are repeated with
-    more steps, of the baselines together and of Muon."""
+    more steps, of the baselines together and of Muon; if it is one, that trial decides and is not repeated."""
 
     length: int = 2700
     trial: int = 600
@@ -84,7 +84,8 @@ class Race:
 
     def pending(self) -> list[RaceRun]:
         """All runs that can be started now and have no result, the most important first."""
-        return [run for run in self.wanted() if run.stage in self.rules.stages and self.result(run) is None]
+        wanted = dict.fromkeys(self.wanted())  # the best baseline is wanted twice
+        return [run for run in wanted if run.stage in self.rules.stages and self.result(run) is None]
 
     def wanted(self) -> Iterator[RaceRun]:
         """All runs that the results so far ask for, the most important first."""
@@ -140,6 +141,8 @@ class Race:
         for run in sorted(trials, key=lambda r: -(scores[r] or 0.0)):
             if scores[run] and sum(k.method == run.method for k in kept) < SAME:
                 kept.append(run)
+        if rules.kept[muon] == 1:
+            return kept[:1]
         steps = rules.length // FIRST[0] if muon else rules.length
         return [rules.run("long", loss, r.method, r.lr, steps) for r in kept[: rules.kept[muon]]]
 

@@ -13,7 +13,7 @@ from PIL import Image
 from benchmarks.race import appendix, page, single
 from benchmarks.race.__main__ import TINY, _name, _plan, _plan_of_queue
 from benchmarks.race.entrants import LOSSES, METHODS, RACED, RaceRun
-from benchmarks.race.images import read_images
+from benchmarks.race.images import RaceImages, read_images
 from benchmarks.race.jobs import run_here, run_jobs, run_teams
 from benchmarks.race.left import QUEUE, queue
 from benchmarks.race.plan import Race, Rules
@@ -142,12 +142,26 @@ def test_the_queue_holds_what_the_race_does_not(tmp_path):
 
 
 def test_a_part_of_the_queue_may_have_fewer_lengths_and_trials():
+    """With a single candidate the short trials decide, so none is repeated."""
     rules = Rules(losses=("simclr",), methods=("lars", "muon"), seeds=1, lengths=(3, 2), kept=(1, 1))
     _, order = finished(rules)
-    long = [(run.method, run.steps) for run in order if run.stage == "long"]
-    final = [(run.method, run.steps) for run in order if run.stage == "final"]
-    assert long == [("lars", 2700), ("muon", 900)]
-    assert final == [("lars", 2700), ("muon", 900), ("muon", 1350)]
+    assert {run.stage for run in order} == {"tune", "final"}
+    final = [(run.method, run.lr, run.steps) for run in order if run.stage == "final"]
+    assert final == [("lars", 3.0, 2700), ("muon", 0.16, 900), ("muon", 0.16, 1350)]
+
+
+def test_no_run_is_pending_twice(whole):
+    results, order = whole
+    left = {run.key({}) for run in order if run.stage == "final"}
+    pending = Race(Rules(), {key: result for key, result in results.items() if key not in left}).pending()
+    assert len(pending) == len(set(pending)) == len(left)
+
+
+def test_images_of_another_size_are_another_dataset():
+    images = RaceImages("stl10", np.zeros((5010, 96, 96, 3), np.uint8), np.zeros(5010, np.int64), 5000)
+    assert _name(images, "stl10") == "stl10(96 px)"
+    assert not list(queue(Rules(data=_name(images, "stl10")), transfer=True))
+    assert _name(replace(images, pixels=images.pixels[:, :32, :32]), "stl10") == "stl10"
 
 
 def test_results_merge_by_key_and_survive_a_kill(tmp_path):

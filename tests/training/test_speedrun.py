@@ -16,6 +16,7 @@ from benchmarks.race import page
 from benchmarks.race.images import RaceImages
 from benchmarks.race.single import device_for_runs
 from benchmarks.race.store import Store
+from benchmarks.speedrun_changes import CHANGES
 from benchmarks.speedrun_search import FACTORS, START, combined, design, next_trial
 from stairwise.training.recipe import Recipe
 
@@ -235,7 +236,7 @@ def test_steps_that_fit_are_measured(tmp_path):
 
 def test_changes_are_made_together():
     recipe = speedrun.recipe_of("92", 0, False, {})
-    found = recipe.with_settings(speedrun_changes.settings_of(recipe, speedrun_changes.CHANGES))
+    found = recipe.with_settings(speedrun_changes.settings_of(recipe, list(CHANGES)))
     assert (found.batch, found.views_per_image, found.loss_options) == (128, 8, {"covariance": 1.0})
     assert found.lr == pytest.approx(0.35 * recipe.lr)  # two of the changes lower it
     assert found.weight_decay * found.lr * found.steps == pytest.approx(4.5, rel=0.01)
@@ -244,28 +245,84 @@ def test_changes_are_made_together():
 
 def test_changes_as_options_of_the_speedrun():
     recipe = speedrun.recipe_of("92", 0, False, {})
-    settings = speedrun_changes.settings_of(recipe, speedrun_changes.CHANGES)
+    settings = speedrun_changes.settings_of(recipe, list(CHANGES))
     options = shlex.split(speedrun_changes.words(settings))
     assert options[::2] == ["--set"] * len(settings)
     read = dict(text.split("=", 1) for text in options[1::2])
     assert recipe.with_settings(read) == recipe.with_settings(settings)
 
 
-def test_changes_that_gain_enough_are_chosen():
-    scores = {"none": 0.9, "eight views": 0.9016, "half the rate": 0.9014, "weight decay": 0.0}
-    assert speedrun_changes.chosen(scores) == ["eight views"]
+@pytest.mark.parametrize(
+    ("gains", "together", "expected"),
+    [
+        ({}, None, ()),
+        ({"eight views": 0.0031}, None, ("eight views",)),
+        ({"eight views": 0.0029}, None, ()),
+        ({"eight views": 0.01, "half the rate": 0.02}, 0.03, ("eight views", "half the rate")),
+        ({"eight views": 0.01, "half the rate": 0.02}, 0.015, ("half the rate",)),
+    ],
+)
+def test_changes_that_gain_enough_are_chosen(gains, together, expected):
+    asked = []
+
+    def score(names, seed):
+        asked.append(names)
+        return 0.9 + (together if len(names) > 1 else sum(gains.get(name, 0.0) for name in names))
+
+    assert speedrun_changes.chosen(score) == expected
+    assert len(asked) == 2 + len(CHANGES) + (together is not None)
 
 
-def test_trials_of_changes_are_run_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        speedrun_changes, "recipe_of", lambda *about: speedrun.recipe_of(*about[:3], SMALL | {"views": "barlow-small"})
-    )
+def test_a_change_must_gain_more_than_two_seeds_differ():
+    def score(names, seed):
+        return 0.9 + 0.01 * seed + 0.014 * bool(names)
+
+    assert speedrun_changes.chosen(score) == ()  # the mean is 0.905, and two seeds differ by 0.01
+    assert speedrun_changes.chosen(lambda names, seed: None if names else 0.9) is None
+
+
+@pytest.fixture
+def small_recipes(monkeypatch):
+    about = SMALL | {"views": "barlow-small"}
+    monkeypatch.setattr(speedrun_changes, "recipe_of", lambda *given: speedrun.recipe_of(*given[:3], about))
+
+
+def test_trials_of_changes_are_run_once(tmp_path, small_recipes):
     images, store, device = toy_images(), Store(tmp_path / "speedrun.jsonl"), device_for_runs("cpu")
     images.offer()
-    scores = [speedrun_changes.trial(store, device, "92", name, 0.3, 80) for name in ("none", "weight decay")]
-    assert [100 * r["folded"] for r in store.results().values()] == pytest.approx([100 * score for score in scores])
+    trials = speedrun_changes.Trials(store, device, "92", 0.2, 80)
+    wanted = [(), ("weight decay 4.5",), ("eight views", "half the rate")]
+    scores = [trials.score(names, 0) for names in wanted]
+    assert [r["folded"] for r in store.results().values()] == scores
     assert all(r["held_out"] and r["training_images"] == 72 for r in store.results().values())
-    stored = store.path.read_text()
-    assert speedrun_changes.trial(store, device, "92", "weight decay", 0.3, 80) == scores[1]
-    assert store.path.read_text() == stored
-    assert "0.3 s, weight decay" in page.search_table(store.results())
+    trials.deadline = 0.0
+    assert [trials.score(names, 0) for names in wanted] == scores
+    assert trials.score((), 1) is None
+    table = page.search_table(store.results())
+    assert "0.2 s, weight decay 4.5" in table
+    assert "views_per_image 8" in table
+
+
+def test_a_trial_that_fails_is_not_repeated(tmp_path, small_recipes, monkeypatch):
+    def fail(*_):
+        raise MemoryError("too large")
+
+    trials = speedrun_changes.Trials(Store(tmp_path / "s.jsonl"), device_for_runs("cpu"), "92", 0.2, 80)
+    monkeypatch.setattr(speedrun_changes, "steps_in", fail)
+    with pytest.raises(MemoryError):
+        trials.score(("eight views",), 0)
+    assert trials.score(("eight views",), 0) == 0.0
+
+
+def test_the_command_that_chooses_changes(tmp_path, small_recipes, monkeypatch, capsys):
+    monkeypatch.setattr(speedrun_changes, "CHANGES", {"half the rate": {"lr": 0.5}})
+    monkeypatch.setattr(speedrun_changes, "steps_in_new_process", lambda recipe, seconds: 500)
+    file = toy_images().save(tmp_path / "images.npz")
+    arguments = ["--seconds", "0.2", "--data-file", str(file), "--out", str(tmp_path / "s.jsonl")]
+    with pytest.raises(SystemExit, match="continues"):
+        speedrun_changes.main([*arguments, "--minutes", "0"])
+    speedrun_changes.main(arguments)
+    *_, decision, last = capsys.readouterr().out.splitlines()
+    assert decision.startswith("chosen: ")
+    assert ("lr=0.0125" in last) == ("half the rate" in decision)
+    assert last.endswith("--set steps=500")
