@@ -95,10 +95,10 @@ def _results(
 ) -> Iterator["Result"]:
     """Run figures, or draw them from the stored results in `where`; those left out are added to `missing`."""
     from stairwise.checks import InputError
-    from stairwise.paper.harness import from_stored, smoke_settings, stored_names
+    from stairwise.paper.harness import from_stored, place_of, smoke_settings, stored_names
     from stairwise.paper.trained import NeedsGPU
 
-    available = names if where is None else stored_names(where)
+    available = [name for name in names if where is None or name in stored_names(place_of(name, where))]
     if where is not None and not set(names) & set(available):
         wanted = f"{names[0]}.npz and {names[0]}.json" if len(names) == 1 else "results"
         remedy = "run it without --from-stored, or name a folder with --stored"

@@ -69,7 +69,8 @@ class Coming:
         steps: the moments, the last one is the end, (T + 1,).
         grown: grown modes at these moments, over the views of all draws, (T + 1,).
         until: index of the first later moment at which more have grown; −1: there is none, (T,).
-        shares: share of the new modes by that moment, and by the end, (D, T, targets, kernels, ways); nan: none is new.
+        shares: share of the new modes by that moment, and by the end, (D, T, targets, kernels, ways); nan: none is
+            new, or the kernel predicts none.
         chance: the share that random directions would capture, (D, T, kernels, ways).
     """
 
@@ -107,7 +108,7 @@ def study_coming(
     most = min(predicted, z[0][0].shape[1])
     counts = np.array([grown_modes(np.concatenate(draws)).shape[1] for draws in z])
     T = len(models) - 1
-    until = np.array([next((j for j in range(i + 1, T + 1) if counts[j] > counts[i]), -1) for i in range(T)])
+    until = next_growth(counts, z[0][0].shape[1])
     shape = len(KERNELS), len(WAYS)
     shares, chance = np.full((len(views), T, len(TARGETS), *shape), np.nan), np.full((len(views), T, *shape), np.nan)
     for i, (step, model) in enumerate(models[:-1]):
@@ -120,10 +121,27 @@ def study_coming(
             new = [new_modes(before, grown_modes(z[j][draw], counts[j])) for j in (until[i], T)]
             for k, K in enumerate(_every(kernels_of(model, x, hidden, precision=precision))):
                 for way, F in enumerate(_predictions(K, most)):
+                    if np.isnan(F).any():
+                        continue
                     basis = beyond(F, before)
                     shares[draw, i, :, k, way] = [captured(one, basis) for one in new]
                     chance[draw, i, k, way] = basis.shape[1] / (len(x) - before.shape[1] - 1)
     return Coming(name, np.array([step for step, _ in models]), counts, until, shares, chance)
+
+
+def next_growth(counts: NDArray[np.int64], d: int) -> NDArray[np.int64]:
+    """Of every moment but the last, the index of the first later one at which more modes have grown; −1: none.
+
+    All d modes count as grown if they are not in two bands, which before the end says nothing: such moments are left
+    out.
+
+    >>> next_growth(np.array([1, 3, 50, 2, 4, 50]), 50)
+    array([ 1,  4, -1,  4,  5])
+    """
+    last = len(counts) - 1
+    usable = [i for i, count in enumerate(counts) if count < d or i == last]
+    later = [[j for j in usable if j > i and counts[j] > counts[i]] for i in range(last)]
+    return np.array([found[0] if found and i in usable else -1 for i, found in enumerate(later)])
 
 
 def _every(kernels: Kernels) -> list[Matrix]:
@@ -133,9 +151,9 @@ def _every(kernels: Kernels) -> list[Matrix]:
 
 
 def _predictions(K: Matrix, most: int) -> list[Floats]:
-    """The modes predicted in each way of `WAYS`; fewer by theory if the kernel resolves fewer."""
+    """The modes predicted in each way of `WAYS`; fewer by theory if the kernel resolves fewer, nan if it has none."""
     try:
         theory = predict_embeddings(K, most, at_most=True)
     except InputError:  # it resolves none, or is not positive semidefinite
-        theory = np.zeros((len(K), 1))
+        theory = np.full((len(K), 1), np.nan)
     return [theory, kernel_pca(K, most)]

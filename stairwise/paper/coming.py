@@ -89,12 +89,12 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def means(arrays: Arrays, name: str, target: str = "next") -> tuple[NDArray, NDArray]:
-    """Shares and chance, (draws, kernels, ways): means over the moments before new modes; nan if there are none."""
+    """Shares and chance, (draws, kernels, ways): means over the moments before new modes at which the kernel predicts
+    any; nan if there are none."""
     shares, chance = arrays[f"{name}.shares"][:, :, TARGETS.index(target)], arrays[f"{name}.chance"]
-    some = np.isfinite(shares).all(axis=(0, 2, 3))
-    if not some.any():
-        return np.full(chance[:, 0].shape, np.nan), np.full(chance[:, 0].shape, np.nan)
-    return shares[:, some].mean(axis=1), chance[:, some].mean(axis=1)
+    missing = np.isnan(shares)
+    one, other = (np.ma.array(values, mask=missing).mean(axis=1).filled(np.nan) for values in (shares, chance))
+    return one, other
 
 
 def check(arrays: Arrays) -> list[Claim]:

@@ -23,6 +23,7 @@ from stairwise.report.page import Page, Picture
 from stairwise.table import Table
 
 LARGEST = 300e3  # bytes of a stored result
+ELSEWHERE = "cifar10"  # a folder within that of the results: the same experiments with other data
 PLACES = {"runs", "device"}  # settings that do not affect the result
 
 Arrays = dict[str, np.ndarray]
@@ -175,7 +176,7 @@ def run(
 
 def from_stored(name: str, out: Path, stored: Path) -> Result:
     """Draw and check stored measurements again, from `stored`/NAME.npz and NAME.json into `out`/NAME,stored."""
-    module = _module(name)
+    module, stored = _module(name), place_of(name, stored)
     record = json.loads((stored / f"{name}.json").read_text(encoding="utf-8"))
     arrays = load_arrays(stored / f"{name}.npz")
     folder = out / f"{name},stored"
@@ -190,6 +191,13 @@ def from_stored(name: str, out: Path, stored: Path) -> Result:
 def stored_names(stored: Path) -> list[str]:
     """Experiments with stored results in a folder, in order."""
     return [name for name in CATALOG if (stored / f"{name}.npz").is_file() and (stored / f"{name}.json").is_file()]
+
+
+def place_of(name: str, stored: Path) -> Path:
+    """Where the results of an experiment are: in a folder, or in its folder of other data, if they are only there."""
+    return (
+        stored / ELSEWHERE if name not in stored_names(stored) and name in stored_names(stored / ELSEWHERE) else stored
+    )
 
 
 def joined(result: Result, stored: Path) -> Result:
@@ -224,7 +232,8 @@ def store(result: Result, stored: Path) -> list[Path]:
         _refuse_other_seeds(_seeds(load_arrays(stored / f"{result.name}.npz")), _seeds(result.arrays), stored)
     save_arrays(stored / f"{result.name}.npz", result.arrays)
     config = {k: v for k, v in result.record["config"].items() if k not in PLACES}
-    record = {k: v for k, v in result.record.items() if k not in {"claims", "source", "code"}}
+    left_out = {"claims", "source"} | ({"code"} if result.record.get("commit") else set())
+    record = {k: v for k, v in result.record.items() if k not in left_out}
     save_json(stored / f"{result.name}.json", record | {"config": config})
     with atomic(stored / f"{result.name}.png") as part:
         part.write_bytes((result.folder / "figure.png").read_bytes())

@@ -27,7 +27,7 @@ from stairwise.checks import InputError
 from stairwise.figures.tangent import draw_alignments
 from stairwise.ntk.lengths import SCORES as KINDS_OF_SHARE
 from stairwise.paper.harness import Arrays, Claim
-from stairwise.paper.trained import D50, LARGE, METHODS, RunsConfig, about, methods_in, obtain, runs_table
+from stairwise.paper.trained import D50, LARGE, METHODS, RunsConfig, about, data_of, methods_in, obtain, runs_table
 from stairwise.progress import Progress, part
 from stairwise.report.page import Page
 from stairwise.runs.reader import Run
@@ -40,6 +40,7 @@ from stairwise.training.studies import PAIRS, refuse_other_views, stored_drift, 
 SMOKE = {"n": 40, "batches": 2}
 DRAWN = ("theory", "kernel PCA")
 RISING = (1.0, 2.0, 4.0)  # factors s for which shares were predicted to rise
+FORETOLD = ("bt-large", "simclr", "vicreg")  # of which runs, on STL-10
 FORESEEN = {
     ("theory", 1.0): 0.40,
     ("kernel PCA", 1.0): 0.29,
@@ -195,7 +196,9 @@ def _rising(arrays: Arrays, method: str) -> list[Claim]:
     for column, way in enumerate(DRAWN):
         values = np.array([mean[s][column] for s in RISING])
         least = float(np.diff(values).min())
-        text = f"{TITLES[method]}: {way}, smallest rise from s = 1 to 2 and from 2 to 4, predicted"
+        # for CIFAR-10 and for batch 64 nothing was predicted
+        ending = ", predicted" if method in FORETOLD and data_of(arrays, method) == "stl10" else ""
+        text = f"{TITLES[method]}: {way}, smallest rise from s = 1 to 2 and from 2 to 4{ending}"
         claims.append(Claim(text, least, "> 0", least > 0))
         for s in (RISING[0], RISING[-1]):
             foreseen = FORESEEN[way, s] if method == "bt-large" else None

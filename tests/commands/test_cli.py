@@ -149,6 +149,11 @@ def test_reproduce_from_stored_smoke_and_store(tmp_path):
     assert [one["experiment"] for one in json.loads(drawn.stdout)] == ["fig8"]
     assert "left out: fig1 (not stored), fig1ab (not stored)" in drawn.stderr
     assert (tmp_path / "results" / "fig8,stored" / "report.html").is_file()
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "kept").rename(tmp_path / "moved" / "cifar10")  # results with other data, if there are no others
+    found = stairwise("reproduce", "fig8", "--from-stored", "--stored", "moved", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    (tmp_path / "moved" / "cifar10").rename(tmp_path / "kept")
     tried = stairwise("reproduce", "fig1cd", "--smoke", cwd=tmp_path)
     assert tried.returncode == 0, tried.stderr
     assert "not judged" in tried.stderr

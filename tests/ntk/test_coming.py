@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from stairwise.checks import InputError
+from stairwise.ntk import coming
 from stairwise.ntk.coming import KERNELS, beyond, captured, grown_modes, new_modes, study_coming
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 
@@ -102,3 +104,14 @@ def test_study():
     still = study_coming("still", [models[0], (1, deepcopy(models[0][1]))], views)
     assert still.until.tolist() == [-1]
     assert np.isnan(still.shares).all()
+
+
+def test_a_kernel_that_predicts_nothing_is_not_counted_as_a_miss(monkeypatch):
+    def refuse(*_, **__):
+        raise InputError("K", "must be positive semidefinite", None)
+
+    monkeypatch.setattr(coming, "predict_embeddings", refuse)
+    found = study_coming("tiny", *linear_staircase(), predicted=6)
+    assert np.isnan(found.shares[..., 0]).all()
+    assert np.isnan(found.chance[..., 0]).all()
+    assert np.isfinite(found.shares[..., 1]).all(), "kernel PCA needs no prediction"

@@ -53,7 +53,7 @@ def test_shares_that_rise_with_s():
     shares[:, :, 0] = [0.1, 0.2, 0.40, 0.52, 0.69, 0.6]  # s from 1/4 to 8
     shares[:, :, 1] = [0.1, 0.2, 0.29, 0.28, 0.58, 0.6]
     arrays = {
-        "about": np.array(json.dumps({"bt-large": {}})),
+        "about": np.array(json.dumps({"bt-large": {"data": "stl10"}})),
         "bt-large.scores": np.array(scores),
         "bt-large.draws": np.array([[0.40, 0.29], [0.41, 0.30], [0.39, 0.40]]),
         "bt-large.kernels": np.array([f"s = {s:g}" for s in SCALES]),
@@ -70,6 +70,12 @@ def test_shares_that_rise_with_s():
     draws = claims["theory less kernel PCA, smallest of 3 draws of pairs"]
     assert draws.measured == pytest.approx(-0.01)
     assert not draws.holds
+    for name, data in (("bt-large", "photos"), ("bt", "stl10")):
+        other = {key.replace("bt-large", name): value for key, value in arrays.items()}
+        other["about"] = np.array(json.dumps({name: {"data": data}}))
+        texts = [claim.text for claim in table1.check(other)]
+        assert not any(text.endswith("predicted") for text in texts)
+        assert sum("smallest rise" in text for text in texts) == 2, "judged all the same"
 
 
 def test_the_code_judges_what_the_page_says():
@@ -79,7 +85,7 @@ def test_the_code_judges_what_the_page_says():
     assert f"theory and kernel PCA rise with s, from {low} at s = 1 to {high} at s = 4" in says
     assert "theory above kernel PCA above chance, both rising with s" in says
     arrays = {
-        "about": np.array(json.dumps({"bt-large": {}})),
+        "about": np.array(json.dumps({"bt-large": {"data": "stl10"}})),
         "bt-large.scores": np.array(json.dumps({"theory": 0.4, "kernel PCA": 0.3, "chance": 0.025})),
         "bt-large.carried": np.array([33.0, 40.0, 47.0]),
     }
@@ -111,6 +117,10 @@ def test_next_modes_are_judged():
     ]
     shares[1, :3, 0, 2, 0] = 0.09
     assert [claim.holds for claim in coming.check(arrays) if claim.judged] == [True, False]
+    shares[1, :3, 0, 2, 0] = 0.3
+    shares[:, 1, :, 2, 0] = chance[:, 1, 2, 0] = np.nan  # the kernel of directions predicts nothing at one moment
+    assert [claim.holds for claim in coming.check(arrays) if claim.judged] == [True, True]
+    assert coming.means(arrays, "simclr")[0] == pytest.approx(np.full((3, 5, 2), 0.3))
     arrays["simclr.until"] = np.full(4, -1)
     arrays["simclr.shares"] = np.full_like(shares, np.nan)
     assert [claim.holds for claim in coming.check(arrays) if claim.judged] == [False, False]

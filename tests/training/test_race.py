@@ -322,7 +322,7 @@ def test_files_are_joined_and_read_alike(file, tmp_path):
     assert np.array_equal(joined.labels, whole.labels)
     assert joined.training == whole.training == 80
     assert np.array_equal(read_images([whole.save(tmp_path / "c.npz")]).pixels, whole.pixels)
-    assert (_name(whole, "cifar10"), len(read_images([file], most=30).labels)) == ("cifar10[80]", 60)
+    assert (_name(whole, "cifar10"), len(read_images([file], most=30).labels)) == ("cifar10(16 px)[80]", 60)
     with pytest.raises(InputError, match="--data-file"):
         read_images([tmp_path / "missing.npz"])
 
