@@ -17,7 +17,8 @@ modes. An overlap is the mean squared cosine of the principal angles between two
   a ten thousandth. The bias of the last layer is left out. It adds the same to all entries, which changes nothing about
   the mean but would add rounding error.
 
-Runs of one loss and start are made in one process and stored together, because their spans are compared in memory.
+Runs of one loss and start are made in one process and stored together, because their spans are compared in memory. So
+ask for all seeds at once: with more seeds, those that are stored are trained again.
 """
 
 import argparse
@@ -87,13 +88,11 @@ def predicted_modes(network: nn.Module, views: Tensor) -> dict[str, Floats]:
 
 
 def theory_modes(K: Floats, most: int) -> Floats:
-    """Predicted embeddings (2n, most); if K does not resolve as many modes, half of them, or a quarter, …"""
-    while most:
-        try:
-            return predict_embeddings(K, most)
-        except InputError:
-            most //= 2
-    return np.zeros((len(K), 0))
+    """Predicted embeddings (2n, most), or as many as K resolves."""
+    try:
+        return predict_embeddings(K, most, at_most=True)
+    except InputError:  # it resolves none
+        return np.zeros((len(K), 0))
 
 
 def learned_modes(network: nn.Module, views: Tensor) -> Floats:

@@ -88,7 +88,7 @@ def test_the_prediction_for_a_linear_network_is_the_span_of_leading_modes_of_gam
 def test_modes_below_rounding_error_are_not_predicted():
     x = np.random.default_rng(3).standard_normal((10, 3))
     K = np.tile(x @ x.T, (2, 2))
-    assert theory_modes(K, 9).shape == (20, 2)  # nine, then four, then two
+    assert theory_modes(K, 9).shape == (20, 3), "the rank of K"
     assert theory_modes(np.zeros((4, 4)), 1).shape == (4, 0)
 
 
