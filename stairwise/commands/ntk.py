@@ -47,8 +47,11 @@ def ntk(
                 drifts[folder] = drift_of(run, pairs, seed, device, precision, progress)
             else:
                 studies[folder] = study_of(run, pairs, seed, device, precision, initial, progress)
-    files = [path for folder, one in studies.items() for path in one.write(folder / KERNELS, keep_kernel)]
-    files += [path for folder, drift in drifts.items() for path in drift.write(folder / KERNELS)]
+    files: list[Path] = []
+    for folder, one in studies.items():
+        files += [*one.write(folder / KERNELS, keep_kernel), *one.draw(folder / KERNELS)]
+    for folder, drift in drifts.items():
+        files += [*drift.write(folder / KERNELS), *drift.draw(folder / KERNELS)]
     _print(files, studies, drifts, json_)
 
 

@@ -4,7 +4,6 @@ For a network and the 2n views of a fixed batch of pairs, we compute the embeddi
 and compare spans by `subspace_alignment`.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stairwise.archives import save_arrays
-from stairwise.checks import InputError, RunWarning, as_numpy
+from stairwise.checks import InputError, as_numpy
 from stairwise.files import atomic, save_json
 from stairwise.kernel.arrays import Matrix
 from stairwise.kernel.precision import float32_products
@@ -69,9 +68,7 @@ class Tangent:
         return Table(f"{self.name}: span of the trained embeddings", ["aligned with", "share"], rows)
 
     def write(self, folder: Path, keep_kernel: bool = False) -> list[Path]:
-        """Write tangent.json, tangent.npz (embeddings, spectra, curves) and figure.png; returns their paths.
-
-        A machine that only computes may lack matplotlib: a warning then says that nothing is drawn."""
+        """Write tangent.json and tangent.npz (embeddings, spectra, curves); returns their paths."""
         arrays = {
             "embeddings": self.embeddings.astype(np.float32),
             "spectrum": np.linalg.eigvalsh(self.kernel)[::-1],
@@ -81,9 +78,17 @@ class Tangent:
         kernel = {"kernel": self.kernel.astype(np.float32)} if keep_kernel else {}
         save_arrays(folder / "tangent.npz", arrays | kernel)
         save_json(folder / "tangent.json", {"run": self.name, "scores": self.scores, **self.facts})
-        shown = arrays["spectrum"], self.by_dimension, self.by_pairs, len(self.kernel)
-        drawn = _drawn(folder / "figure.png", "draw_tangent", *shown)
-        return [folder / "tangent.json", folder / "tangent.npz", *drawn]
+        return [folder / "tangent.json", folder / "tangent.npz"]
+
+    def draw(self, folder: Path) -> list[Path]:
+        """Write figure.png; returns its path."""
+        from stairwise.figures.style import style
+        from stairwise.figures.tangent import draw_tangent
+
+        spectrum = np.linalg.eigvalsh(self.kernel)[::-1]
+        with style(), atomic(folder / "figure.png") as part:
+            draw_tangent(spectrum, self.by_dimension, self.by_pairs, len(self.kernel)).savefig(part)
+        return [folder / "figure.png"]
 
 
 def study(
@@ -179,23 +184,18 @@ class Drift:
         return Table(f"{self.name}: the tangent kernel during training", header, rows)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write drift.npz and drift.png; returns their paths."""
+        """Write drift.npz; returns its path."""
         save_arrays(folder / "drift.npz", {name: getattr(self, name) for name in DRIFT})
-        shown = self.steps, self.with_first, self.with_last, self.theory, self.chance
-        return [folder / "drift.npz", *_drawn(folder / "drift.png", "draw_drift", *shown)]
+        return [folder / "drift.npz"]
 
-
-def _drawn(path: Path, function: str, *shown: Any) -> list[Path]:
-    """Draw by a function of `figures.tangent`; without matplotlib, warn and draw nothing."""
-    try:
-        from stairwise.figures import tangent
+    def draw(self, folder: Path) -> list[Path]:
+        """Write drift.png; returns its path."""
         from stairwise.figures.style import style
-    except ModuleNotFoundError as error:
-        warnings.warn(f"{path} is not drawn: {error}", RunWarning, stacklevel=3)
-        return []
-    with style(), atomic(path) as part:
-        getattr(tangent, function)(*shown).savefig(part)
-    return [path]
+        from stairwise.figures.tangent import draw_drift
+
+        with style(), atomic(folder / "drift.png") as part:
+            draw_drift(self.steps, self.with_first, self.with_last, self.theory, self.chance).savefig(part)
+        return [folder / "drift.png"]
 
 
 def _or_unknown(value: float) -> str:

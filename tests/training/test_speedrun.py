@@ -291,7 +291,7 @@ def test_trials_of_changes_are_run_once(tmp_path, small_recipes):
     images, store, device = toy_images(), Store(tmp_path / "speedrun.jsonl"), device_for_runs("cpu")
     images.offer()
     trials = speedrun_changes.Trials(store, device, "92", 0.2, 80)
-    wanted = [(), ("weight decay 4.5",), ("eight views", "half the rate")]
+    wanted = [("weight decay 4.5",), ("eight views", "half the rate")]
     scores = [trials.score(names, 0) for names in wanted]
     assert [r["folded"] for r in store.results().values()] == scores
     assert all(r["held_out"] and r["training_images"] == 72 for r in store.results().values())

@@ -11,7 +11,7 @@ import torch
 
 import stairwise as sw
 from stairwise.archives import load_arrays
-from stairwise.checks import InputError, RunWarning
+from stairwise.checks import InputError
 from stairwise.ntk.empirical import empirical_ntk
 from stairwise.ntk.predict import kernel_pca, predict_embeddings
 from stairwise.ntk.study import Outputs, compare, embed, kernel_drift
@@ -71,12 +71,12 @@ def test_leading_modes(runs):
         assert found.by_dimension[:, k - 1] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_study_is_saved_before_it_is_drawn(runs, tmp_path, monkeypatch):
+def test_a_study_is_saved_and_drawn(runs, tmp_path):
     found = study_of(runs[0], n=20, device="cpu", initial=False)
-    monkeypatch.setitem(sys.modules, "stairwise.figures.style", None)
-    with pytest.warns(RunWarning, match=r"figure.png is not drawn: import of stairwise.figures.style"):
-        paths = found.write(tmp_path)
+    paths = found.write(tmp_path)
     assert sorted(tmp_path.iterdir()) == paths == [tmp_path / "tangent.json", tmp_path / "tangent.npz"]
+    assert found.draw(tmp_path) == [tmp_path / "figure.png"]
+    assert (tmp_path / "figure.png").stat().st_size > 20_000
 
 
 def test_all_studies_for_the_tables_without_matplotlib(runs, tmp_path):
@@ -138,7 +138,7 @@ def test_the_kernel_through_training(runs, tmp_path):
     assert [found.with_first[0], found.with_last[-1]] == pytest.approx([1, 1])
     assert found.with_first[-1] == pytest.approx(found.with_last[0])
     assert found.theory[-1] == pytest.approx(study_of(runs[0], n=30, device="cpu", initial=False).scores["theory"])
-    assert [path.name for path in found.write(tmp_path)] == ["drift.npz", "drift.png"]
+    assert [path.name for path in (*found.write(tmp_path), *found.draw(tmp_path))] == ["drift.npz", "drift.png"]
     assert load_arrays(tmp_path / "drift.npz")["theory"].shape == (4,)
     assert found.chance == pytest.approx(4 / 60)
     for n in (30, 25):  # those of other pairs are not taken for these
