@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from stairwise.figures.style import MEASURED, mode_colors, panels
+from stairwise.figures.style import MEASURED, key, panels
 
 THEORY, PCA, CHANCE = "#1b4a7a", "#c08a2d", "#9aa3b2"
 
@@ -115,15 +115,21 @@ def draw_drift(steps: NDArray, with_first: NDArray, with_last: NDArray, theory: 
 
 def draw_coming(rows: Sequence[tuple[str, NDArray, Mapping[str, NDArray], NDArray]]) -> Figure:
     """One panel per run (name, updates (T,), shares (draws, T) by kernel, chance (T,)): means, and spreads as bars."""
-    figure, axes = panels(len(rows), height=2.9)
-    colors = mode_colors(max(len(lines) for _, _, lines, _ in rows))
+    figure, axes = panels(len(rows), height=3.2)
+    names = list(dict.fromkeys(kernel for _, _, lines, _ in rows for kernel in lines))
+    colors = dict(zip(names, [f"C{i}" for i in range(len(names))], strict=True))
     for ax, (name, steps, lines, chance) in zip(axes, rows, strict=True):
-        for color, (kernel, shares) in zip(colors, lines.items(), strict=False):
+        for kernel, shares in lines.items():
             mean, spread = shares.mean(axis=0), shares.std(axis=0)
-            ax.errorbar(steps, mean, spread, color=color, marker="o", markersize=3, linewidth=1.2, label=kernel)
-        ax.plot(steps, chance, color=CHANCE, linestyle="--", linewidth=1, label="chance")
-        ax.set(xlabel="updates", ylabel="share of the next modes", ylim=(0, 1), title=name)
-    axes[0].legend(frameon=False, fontsize=6)
+            ax.errorbar(steps, mean, spread, color=colors[kernel], marker="o", markersize=3, linewidth=1.2)
+        ax.plot(steps, chance, color=CHANCE, linestyle="--", linewidth=1)
+        ax.set(xlabel="updates", ylim=(0, 1), title=name)
+        if not len(steps):
+            ax.text(0.5, 0.5, "no moment before new modes", transform=ax.transAxes, ha="center", color=CHANCE)
+            ax.set_xticks([])
+    axes[0].set_ylabel("share of the next modes")
+    entries = [(kernel, {"color": color}) for kernel, color in colors.items()]
+    key(figure, [*entries, ("chance", {"color": CHANCE, "linestyle": "--"})], columns=4)
     return figure
 
 
