@@ -26,7 +26,18 @@ from stairwise.figures.tangent import draw_coming
 from stairwise.ntk.coming import KERNELS, TARGETS, WAYS
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.paper.table1 import pipeline
-from stairwise.paper.trained import D50, LARGE, METHODS, SMALL, RunsConfig, about, methods_in, obtain, runs_table
+from stairwise.paper.trained import (
+    D50,
+    LARGE,
+    METHODS,
+    SMALL,
+    RunsConfig,
+    about,
+    methods_in,
+    obtain,
+    runs_table,
+    spread,
+)
 from stairwise.progress import Progress, part
 from stairwise.report.page import Page
 from stairwise.runs.reader import Run
@@ -122,7 +133,7 @@ def table(arrays: Arrays) -> Table:
         for target, words in zip(TARGETS, ("next", "all until the end"), strict=True):
             shares, chance = means(arrays, name, target)
             rows += [
-                [TITLES[name], words, kernel, *(_spread(shares[:, k, w]) for w in range(2)), _spread(chance[:, k, 0])]
+                [TITLES[name], words, kernel, *(spread(shares[:, k, w]) for w in range(2)), spread(chance[:, k, 0])]
                 for k, kernel in enumerate(KERNELS)
             ]
     return Table("Share of new modes that kernels predict", ["run", "modes", "kernel", *WAYS, "chance"], rows)
@@ -136,18 +147,11 @@ def moments_table(arrays: Arrays) -> Table:
         for i, j in enumerate(until):
             if j >= 0:
                 shares, chance = arrays[f"{name}.shares"][:, i, 0, :, 0], arrays[f"{name}.chance"][:, i, 0, 0]
-                cells = [_spread(shares[:, k]) for k in range(len(KERNELS))]
+                cells = [spread(shares[:, k]) for k in range(len(KERNELS))]
                 when = f"{steps[i]:,} to {steps[j]:,}"
                 rows.append([TITLES[name], when, f"{grown[i]} → {grown[j]}", *cells, f"{chance.mean():.3f}"])
     header = ["run", "updates", "grown modes", *KERNELS, "chance"]
     return Table("Share of the next modes, theory, moment by moment", header, rows)
-
-
-def _spread(values: NDArray) -> str:
-    """Mean and standard deviation over draws of pairs."""
-    if np.isnan(values).any():
-        return "–"
-    return f"{values.mean():.3f}" + (f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else "")
 
 
 def draw(arrays: Arrays) -> Figure:

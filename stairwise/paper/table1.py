@@ -27,7 +27,18 @@ from stairwise.checks import InputError
 from stairwise.figures.tangent import draw_alignments
 from stairwise.ntk.lengths import SCORES as KINDS_OF_SHARE
 from stairwise.paper.harness import Arrays, Claim
-from stairwise.paper.trained import D50, LARGE, METHODS, RunsConfig, about, data_of, methods_in, obtain, runs_table
+from stairwise.paper.trained import (
+    D50,
+    LARGE,
+    METHODS,
+    RunsConfig,
+    about,
+    data_of,
+    methods_in,
+    obtain,
+    runs_table,
+    spread,
+)
 from stairwise.progress import Progress, part
 from stairwise.report.page import Page
 from stairwise.runs.reader import Run
@@ -220,8 +231,7 @@ def draws_table(arrays: Arrays) -> Table:
     for m in methods_in(arrays):
         draws = arrays.get(f"{m}.draws", np.zeros((0, 2)))
         if len(draws) > 1:
-            spread = zip(draws.mean(axis=0), draws.std(axis=0, ddof=1), strict=True)
-            rows.append([TITLES[m], str(len(draws)), *(f"{mean:.3f} ± {sd:.3f}" for mean, sd in spread)])
+            rows.append([TITLES[m], str(len(draws)), *map(spread, draws.T)])
     return Table("Share of the trained span, over draws of pairs", ["method", "draws", *DRAWN], rows)
 
 

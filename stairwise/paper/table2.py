@@ -23,7 +23,7 @@ from stairwise.figures.tangent import draw_matrix
 from stairwise.paper import table1
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.paper.table1 import TITLES
-from stairwise.paper.trained import about, methods_in, runs_table
+from stairwise.paper.trained import about, methods_in, runs_table, spread
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 from stairwise.table import Table
@@ -113,7 +113,7 @@ def grown_table(arrays: Arrays) -> Table:
     names = [TITLES[m] for m in methods_in(arrays)] if "grown_in" in arrays else []
     counts = arrays["counts"] if names else np.zeros((0, 0))
     rows = [
-        [f"{name}, {_range(counts[:, i])} grown", *_spread(over_draws(arrays, "grown_in")[:, i])]
+        [f"{name}, {_range(counts[:, i])} grown", *map(spread, over_draws(arrays, "grown_in")[:, i].T)]
         for i, name in enumerate(names)
     ]
     return Table("Grown modes of one method within all of another", ["", *names], rows)
@@ -123,15 +123,9 @@ def _range(counts: np.ndarray) -> str:
     return f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
 
 
-def _spread(draws: np.ndarray) -> list[str]:
-    """Mean and standard deviation over draws of pairs, (draws, methods)."""
-    spread = [f" ± {v:.3f}" for v in draws.std(axis=0, ddof=1)] if len(draws) > 1 else [""] * draws.shape[1]
-    return [f"{v:.3f}{s}" for v, s in zip(draws.mean(axis=0), spread, strict=True)]
-
-
 def table(arrays: Arrays) -> Table:
     names = [TITLES[m] for m in methods_in(arrays)]
-    rows = [[name, *_spread(over_draws(arrays)[:, i])] for i, name in enumerate(names)]
+    rows = [[name, *map(spread, over_draws(arrays)[:, i].T)] for i, name in enumerate(names)]
     return Table("Span of one method's embeddings within another's", ["", *names], rows)
 
 

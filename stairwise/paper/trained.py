@@ -174,6 +174,17 @@ def data_of(arrays: Arrays, name: str) -> str:
     return str(json.loads(str(arrays["about"]))[name]["data"])
 
 
+def spread(draws: NDArray) -> str:
+    """Mean and standard deviation over draws, as text.
+
+    >>> spread(np.array([0.1, 0.2, 0.3])), spread(np.array([0.5])), spread(np.array([0.5, np.nan]))
+    ('0.200 ± 0.100', '0.500', '–')
+    """
+    if np.isnan(draws).any():
+        return "–"
+    return f"{draws.mean():.3f}" + (f" ± {draws.std(ddof=1):.3f}" if len(draws) > 1 else "")
+
+
 def runs_table(arrays: Arrays) -> Table:
     rows = [
         [
