@@ -168,10 +168,16 @@ def described(goal: str, trainer: Trainer, parted: list[Stretch]) -> Result:
     return {
         **{"goal": goal, "wanted": GOALS[goal]["accuracy"], "limit": GOALS[goal]["seconds"], "steps": total},
         **{"views": per_step * total, "seconds": round(trainer.seconds, 2), "views_per_second": round(rate)},
-        **{"start": round(start, 2), "pauses": len(parted) - 1},
+        **{"start": round(start, 2), "pauses": len(parted) - 1, "weights": growth_of_weights(trainer)},
         **{"training_images": trainer.material.training},
         "diverged": bool(trainer.recorder.numbers()["bad_step"]),
     }
+
+
+def growth_of_weights(trainer: Trainer) -> float:
+    """Length of a weight relative to its start, the median over matrices and filters; of Muon only."""
+    lengths = torch.stack(torch._foreach_norm(trainer.optimizer.matrices))
+    return round(float((lengths / trainer.optimizer.lengths).median()), 2)
 
 
 def measured(trainer: Trainer, device: torch.device) -> Result:

@@ -1,45 +1,52 @@
 """Which single changes make a long run of the speedrun better? Those that do are made together.
 
-    python -m benchmarks.speedrun_changes [--goal 92] [--seconds 60] [--data-file FILE …] [--out FILE.jsonl]
+    python -m benchmarks.speedrun_changes [--goal 92] [--seconds 90] [--jobs 4] [--data-file FILE …] [--out FILE.jsonl]
 
-Every trial has the recipe of the goal with one change, as many updates as fit into its seconds, and nine tenths of the
-training images. It is judged by probes on folds of all training images, as in the search; the test images are not
-loaded. The recipe without changes is tried with two seeds. A change is chosen if it gains at least MARGIN over their
-mean, and more than they differ. If several are, one more trial has all of them, and the best change alone is taken if
-that is better. The last line of the output holds what was chosen, as options of `python -m benchmarks.speedrun`; it is
-missing if the time was up. The same command continues: trials that are in `--out` are not repeated.
+Every trial has the recipe of the goal with one change, nine tenths of the training images, and as many updates as a run
+that has the machine to itself can make in its seconds. These are measured first; then `--jobs` trials share the
+machine. A trial is judged by probes on folds of all training images, as in the search; the test images are not loaded.
+
+The recipe without changes is tried with two seeds. A change is chosen if it gains at least MARGIN over their mean, and
+more than they differ; of changes that exclude each other, the best. A weight decay is chosen if it loses nothing, and
+of two the larger: it keeps the angle of an update from falling, which matters more the longer a run is, and all trials
+are shorter than the run they are for. The last line of the output holds what was chosen, as options of
+`python -m benchmarks.speedrun`; it is missing if the time was up. The same command continues: trials that are in
+`--out` are not repeated.
 """
 
 import argparse
 import json
+import multiprocessing
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.race.single import device_for_runs
-from benchmarks.race.store import Store
-from benchmarks.speedrun import GOALS, STORE, _images, _run_once, key_of, recipe_of
+from benchmarks.race.single import device_for_runs, free_memory
+from benchmarks.race.store import Result, Store
+from benchmarks.speedrun import GOALS, STORE, _images, key_of, recipe_of, speedrun
 from benchmarks.speedrun_search import Settings, accuracy, steps_in, steps_in_new_process, without_steps
 from stairwise.training.recipe import Recipe
 
 MARGIN = 0.003
-AROUND = 20.0  # seconds of a trial beside its own: to compile, to time and to probe; to plan with
+AROUND = 20.0  # seconds of a trial beside its own: to compile and to probe; to plan with
 # `batch` and `lr` are factors; `decay` is weight decay × learning rate × updates, so that longer runs have less of it
 CHANGES: dict[str, dict[str, Any]] = {
+    "weight decay 5": {"decay": 5.0},
+    "weight decay 15": {"decay": 15.0},
     "eight views": {"views_per_image": 8},
     "half the batch": {"batch": 0.5, "lr": 0.7},
-    "half the rate": {"lr": 0.5},
-    "weight decay 4.5": {"decay": 4.5},
-    "full views sooner": {"sizes": [[0.0, 24], [0.5, 32]]},
-    "half the covariance term": {"loss_options.covariance": 1.0},
+    "FroSSL's loss": {"loss": "frossl"},
 }
+EXCLUSIVE = (("weight decay 5", "weight decay 15"), ("eight views", "half the batch"), ("FroSSL's loss",))
 Names = tuple[str, ...]
-Score = Callable[[Names, int], float | None]
+Trial = tuple[Names, int]  # changes and seed
+WANTED: tuple[Trial, ...] = (((), 0), *(((name,), 0) for name in CHANGES), ((), 1))
 
 
 def settings_of(recipe: Recipe, names: Sequence[str]) -> Settings:
@@ -57,56 +64,82 @@ def settings_of(recipe: Recipe, names: Sequence[str]) -> Settings:
     return found
 
 
-def chosen(score: Score) -> Names | None:
-    """The changes to be made; None if a trial that is needed has no score."""
-    plain = [score((), seed) for seed in (0, 1)]
-    alone = {name: score((name,), 0) for name in CHANGES}
-    if None in plain or None in alone.values():
-        return None
-    first, second = (value or 0.0 for value in plain)
-    bar = (first + second) / 2 + max(MARGIN, abs(first - second))
-    gained = {name: value or 0.0 for name, value in alone.items() if (value or 0.0) >= bar}
-    if len(gained) < 2:
-        return tuple(gained)
-    together = score(tuple(gained), 0)
-    if together is None:
-        return None
-    best = max(gained, key=lambda name: gained[name])
-    return tuple(gained) if together >= gained[best] else (best,)
+def chosen(scores: dict[Trial, float]) -> Names:
+    """The changes to be made, by the accuracies of all trials."""
+    first, second = scores[(), 0], scores[(), 1]
+    plain = (first + second) / 2
+    bar = plain + max(MARGIN, abs(first - second))
+    made: list[str] = []
+    for group in EXCLUSIVE:
+        alone = {name: scores[(name,), 0] for name in group}
+        decays = all("decay" in CHANGES[name] for name in group)
+        good = [name for name in group if alone[name] >= (plain if decays else bar)]
+        if good:
+            made.append(good[-1] if decays else max(good, key=lambda name: alone[name]))
+    return tuple(made)
 
 
 class Trials:
-    """Trials in a store; those that are not there are run until the time is up."""
+    """Trials in a store; those that are not there are run until the time is up.
 
-    def __init__(self, store: Store, device: torch.device, goal: str, seconds: float, training: int) -> None:
-        self.store, self.device, self.goal, self.seconds, self.training = store, device, goal, seconds, training
+    Arguments:
+        training: number of training images, of which a trial sees nine tenths.
+        work: goal and recipe → result; called in other processes.
+    """
+
+    def __init__(
+        self, store: Store, goal: str, seconds: float, training: int, work: Callable[[str, Recipe], Result | None]
+    ) -> None:
+        self.store, self.goal, self.seconds, self.training, self.work = store, goal, seconds, training, work
         self.deadline = float("inf")
 
-    def score(self, names: Names, seed: int) -> float | None:
-        """Accuracy of the recipe with these changes, 0 if it diverged or failed; None if the time is up."""
-        recipe = without_steps(recipe_of(self.goal, seed, True, {}))
-        like = recipe.with_settings(settings_of(recipe, names))
-        # weight decay depends on the number of updates, which is not known yet; its name says how large it is
-        about = f"change {self.seconds:g} s, {' + '.join(names) or 'none'}"
-        key = key_of(about, replace(like, weight_decay=recipe.weight_decay), self.training)
-        if key not in self.store.results():
-            if time.monotonic() + self.seconds + AROUND > self.deadline:
-                return None
-            self._run(recipe, like, names, key)
-        value = accuracy(self.store.results(), key)
-        print(f"{about.partition(', ')[2]}, seed {seed}: {100 * (value or 0.0):.2f} %", flush=True)
-        return value
+    def plain(self, seed: int) -> Recipe:
+        return without_steps(recipe_of(self.goal, seed, True, {}))
 
-    def _run(self, recipe: Recipe, like: Recipe, names: Names, key: str) -> None:
-        try:
-            steps_in(like, self.device, 1.0)  # what a process compiles only once is no part of a trial's time
-            timed = replace(recipe, steps=steps_in(like, self.device, self.seconds))
-            timed = timed.with_settings(settings_of(timed, names))
-            _run_once(self.goal, timed, key, self.store, self.device, held_out=True, trial=True)
-        except Exception as error:  # counts as diverged, so that the same command continues with the next trial
-            about = {"held_out": True, "diverged": True, "failed": repr(error)[:300], "views": 0, "alone": True}
-            self.store.add({"key": key, **about})
-            raise
+    def key(self, trial: Trial) -> str:
+        names, seed = trial
+        like = self.plain(seed).with_settings(settings_of(self.plain(seed), names))
+        # weight decay depends on the number of updates, which is not known yet; its name says how large it is
+        like = replace(like, weight_decay=self.plain(seed).weight_decay)
+        return key_of(f"change {self.seconds:g} s, {' + '.join(names) or 'none'}", like, self.training)
+
+    def scores(self) -> dict[Trial, float]:
+        """Accuracies of the trials so far, 0 of one that diverged."""
+        found = {trial: accuracy(self.store.results(), self.key(trial)) for trial in WANTED}
+        return {trial: value for trial, value in found.items() if value is not None}
+
+    def timed(self, trial: Trial, device: torch.device) -> Recipe:
+        """The recipe of a trial with as many updates as fit into its seconds."""
+        names, seed = trial
+        like = self.plain(seed).with_settings(settings_of(self.plain(seed), names))
+        steps_in(like, device, 1.0)  # what a process compiles only once is no part of a trial's time
+        recipe = replace(self.plain(seed), steps=steps_in(like, device, self.seconds))
+        return recipe.with_settings(settings_of(recipe, names))
+
+    def run(self, device: torch.device, jobs: int) -> None:
+        """Run what is missing, `jobs` trials at once; a trial that fails counts as diverged."""
+        done = self.scores()
+        recipes = {trial: self.timed(trial, device) for trial in WANTED if trial not in done and self.in_time(jobs)}
+        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            left, running = list(recipes), dict[Future[Result | None], Trial]()
+            while running or (left and self.in_time(jobs)):
+                while left and len(running) < jobs and self.in_time(jobs):
+                    trial = left.pop(0)
+                    running[pool.submit(self.work, self.goal, recipes[trial])] = trial
+                future = next(as_completed(running))
+                self._store(running.pop(future), future)
+
+    def in_time(self, jobs: int) -> bool:
+        return time.monotonic() + self.seconds * jobs + AROUND < self.deadline
+
+    def _store(self, trial: Trial, future: "Future[Result | None]") -> None:
+        about: Result = {"held_out": True, "alone": False, "seed": trial[1]}
+        if error := future.exception():
+            about |= {"diverged": True, "failed": repr(error)[:300], "views": 0}
+        else:
+            about = (future.result() or {}) | about
+        self.store.add({"key": self.key(trial), **about})
+        print(f"{' + '.join(trial[0]) or 'none'}, seed {trial[1]}: {100 * about.get('folded', 0.0):.2f} %", flush=True)
 
 
 def fitted(goal: str, names: Names) -> Settings:
@@ -118,13 +151,29 @@ def fitted(goal: str, names: Names) -> Settings:
 
 def words(settings: Settings) -> str:
     """Settings as options of a command line."""
-    return " ".join(f"--set {shlex.quote(f'{key}={json.dumps(value)}')}" for key, value in settings.items())
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    return " ".join(f"--set {shlex.quote(f'{key}={text}')}" for key, text in texts.items())
+
+
+class Work:
+    """A trial in a process of its own, which reads the images anew."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+
+    def __call__(self, goal: str, recipe: Recipe) -> Result | None:
+        _images(self.options).offer()
+        device = device_for_runs("auto")
+        found = speedrun(goal, recipe, device, trial=True)
+        free_memory(device)
+        return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--goal", default="92", choices=list(GOALS))
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a trial")
+    parser.add_argument("--seconds", type=float, default=90.0, help="of a trial, if it had the machine to itself")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at once")
     parser.add_argument("--data-file", type=Path, nargs="+", help=".npz files of images, as for benchmarks.race")
     parser.add_argument("--most", type=int, default=0, help="use only so many images of each split")
     parser.add_argument("--out", type=Path, default=STORE)
@@ -132,11 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     deadline, images = time.monotonic() + 60 * options.minutes, _images(options)
     images.offer()
-    trials = Trials(Store(options.out), device_for_runs("auto"), options.goal, options.seconds, images.training)
+    trials = Trials(Store(options.out), options.goal, options.seconds, images.training, Work(options))
     trials.deadline = deadline
-    names = chosen(trials.score)
-    if names is None:
+    trials.run(device_for_runs("auto"), options.jobs)
+    scores = trials.scores()
+    if len(scores) < len(WANTED):
         raise SystemExit("the time is up; the same command continues")
+    names = chosen(scores)
     print(f"chosen: {', '.join(names) or 'nothing'}", flush=True)
     print(words(fitted(options.goal, names)))
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import shlex
 from collections import Counter
+from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
@@ -236,49 +237,56 @@ def test_steps_that_fit_are_measured(tmp_path):
 
 def test_changes_are_made_together():
     recipe = speedrun.recipe_of("92", 0, False, {})
-    found = recipe.with_settings(speedrun_changes.settings_of(recipe, list(CHANGES)))
-    assert (found.batch, found.views_per_image, found.loss_options) == (128, 8, {"covariance": 1.0})
-    assert found.lr == pytest.approx(0.35 * recipe.lr)  # two of the changes lower it
-    assert found.weight_decay * found.lr * found.steps == pytest.approx(4.5, rel=0.01)
+    found = recipe.with_settings(
+        speedrun_changes.settings_of(recipe, ["eight views", "half the batch", "weight decay 5"])
+    )
+    assert (found.batch, found.views_per_image, found.loss_options) == (128, 8, recipe.loss_options)
+    assert found.lr == pytest.approx(0.7 * recipe.lr)
+    assert found.weight_decay * found.lr * found.steps == pytest.approx(5, rel=0.01)
+    assert recipe.with_settings(speedrun_changes.settings_of(recipe, ["FroSSL's loss"])).loss_options == {}
     assert speedrun_changes.settings_of(recipe, []) == {}
 
 
 def test_changes_as_options_of_the_speedrun():
     recipe = speedrun.recipe_of("92", 0, False, {})
-    settings = speedrun_changes.settings_of(recipe, list(CHANGES))
+    settings = speedrun_changes.settings_of(recipe, ["eight views", "half the batch", "FroSSL's loss"])
     options = shlex.split(speedrun_changes.words(settings))
     assert options[::2] == ["--set"] * len(settings)
     read = dict(text.split("=", 1) for text in options[1::2])
     assert recipe.with_settings(read) == recipe.with_settings(settings)
 
 
+def test_every_change_is_tried_and_belongs_to_one_group():
+    assert sorted(name for group in speedrun_changes.EXCLUSIVE for name in group) == sorted(CHANGES)
+    assert {names for names, _ in speedrun_changes.WANTED} == {(), *((name,) for name in CHANGES)}
+
+
 @pytest.mark.parametrize(
-    ("gains", "together", "expected"),
+    ("gains", "expected"),
     [
-        ({}, None, ()),
-        ({"eight views": 0.0031}, None, ("eight views",)),
-        ({"eight views": 0.0029}, None, ()),
-        ({"eight views": 0.01, "half the rate": 0.02}, 0.03, ("eight views", "half the rate")),
-        ({"eight views": 0.01, "half the rate": 0.02}, 0.015, ("half the rate",)),
+        ({"weight decay 5": -0.001, "weight decay 15": -0.001}, ()),
+        ({"weight decay 5": 0.002, "weight decay 15": 0.001}, ("weight decay 15",)),
+        ({"weight decay 5": 0.0, "weight decay 15": -0.001}, ("weight decay 5",)),
+        ({"eight views": 0.0031}, ("eight views",)),
+        ({"eight views": 0.0029}, ()),
+        ({"eight views": 0.01, "half the batch": 0.02, "FroSSL's loss": 0.01}, ("half the batch", "FroSSL's loss")),
     ],
 )
-def test_changes_that_gain_enough_are_chosen(gains, together, expected):
-    asked = []
-
-    def score(names, seed):
-        asked.append(names)
-        return 0.9 + (together if len(names) > 1 else sum(gains.get(name, 0.0) for name in names))
-
-    assert speedrun_changes.chosen(score) == expected
-    assert len(asked) == 2 + len(CHANGES) + (together is not None)
+def test_changes_that_gain_enough_are_chosen(gains, expected):
+    gains = {"weight decay 5": -1.0, "weight decay 15": -1.0} | gains
+    scores = {
+        (names, seed): 0.9 + sum(gains.get(name, 0.0) for name in names) for names, seed in speedrun_changes.WANTED
+    }
+    assert speedrun_changes.chosen(scores) == expected
 
 
 def test_a_change_must_gain_more_than_two_seeds_differ():
-    def score(names, seed):
-        return 0.9 + 0.01 * seed + 0.014 * bool(names)
-
-    assert speedrun_changes.chosen(score) == ()  # the mean is 0.905, and two seeds differ by 0.01
-    assert speedrun_changes.chosen(lambda names, seed: None if names else 0.9) is None
+    scores = dict.fromkeys(speedrun_changes.WANTED, 0.919) | {((), 0): 0.9, ((), 1): 0.91}
+    assert speedrun_changes.chosen(scores) == ("weight decay 15", "eight views", "FroSSL's loss")
+    scores[("eight views",), 0] = scores[("half the batch",), 0] = (
+        0.914  # the mean is 0.905, and two seeds differ by 0.01
+    )
+    assert speedrun_changes.chosen(scores) == ("weight decay 15", "FroSSL's loss")
 
 
 @pytest.fixture
@@ -287,42 +295,34 @@ def small_recipes(monkeypatch):
     monkeypatch.setattr(speedrun_changes, "recipe_of", lambda *given: speedrun.recipe_of(*given[:3], about))
 
 
-def test_trials_of_changes_are_run_once(tmp_path, small_recipes):
-    images, store, device = toy_images(), Store(tmp_path / "speedrun.jsonl"), device_for_runs("cpu")
-    images.offer()
-    trials = speedrun_changes.Trials(store, device, "92", 0.2, 80)
-    wanted = [("weight decay 4.5",), ("eight views", "half the rate")]
-    scores = [trials.score(names, 0) for names in wanted]
-    assert [r["folded"] for r in store.results().values()] == scores
-    assert all(r["held_out"] and r["training_images"] == 72 for r in store.results().values())
-    trials.deadline = 0.0
-    assert [trials.score(names, 0) for names in wanted] == scores
-    assert trials.score((), 1) is None
-    table = page.search_table(store.results())
-    assert "0.2 s, weight decay 4.5" in table
-    assert "views_per_image 8" in table
-
-
-def test_a_trial_that_fails_is_not_repeated(tmp_path, small_recipes, monkeypatch):
-    def fail(*_):
-        raise MemoryError("too large")
-
-    trials = speedrun_changes.Trials(Store(tmp_path / "s.jsonl"), device_for_runs("cpu"), "92", 0.2, 80)
-    monkeypatch.setattr(speedrun_changes, "steps_in", fail)
-    with pytest.raises(MemoryError):
-        trials.score(("eight views",), 0)
-    assert trials.score(("eight views",), 0) == 0.0
-
-
 def test_the_command_that_chooses_changes(tmp_path, small_recipes, monkeypatch, capsys):
-    monkeypatch.setattr(speedrun_changes, "CHANGES", {"half the rate": {"lr": 0.5}})
+    """Trials run in two other processes, are not repeated, and are shown on the page."""
     monkeypatch.setattr(speedrun_changes, "steps_in_new_process", lambda recipe, seconds: 500)
-    file = toy_images().save(tmp_path / "images.npz")
-    arguments = ["--seconds", "0.2", "--data-file", str(file), "--out", str(tmp_path / "s.jsonl")]
+    file, store = toy_images().save(tmp_path / "images.npz"), Store(tmp_path / "s.jsonl")
+    arguments = ["--seconds", "0.2", "--jobs", "2", "--data-file", str(file), "--out", str(store.path)]
     with pytest.raises(SystemExit, match="continues"):
         speedrun_changes.main([*arguments, "--minutes", "0"])
+    assert store.results() == {}
     speedrun_changes.main(arguments)
     *_, decision, last = capsys.readouterr().out.splitlines()
     assert decision.startswith("chosen: ")
-    assert ("lr=0.0125" in last) == ("half the rate" in decision)
     assert last.endswith("--set steps=500")
+    found = store.results()
+    assert len(found) == len(speedrun_changes.WANTED)
+    assert all(r["held_out"] and not r["alone"] and r["training_images"] == 72 for r in found.values())
+    assert {r["weights"] > 0 for r in found.values()} == {True}
+    speedrun_changes.main([*arguments, "--minutes", "0"])  # nothing is left to run
+    assert store.results() == found
+    table = page.search_table(found)
+    assert "0.2 s, weight decay 15" in table
+    assert "views_per_image 8" in table
+
+
+def test_a_trial_that_fails_counts_as_diverged_and_is_not_repeated(tmp_path):
+    store = Store(tmp_path / "s.jsonl")
+    trials = speedrun_changes.Trials(store, "92", 0.2, 80, len)
+    failed = Future()
+    failed.set_exception(MemoryError("too large"))
+    trials._store((("eight views",), 0), failed)
+    assert trials.scores() == {(("eight views",), 0): 0.0}
+    assert "too large" in next(iter(store.results().values()))["failed"]
