@@ -188,7 +188,7 @@ def speedrun_table(runs: dict[str, Result]) -> str:
             )
     head = [
         "goal",
-        "sides of views, norms; views per update",
+        "sides of views, norms, decay; views per update",
         "seed",
         "logistic",
         "kNN",
@@ -202,11 +202,12 @@ def speedrun_table(runs: dict[str, Result]) -> str:
 
 
 def _how(run: Result) -> str:
-    """Sides of the views, the engine and the views per update of a run of the speedrun."""
+    """Sides of the views, the engine, weight decay and the views per update of a run of the speedrun."""
     _, brace, text = run.get("about", "").partition("{")
     settings = json.loads(brace + text) if text else {}
     sides = [int(side) for _, side in settings.get("sizes", [])] or [32]
     words = [f"{side} px" for side in sides] + ["fused"] * ("fused" in settings.get("encoder", ""))
+    words += ["decay"] * bool(settings.get("weight_decay"))
     return ", ".join(words) + f"; {_per_update(run)}"
 
 
@@ -238,7 +239,7 @@ def parts_table(runs: dict[str, Result]) -> str:
         if not r["held_out"] and "parts_ms" in r
         for how in [_how(r)]
     }
-    head = ["goal", "sides of views, norms; views per update", *_PARTS.values()]
+    head = ["goal", "sides of views, norms, decay; views per update", *_PARTS.values()]
     return markdown([head, *(rows[key] for key in sorted(rows))]) if rows else NOTHING
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import stairwise as sw
+from benchmarks.bench_muon_angle import law, noise, predicted
 from stairwise.checks import InputError
 from stairwise.training.muon import Muon, as_matrix
 from stairwise.training.newton_schulz import SCALINGS
@@ -509,3 +510,26 @@ def test_what_shows_only_in_a_step():
         network[3].weight[0, 0] = math.nan
     with pytest.raises(InputError, match="must be finite at the start"):
         descend(network, Muon(network.parameters()), 1)
+
+
+# growth of weights
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.95])
+def test_noise_makes_weights_grow_by_the_law(momentum):
+    """Of wide matrices, whose polar factors are nearly the matrices themselves."""
+    assert noise((32, 1024), momentum, 600) == pytest.approx(law(momentum), rel=0.1)
+
+
+def test_weight_decay_ends_the_growth():
+    lr, decay = 0.01, 0.1
+    settled = (law(0.9) * lr / (2 * decay)) ** 0.5
+    assert predicted(lr, decay, 0.9, 20_000) == pytest.approx(settled, rel=1e-3)
+    torch.manual_seed(0)
+    w = nn.Parameter(torch.randn(32, 1024))
+    optimizer, start, lengths = sw.Muon([w], lr=lr, momentum=0.9, weight_decay=decay), w.detach().norm(), []
+    for _ in range(3000):
+        w.grad = torch.randn(w.shape)
+        optimizer.step()
+        lengths.append(float(w.detach().norm() / start))
+    assert sum(lengths[1500:]) / 1500 == pytest.approx(settled, rel=0.05)
