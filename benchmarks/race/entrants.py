@@ -35,13 +35,14 @@ LOSSES: dict[str, dict[str, Any]] = {
 class Method:
     """Settings of a method, and the four learning rates that are tried; `bias` is lr_bias / lr.
 
-    `elsewhere`: rates for losses that need others.
+    `elsewhere`: rates for losses that need others. `decay`: weight decay × lr × steps, if it depends on these.
     """
 
     settings: dict[str, Any]
     rates: tuple[float, ...]
     bias: float = 1.0
     elsewhere: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    decay: float = 0.0
 
     def rates_for(self, loss: str) -> tuple[float, ...]:
         return self.elsewhere.get(loss, self.rates)
@@ -65,6 +66,9 @@ METHODS: dict[str, Method] = {
 MORE_VIEWS = {"views_per_image": 4}
 METHODS["lars, 4 views"] = replace(METHODS["lars"], settings=METHODS["lars"].settings | MORE_VIEWS)
 METHODS["muon, 4 views"] = replace(METHODS["muon"], settings=METHODS["muon"].settings | MORE_VIEWS)
+METHODS["muon, decay"] = replace(
+    METHODS["muon"], rates=(0.04,), decay=10.0
+)  # for VICReg: the rate chosen without decay
 BASELINES = ("sgd", "lars", "adamw")
 RACED = ("simclr", "vicreg", "barlow_twins")
 
@@ -94,6 +98,8 @@ class RaceRun:
             **method.settings,
             **{"lr": self.lr, "lr_bias": self.lr * method.bias},
         }
+        if method.decay:
+            chosen["weight_decay"] = float(f"{method.decay / (self.lr * self.steps):.3g}")
         if self.start == "small":
             chosen["alpha"] = "auto"
         return chosen | changes

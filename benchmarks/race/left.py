@@ -48,6 +48,10 @@ QUEUE = (
     Part("precondition", {"losses": RACED, "methods": ("precondition",), "seeds": 1}),
     Part("small start", {"methods": ("lars", "muon"), "seeds": 1} | SMALL | SHORT),
     Part("long training", {"losses": ("vicreg",), "methods": ("lars", "muon"), "seeds": 1, "length": 4 * 2700} | ENDS),
+    Part(
+        "long training, Muon with decay",
+        {"losses": ("vicreg",), "methods": ("muon, decay",), "seeds": 1, "length": 4 * 2700} | ENDS,
+    ),
     Part("transfer: two more seeds", {"methods": ("lars", "muon"), "seeds": 7} | FINALS | THIRD, transfer=True),
     Part("STL-10, three seeds", {"methods": ("lars", "muon"), "seeds": 3} | ENDS, data="stl10"),
 )

@@ -28,8 +28,9 @@ NAMES = {"simclr": "SimCLR", "vicreg": "VICReg", "barlow_twins": "Barlow Twins",
 NAMES |= {"fourth_power": "fourth power"}
 METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned SGD"}
 METHOD_NAMES |= {f"{method}, 4 views": f"{METHOD_NAMES[method]}, 4 views" for method in ("lars", "muon")}
+METHOD_NAMES["muon, decay"] = "Muon with decay"
 COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
-COLORS |= {"lars, 4 views": "tab:brown", "muon, 4 views": "tab:cyan"}
+COLORS |= {"lars, 4 views": "tab:brown", "muon, 4 views": "tab:cyan", "muon, decay": "tab:purple"}
 ALT = "Accuracy over views for three losses: runs along their way, and means of final runs with their spread"
 HALF, SECONDS = 0.5, 0.6  # at most this share of views and of seconds
 

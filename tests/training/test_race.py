@@ -62,6 +62,14 @@ def whole():
     return finished(Rules())
 
 
+def test_a_decay_in_all_is_divided_among_the_steps():
+    run = RaceRun("final", "cifar10", "vicreg", "muon, decay", 0.04, 1000, 0)
+    assert run.settings({})["weight_decay"] == pytest.approx(10 / (0.04 * 1000))
+    plain, decaying = (METHODS[name] for name in ("muon", "muon, decay"))
+    assert decaying.settings == plain.settings
+    assert "weight_decay" not in replace(run, method="muon").settings({})
+
+
 def test_the_order_of_a_race(whole):
     rules, (results, order) = Rules(), whole
     assert len(set(order)) == len(order) == len(results)
