@@ -1,4 +1,5 @@
-"""Write the tables and the figure of docs/results/speed.md from the stored results: `python -m benchmarks.race.page`.
+"""Write tables and the figure of docs/results/speed.md and speedrun.md from stored results: `python -m
+benchmarks.race.page`.
 
 Each table stands between two comments, `<!-- name -->` and `<!-- end -->`; the words around them are written by hand.
 A table without results says so and holds no numbers.
@@ -21,6 +22,7 @@ from stairwise.figures.style import key, panels, style
 from stairwise.training.recipe import Recipe
 
 RESULTS = Path("docs/results")
+PAGES = ("speed.md", "speedrun.md")
 OTHER = "stl10"  # beside the dataset of most final runs
 NOTHING = "*Not run yet.*"
 UNDECIDED = "*Not decided yet: a verdict needs five seeds. Those so far are in the table of final runs.*"
@@ -333,7 +335,7 @@ def baselines_note(results: dict[str, Result], data: str) -> str:
 
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
-    """All tables of the page by name."""
+    """All tables of the pages by name."""
     results, runs = (Store(folder / name).results() for name in ("race.jsonl", "speedrun.jsonl"))
     files = (folder / name for name in ("engine.json", "engine_large.json"))
     engine, large = (json.loads(stored.read_text()) if stored.is_file() else {} for stored in files)
@@ -350,15 +352,27 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
     }
 
 
+def pages() -> dict[Path, str]:
+    """The pages with their tables; every table belongs to one of them."""
+    left, found = tables(), {}
+    for path in (RESULTS / name for name in PAGES):
+        text = path.read_text(encoding="utf-8")
+        own = {name: left.pop(name) for name in list(left) if f"<!-- {name} -->" in text}
+        found[path] = filled(text, own)
+    if left:
+        raise ValueError(f"no page has a place for {', '.join(left)}")
+    return found
+
+
 def main() -> None:
-    page = RESULTS / "speed.md"
-    page.write_text(filled(page.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path)
     results = Store(RESULTS / "race.jsonl").results()
     figure = draw(results, dataset(results))
     if figure is not None:
         with style():
             figure.savefig(RESULTS / "speed.png")
-    print(page)
 
 
 if __name__ == "__main__":
