@@ -53,15 +53,23 @@ docs: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_linear.py
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# pip would compile on one core
+COMPILE := $(BIN)/python -m compileall -q -j 0
+
+$(BIN)/python:
 	$(PYTHON) -c "import sys; sys.exit('Python 3.11 or newer is needed: make PYTHON=python3.12' if sys.version_info < (3, 11) else 0)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable .
+	$(COMPILE) $(VENV)/lib > /dev/null 2>&1 || true  # some packages ship examples of broken files
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[dev]'
+	$(COMPILE) $(VENV)/lib > /dev/null 2>&1 || true  # some packages ship examples of broken files
+	touch $(VENV)/.installed $@
 
 # Libraries of others go into an environment on top of .venv. It holds what .venv lacks, and .venv stays as it is: PyPI's
 # torchvision cannot be imported next to a torch without CUDA, and then Lightning cannot be imported either.

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # also for the processes that tests start
 
@@ -17,6 +19,17 @@ if find_spec("torchvision"):  # before anything that would import it
     from tests.monitor.libraries.torchvision_on_cpu import import_torchvision
 
     import_torchvision()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def font_type():
+    """That of figures in PDF. For tests it is another: TrueType fonts, with the letters of a figure alone, take half a
+    second per figure."""
+    from stairwise.figures.style import RC
+
+    kept, RC["pdf.fonttype"] = RC["pdf.fonttype"], 3
+    yield kept
+    RC["pdf.fonttype"] = kept
 
 
 @cache

@@ -338,3 +338,4 @@ def _save_figure(module: ModuleType, arrays: Arrays, folder: Path) -> None:
         for suffix in ("png", "pdf"):
             with atomic(folder / f"figure.{suffix}") as part:
                 figure.savefig(part)
+            figure.set_layout_engine("none")  # it is laid out by now, and the second file keeps that

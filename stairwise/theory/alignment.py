@@ -1,7 +1,7 @@
 """Map a small initialization to the aligned one whose trajectory it follows (Sec. 4.3, Result 4.1)."""
 
 import numpy as np
-import scipy.stats
+import scipy.special
 from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, matrix, positive_int, scale, times, vector
@@ -80,7 +80,7 @@ def step_time_quantiles(gamma: ArrayLike, alpha: float, q: ArrayLike = (0.05, 0.
     if ((q <= 0) | (q >= 1)).any():
         raise InputError("q", "must lie strictly between 0 and 1", q)
     freedom = len(gamma) - np.arange(len(gamma))
-    s0 = alpha * np.sqrt(scipy.stats.chi2.ppf(1 - q[:, None], freedom))
+    s0 = alpha * np.sqrt(scipy.special.chdtri(freedom, q[:, None]))
     return np.stack([Modes(gamma, row).step_times() for row in s0])
 
 

@@ -13,6 +13,7 @@ import stairwise as sw
 from stairwise.archives import save_arrays
 from stairwise.checks import InputError
 from stairwise.data.images import load
+from stairwise.figures.style import RC
 from stairwise.files import plain, save_json
 from stairwise.nets.encoder import build_encoder, build_network
 from stairwise.paper import fig1ab, fig2ab
@@ -66,6 +67,14 @@ def test_files(results, name):
     assert record["versions"]["numpy"] == np.__version__
     assert len(record["claims"]) == len(results[name].claims)
     assert (folder / "figure.png").stat().st_size > 20_000
+
+
+def test_fonts_of_figures_are_truetype(tmp_path, monkeypatch, font_type):
+    """Publishers refuse others (Type 3)."""
+    monkeypatch.setitem(RC, "pdf.fonttype", font_type)
+    drawn = (run("fig8", tmp_path).folder / "figure.pdf").read_bytes()
+    assert b"/FontFile2" in drawn
+    assert b"/Type3" not in drawn
 
 
 @pytest.mark.parametrize("name", EVERY)
