@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch.distributed as dist
 import stairwise as sw
 from stairwise.distributed import rank, world
 from stairwise.losses import MODULES
-from tests.forked import run_forked
 
 
 def run_two(*command):
@@ -20,7 +20,10 @@ def run_two(*command):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    return run_forked(command, [{**os.environ, **group, "RANK": str(r)} for r in range(2)])
+    workers = [
+        subprocess.Popen([sys.executable, *command], env={**os.environ, **group, "RANK": str(r)}) for r in range(2)
+    ]
+    return [worker.wait(120) for worker in workers]
 
 
 def cases():
