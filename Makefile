@@ -54,21 +54,22 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench_linear.py
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-# pip would compile on one core
-COMPILE := $(BIN)/python -m compileall -q -j 0
+# pip would compile on one core; some packages ship files that do not compile
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 
 $(BIN)/python:
 	$(PYTHON) -c "import sys; sys.exit('Python 3.11 or newer is needed: make PYTHON=python3.12' if sys.version_info < (3, 11) else 0)"
 	$(PYTHON) -m venv $(VENV)
 
+# one of the following two at a time: both install into the same environment
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable .
-	$(COMPILE) $(VENV)/lib > /dev/null 2>&1 || true  # some packages ship examples of broken files
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[dev]'
-	$(COMPILE) $(VENV)/lib > /dev/null 2>&1 || true  # some packages ship examples of broken files
+	$(COMPILE)
 	touch $(VENV)/.installed $@
 
 # Libraries of others go into an environment on top of .venv. It holds what .venv lacks, and .venv stays as it is: PyPI's

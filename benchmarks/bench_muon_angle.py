@@ -1,26 +1,32 @@
 """How fast do weights grow under Muon, and so how fast does the angle of its updates fall?
 
     python -m benchmarks.bench_muon_angle [--data photos] [--width 8] [--steps 600] [--decay 0 2]
+    python -m benchmarks.bench_muon_angle --stored      only the stored runs of the speedrun
 
-Updates have the length lr ‖w₀‖. If their directions are noise, ‖w‖² = ‖w₀‖² (1 + c Σ lr²), where momentum m makes
-successive updates alike: c = 1 / [(1 − m)² ((1 + m)² + m⁴/(1 − m²))] for a gradient of noise that is averaged but not
-orthogonalized. First table: c of matrices whose gradient is noise. Second table: a ResNet-18 with VICReg and a constant
-learning rate, its length (median over layers) against the law with this c, where weight decay δ is in
-d‖w‖²/dt = c lr² ‖w₀‖² − 2 lr δ ‖w‖²; it must be weak enough for weights to decay more slowly than momentum forgets.
-CPU, one seed. The last line is JSON.
+Updates have the length lr ‖w₀‖. If the gradient is noise, ‖w‖² = ‖w₀‖² (1 + c Σ lr²), where momentum m makes successive
+updates alike: c = 1 / [(1 − m)² ((1 + m)² + m⁴/(1 − m²))] if they are averaged but not orthogonalized. First table: c
+of matrices whose gradient is noise. Second table: lengths of trained networks (median over layers) against the law with
+this c, in which weight decay δ takes 2 lr δ ‖w‖² per update (lr δ must be well below 1 − m): a narrow ResNet-18 with
+VICReg at a constant learning rate, on a CPU, one seed; and runs of the speedrun, with their schedule. The last line is
+JSON.
 """
 
 import argparse
 import json
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 
 import stairwise as sw
+from benchmarks.race.store import Store
 from stairwise.training.loop import Trainer
 from stairwise.training.recipe import Recipe
+from stairwise.training.schedule import Schedule
 
 SHAPES, MOMENTA = ((64, 576), (128, 512), (64, 64)), (0.0, 0.9, 0.95)
+SPEEDRUN = Path("docs/results/speedrun.jsonl")
 LR, SETTLED = 0.01, 200  # updates after which momentum no longer knows that it began with zero
 
 
@@ -46,12 +52,33 @@ def noise(shape: tuple[int, int], momentum: float, steps: int) -> float:
     return (lengths[-1] - lengths[SETTLED - 1]) / (LR**2 * steps)
 
 
-def predicted(lr: float, decay: float, momentum: float, steps: int) -> float:
-    """‖w‖/‖w₀‖ by the law, step by step."""
+def predicted(rates: Iterable[float], decay: float, momentum: float) -> float:
+    """‖w‖/‖w₀‖ by the law after updates with these learning rates."""
     square = 1.0
-    for _ in range(steps):
+    for lr in rates:
         square += law(momentum) * lr**2 - 2 * lr * decay * square
     return float(square**0.5)
+
+
+def growth_of_weights(trainer: Trainer) -> float:
+    """Length of a weight relative to its start, the median over matrices and filters."""
+    lengths = torch.stack(torch._foreach_norm(trainer.optimizer.matrices))
+    return round(float((lengths / trainer.optimizer.lengths).median()), 2)
+
+
+def stored_runs(path: Path) -> Iterator[tuple[str, float, float]]:
+    """Runs of the speedrun that say how long their weights became: name, this length, and that of the law."""
+    for key, result in Store(path).results().items():
+        if "weights" not in result:
+            continue
+        name, _, settings = key.partition("/")
+        recipe, steps = json.loads(settings.partition("/")[2]), result["steps"]
+        total = re.search(r"decay D = (\S+)", name)  # its weight decay is not in the key of a trial
+        decay = float(total[1]) / (recipe["lr"] * steps) if total else recipe.get("weight_decay", 0.0)
+        warmup = result["training_images"] // recipe.get("batch", Recipe().batch) * recipe["warmup_epochs"]
+        schedule = Schedule("cosine", steps, round(warmup), recipe["final_lr"])
+        rates = [recipe["lr"] * schedule.factor(step) for step in range(steps)]
+        yield f"{name}, seed {result['seed']}", result["weights"], predicted(rates, decay, recipe["momentum"])
 
 
 def network(recipe: Recipe) -> float:
@@ -61,9 +88,9 @@ def network(recipe: Recipe) -> float:
     pairs = trainer.remaining_pairs()
     for _ in range(recipe.steps):
         trainer.advance(pairs)
-    lengths = torch.stack(torch._foreach_norm(trainer.optimizer.matrices)) / trainer.optimizer.lengths
+    length = growth_of_weights(trainer)
     trainer.close()
-    return float(lengths.median())
+    return length
 
 
 def main() -> None:
@@ -72,13 +99,24 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=8, help="channels of the first stage; a ResNet-18 has 64")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--decay", type=float, nargs="+", default=[0.0, 2.0], help="weight decay × lr × updates")
+    parser.add_argument("--stored", action="store_true", help="only what the speedrun has stored")
     options = parser.parse_args()
     found: dict[str, float] = {}
-    print("momentum  shape        c    averaged noise")
-    for momentum in MOMENTA:
-        for shape in SHAPES:
-            found[f"noise {momentum:g} {shape}"] = c = noise(shape, momentum, options.steps)
-            print(f"{momentum:<9g} {shape!s:<10} {c:6.2f} {law(momentum):10.2f}")
+    if not options.stored:
+        print("momentum  shape        c    averaged noise")
+        for momentum in MOMENTA:
+            for shape in SHAPES:
+                found[f"noise {momentum:g} {shape}"] = c = noise(shape, momentum, options.steps)
+                print(f"{momentum:<9g} {shape!s:<10} {c:6.2f} {law(momentum):10.2f}")
+    print(f"{'training':<50} length   by the law")
+    for name, length, expected in [*([] if options.stored else trained(options)), *stored_runs(SPEEDRUN)]:
+        found[name], found[f"law of {name}"] = length, expected
+        print(f"{name:<50} {length:6.2f} {expected:10.2f}")
+    print(json.dumps({key: round(value, 3) for key, value in found.items()}))
+
+
+def trained(options: argparse.Namespace) -> Iterator[tuple[str, float, float]]:
+    """Small networks: name, length of their weights, and that of the law."""
     plain = Recipe(
         data=options.data,
         views="barlow-small",
@@ -88,13 +126,10 @@ def main() -> None:
         **{"optimizer": "muon", "momentum": 0.95, "lr": 0.025, "schedule": "constant", "warmup_epochs": 0},
         **{"steps": options.steps, "records": 1, "probes": [], "held_out": 0},
     )
-    print("decay × lr × updates   length   by the law")
     for total in options.decay:
         decay = total / (plain.lr * plain.steps)
-        found[f"network {total:g}"] = length = network(plain.with_settings({"weight_decay": decay}))
-        found[f"law {total:g}"] = expected = predicted(plain.lr, decay, plain.momentum, plain.steps)
-        print(f"{total:<22g} {length:6.2f} {expected:10.2f}")
-    print(json.dumps({key: round(value, 3) for key, value in found.items()}))
+        length = network(plain.with_settings({"weight_decay": decay}))
+        yield f"network, D = {total:g}", length, predicted([plain.lr] * plain.steps, decay, plain.momentum)
 
 
 if __name__ == "__main__":

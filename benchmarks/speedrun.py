@@ -36,6 +36,7 @@ import torch
 
 from benchmarks import speedrun_search
 from benchmarks.bench_engine import optimizer_call, rate, step_call, views_call
+from benchmarks.bench_muon_angle import growth_of_weights
 from benchmarks.bench_train import sync
 from benchmarks.race.images import RaceImages, named_images, read_images
 from benchmarks.race.single import CHECK, WARM, device_for_runs, free_memory
@@ -172,12 +173,6 @@ def described(goal: str, trainer: Trainer, parted: list[Stretch]) -> Result:
         **{"training_images": trainer.material.training},
         "diverged": bool(trainer.recorder.numbers()["bad_step"]),
     }
-
-
-def growth_of_weights(trainer: Trainer) -> float:
-    """Length of a weight relative to its start, the median over matrices and filters; of Muon only."""
-    lengths = torch.stack(torch._foreach_norm(trainer.optimizer.matrices))
-    return round(float((lengths / trainer.optimizer.lengths).median()), 2)
 
 
 def measured(trainer: Trainer, device: torch.device) -> Result:

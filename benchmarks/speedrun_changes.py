@@ -11,7 +11,7 @@ more than they differ; of changes that exclude each other, the best. A weight de
 of two the larger: it keeps the angle of an update from falling, which matters more the longer a run is, and all trials
 are shorter than the run they are for. The last line of the output holds what was chosen, as options of
 `python -m benchmarks.speedrun`; it is missing if the time was up. The same command continues: trials that are in
-`--out` are not repeated.
+`--out` are not repeated, whether they ended, diverged or failed; one whose process was killed is.
 """
 
 import argparse
@@ -20,14 +20,15 @@ import multiprocessing
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.race.single import device_for_runs, free_memory
+from benchmarks.race.single import device_for_runs
 from benchmarks.race.store import Result, Store
 from benchmarks.speedrun import GOALS, STORE, _images, key_of, recipe_of, speedrun
 from benchmarks.speedrun_search import Settings, accuracy, steps_in, steps_in_new_process, without_steps
@@ -35,15 +36,15 @@ from stairwise.training.recipe import Recipe
 
 MARGIN = 0.003
 AROUND = 20.0  # seconds of a trial beside its own: to compile and to probe; to plan with
-# `batch` and `lr` are factors; `decay` is weight decay × learning rate × updates, so that longer runs have less of it
+# `batch` and `lr` are factors; `decay` is D = weight decay × learning rate × updates, so longer runs have less decay
 CHANGES: dict[str, dict[str, Any]] = {
-    "weight decay 5": {"decay": 5.0},
-    "weight decay 15": {"decay": 15.0},
+    "decay D = 5": {"decay": 5.0},
+    "decay D = 15": {"decay": 15.0},
     "eight views": {"views_per_image": 8},
     "half the batch": {"batch": 0.5, "lr": 0.7},
     "FroSSL's loss": {"loss": "frossl"},
 }
-EXCLUSIVE = (("weight decay 5", "weight decay 15"), ("eight views", "half the batch"), ("FroSSL's loss",))
+EXCLUSIVE = (("decay D = 5", "decay D = 15"), ("eight views", "half the batch"), ("FroSSL's loss",))
 Names = tuple[str, ...]
 Trial = tuple[Names, int]  # changes and seed
 WANTED: tuple[Trial, ...] = (((), 0), *(((name,), 0) for name in CHANGES), ((), 1))
@@ -65,8 +66,10 @@ def settings_of(recipe: Recipe, names: Sequence[str]) -> Settings:
 
 
 def chosen(scores: dict[Trial, float]) -> Names:
-    """The changes to be made, by the accuracies of all trials."""
+    """The changes to be made, by the accuracies of all trials; 0 is that of a trial that diverged or failed."""
     first, second = scores[(), 0], scores[(), 1]
+    if not (first and second):
+        raise SystemExit("a trial without changes diverged or failed, so no change can be judged")
     plain = (first + second) / 2
     bar = plain + max(MARGIN, abs(first - second))
     made: list[str] = []
@@ -79,6 +82,11 @@ def chosen(scores: dict[Trial, float]) -> Names:
     return tuple(made)
 
 
+def plain_recipe(goal: str, seed: int, held_out: bool) -> Recipe:
+    """The recipe of a goal before any of the changes; that of 92 has one of them by now."""
+    return replace(without_steps(recipe_of(goal, seed, held_out, {})), weight_decay=0.0)
+
+
 class Trials:
     """Trials in a store; those that are not there are run until the time is up.
 
@@ -88,63 +96,78 @@ class Trials:
     """
 
     def __init__(
-        self, store: Store, goal: str, seconds: float, training: int, work: Callable[[str, Recipe], Result | None]
+        self, store: Store, goal: str, seconds: float, training: int, work: Callable[[str, Recipe], Result]
     ) -> None:
         self.store, self.goal, self.seconds, self.training, self.work = store, goal, seconds, training, work
         self.deadline = float("inf")
 
-    def plain(self, seed: int) -> Recipe:
-        return without_steps(recipe_of(self.goal, seed, True, {}))
-
     def key(self, trial: Trial) -> str:
         names, seed = trial
-        like = self.plain(seed).with_settings(settings_of(self.plain(seed), names))
+        plain = plain_recipe(self.goal, seed, True)
         # weight decay depends on the number of updates, which is not known yet; its name says how large it is
-        like = replace(like, weight_decay=self.plain(seed).weight_decay)
-        return key_of(f"change {self.seconds:g} s, {' + '.join(names) or 'none'}", like, self.training)
+        like = replace(plain.with_settings(settings_of(plain, names)), weight_decay=0.0)
+        return key_of(f"change {self.seconds:g} s, {_words(names)}", like, self.training)
 
     def scores(self) -> dict[Trial, float]:
-        """Accuracies of the trials so far, 0 of one that diverged."""
+        """Accuracies of the trials so far, 0 of one that diverged or failed."""
         found = {trial: accuracy(self.store.results(), self.key(trial)) for trial in WANTED}
         return {trial: value for trial, value in found.items() if value is not None}
-
-    def timed(self, trial: Trial, device: torch.device) -> Recipe:
-        """The recipe of a trial with as many updates as fit into its seconds."""
-        names, seed = trial
-        like = self.plain(seed).with_settings(settings_of(self.plain(seed), names))
-        steps_in(like, device, 1.0)  # what a process compiles only once is no part of a trial's time
-        recipe = replace(self.plain(seed), steps=steps_in(like, device, self.seconds))
-        return recipe.with_settings(settings_of(recipe, names))
 
     def run(self, device: torch.device, jobs: int) -> None:
         """Run what is missing, `jobs` trials at once; a trial that fails counts as diverged."""
         done = self.scores()
-        recipes = {trial: self.timed(trial, device) for trial in WANTED if trial not in done and self.in_time(jobs)}
-        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            left, running = list(recipes), dict[Future[Result | None], Trial]()
-            while running or (left and self.in_time(jobs)):
-                while left and len(running) < jobs and self.in_time(jobs):
-                    trial = left.pop(0)
-                    running[pool.submit(self.work, self.goal, recipes[trial])] = trial
-                future = next(as_completed(running))
-                self._store(running.pop(future), future)
+        missing = (trial for trial in WANTED if trial not in done and self.in_time(jobs))
+        recipes = {trial: recipe for trial in missing if (recipe := self._timed(trial, device))}
+        with ThreadPoolExecutor(jobs) as pool:
+            running = [pool.submit(self._run, trial, recipe, jobs) for trial, recipe in recipes.items()]
+        for run in running:
+            run.result()  # raises what went wrong outside of a trial
 
     def in_time(self, jobs: int) -> bool:
         return time.monotonic() + self.seconds * jobs + AROUND < self.deadline
 
-    def _store(self, trial: Trial, future: "Future[Result | None]") -> None:
-        about: Result = {"held_out": True, "alone": False, "seed": trial[1]}
-        if error := future.exception():
-            about |= {"diverged": True, "failed": repr(error)[:300], "views": 0}
-        else:
-            about = (future.result() or {}) | about
-        self.store.add({"key": self.key(trial), **about})
-        print(f"{' + '.join(trial[0]) or 'none'}, seed {trial[1]}: {100 * about.get('folded', 0.0):.2f} %", flush=True)
+    def _timed(self, trial: Trial, device: torch.device) -> Recipe | None:
+        """The recipe of a trial with as many updates as fit into its seconds; nothing else may run meanwhile."""
+        names, seed = trial
+        plain = plain_recipe(self.goal, seed, True)
+        like = plain.with_settings(settings_of(plain, names))
+        try:
+            steps_in(like, device, 1.0)  # what a process compiles only once is no part of a trial's time
+            recipe = replace(plain, steps=steps_in(like, device, self.seconds))
+        except Exception as error:
+            self._add(trial, _failed(error))
+            return None
+        return recipe.with_settings(settings_of(recipe, names))
+
+    def _run(self, trial: Trial, recipe: Recipe, jobs: int) -> None:
+        """Run in a process of its own, so that one that is killed takes no other with it."""
+        if not self.in_time(jobs):
+            return
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            try:
+                self._add(trial, pool.submit(self.work, self.goal, recipe).result())
+            except BrokenProcessPool:
+                print(f"{_words(trial[0])}, seed {trial[1]}: its process was killed", flush=True)
+            except Exception as error:
+                self._add(trial, _failed(error))
+
+    def _add(self, trial: Trial, result: Result) -> None:
+        names, seed = trial
+        self.store.add({"key": self.key(trial), **result, "held_out": True, "alone": False, "seed": seed})
+        print(f"{_words(names)}, seed {seed}: {100 * result.get('folded', 0.0):.2f} %", flush=True)
+
+
+def _words(names: Names) -> str:
+    return " + ".join(names) or "none"
+
+
+def _failed(error: Exception) -> Result:
+    return {"diverged": True, "failed": repr(error)[:300], "views": 0}
 
 
 def fitted(goal: str, names: Names) -> Settings:
     """These changes with as many updates as the goal has time for."""
-    recipe = without_steps(recipe_of(goal, 0, False, {}))
+    recipe = plain_recipe(goal, 0, False)
     steps = steps_in_new_process(recipe.with_settings(settings_of(recipe, names)), GOALS[goal]["seconds"])
     return settings_of(replace(recipe, steps=steps), names) | {"steps": steps}
 
@@ -161,12 +184,11 @@ class Work:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
 
-    def __call__(self, goal: str, recipe: Recipe) -> Result | None:
+    def __call__(self, goal: str, recipe: Recipe) -> Result:
         _images(self.options).offer()
         device = device_for_runs("auto")
         found = speedrun(goal, recipe, device, trial=True)
-        free_memory(device)
-        return found
+        return found or {}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

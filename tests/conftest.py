@@ -23,8 +23,8 @@ if find_spec("torchvision"):  # before anything that would import it
 
 @pytest.fixture(autouse=True, scope="session")
 def font_type():
-    """That of figures in PDF. For tests it is another: TrueType fonts, with the letters of a figure alone, take half a
-    second per figure."""
+    """The type of fonts in PDF that figures really have. Tests write Type 3, because cutting TrueType fonts down to the
+    letters in use takes half a second per figure."""
     from stairwise.figures.style import RC
 
     kept, RC["pdf.fonttype"] = RC["pdf.fonttype"], 3

@@ -33,7 +33,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Method:
-    """Settings of a method, and the four learning rates that are tried; `bias` is lr_bias / lr.
+    """Settings of a method, and the learning rates that are tried, mostly four; `bias` is lr_bias / lr.
 
     `elsewhere`: rates for losses that need others. `decay`: weight decay × lr × steps, if it depends on these.
     """
@@ -66,9 +66,8 @@ METHODS: dict[str, Method] = {
 MORE_VIEWS = {"views_per_image": 4}
 METHODS["lars, 4 views"] = replace(METHODS["lars"], settings=METHODS["lars"].settings | MORE_VIEWS)
 METHODS["muon, 4 views"] = replace(METHODS["muon"], settings=METHODS["muon"].settings | MORE_VIEWS)
-METHODS["muon, decay"] = replace(
-    METHODS["muon"], rates=(0.04,), decay=10.0
-)  # for VICReg: the rate chosen without decay
+# for VICReg only, with the rate that was chosen without decay
+METHODS["muon, decay"] = replace(METHODS["muon"], rates=(0.04,), decay=10.0)
 BASELINES = ("sgd", "lars", "adamw")
 RACED = ("simclr", "vicreg", "barlow_twins")
 

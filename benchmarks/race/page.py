@@ -1,5 +1,6 @@
-"""Write tables and the figure of docs/results/speed.md and speedrun.md from stored results: `python -m
-benchmarks.race.page`.
+"""Write the tables and the figure of docs/results/speed.md and speedrun.md from the stored results.
+
+    python -m benchmarks.race.page
 
 Each table stands between two comments, `<!-- name -->` and `<!-- end -->`; the words around them are written by hand.
 A table without results says so and holds no numbers.

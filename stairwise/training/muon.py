@@ -47,8 +47,8 @@ class Muon(Optimizer):
         lr: relative step, at most 1, for matrices; a number or a tensor with one element.
         momentum: m, also of SGD. nesterov: False takes polar(v).
         weight_decay: decoupled, for matrices; the others decay only in groups of their own with a weight_decay. Without
-            it weights grow, ‖w‖² ≈ ‖w₀‖² (1 + 33 Σ lr²) at momentum 0.95, so the angle of a step falls. In trainings of
-            ten thousand steps or more 5 to 15 / (lr × steps) was better.
+            it, "relative" steps make weights grow, ‖w‖² ≈ ‖w₀‖² (1 + 33 Σ lr²) at momentum 0.95, so the angle of a step
+            falls. In trainings of ten thousand steps or more, try 5 to 15 / (lr × steps).
         scaling: "relative", as above. "fixed": afterwards w ← ‖w₀‖ w / ‖w‖, so that the angle of a step is lr until the
             end, for weights that batch norm follows; zeros reach their length in one step. "keller" (w ← w −
             lr max(1, rows/columns)^½ O) and "moonshot" (w ← w − lr 0.2 max(rows, columns)^½ O) are torch.optim.Muon's

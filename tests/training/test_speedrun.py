@@ -3,9 +3,10 @@
 import argparse
 import itertools
 import json
+import os
 import shlex
+import signal
 from collections import Counter
-from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
@@ -237,9 +238,7 @@ def test_steps_that_fit_are_measured(tmp_path):
 
 def test_changes_are_made_together():
     recipe = speedrun.recipe_of("92", 0, False, {})
-    found = recipe.with_settings(
-        speedrun_changes.settings_of(recipe, ["eight views", "half the batch", "weight decay 5"])
-    )
+    found = recipe.with_settings(speedrun_changes.settings_of(recipe, ["eight views", "half the batch", "decay D = 5"]))
     assert (found.batch, found.views_per_image, found.loss_options) == (128, 8, recipe.loss_options)
     assert found.lr == pytest.approx(0.7 * recipe.lr)
     assert found.weight_decay * found.lr * found.steps == pytest.approx(5, rel=0.01)
@@ -264,16 +263,16 @@ def test_every_change_is_tried_and_belongs_to_one_group():
 @pytest.mark.parametrize(
     ("gains", "expected"),
     [
-        ({"weight decay 5": -0.001, "weight decay 15": -0.001}, ()),
-        ({"weight decay 5": 0.002, "weight decay 15": 0.001}, ("weight decay 15",)),
-        ({"weight decay 5": 0.0, "weight decay 15": -0.001}, ("weight decay 5",)),
+        ({"decay D = 5": -0.001, "decay D = 15": -0.001}, ()),
+        ({"decay D = 5": 0.002, "decay D = 15": 0.001}, ("decay D = 15",)),
+        ({"decay D = 5": 0.0, "decay D = 15": -0.001}, ("decay D = 5",)),
         ({"eight views": 0.0031}, ("eight views",)),
         ({"eight views": 0.0029}, ()),
         ({"eight views": 0.01, "half the batch": 0.02, "FroSSL's loss": 0.01}, ("half the batch", "FroSSL's loss")),
     ],
 )
 def test_changes_that_gain_enough_are_chosen(gains, expected):
-    gains = {"weight decay 5": -1.0, "weight decay 15": -1.0} | gains
+    gains = {"decay D = 5": -1.0, "decay D = 15": -1.0} | gains
     scores = {
         (names, seed): 0.9 + sum(gains.get(name, 0.0) for name in names) for names, seed in speedrun_changes.WANTED
     }
@@ -282,11 +281,10 @@ def test_changes_that_gain_enough_are_chosen(gains, expected):
 
 def test_a_change_must_gain_more_than_two_seeds_differ():
     scores = dict.fromkeys(speedrun_changes.WANTED, 0.919) | {((), 0): 0.9, ((), 1): 0.91}
-    assert speedrun_changes.chosen(scores) == ("weight decay 15", "eight views", "FroSSL's loss")
-    scores[("eight views",), 0] = scores[("half the batch",), 0] = (
-        0.914  # the mean is 0.905, and two seeds differ by 0.01
-    )
-    assert speedrun_changes.chosen(scores) == ("weight decay 15", "FroSSL's loss")
+    assert speedrun_changes.chosen(scores) == ("decay D = 15", "eight views", "FroSSL's loss")
+    # the mean is 0.905, and two seeds differ by 0.01
+    scores[("eight views",), 0] = scores[("half the batch",), 0] = 0.914
+    assert speedrun_changes.chosen(scores) == ("decay D = 15", "FroSSL's loss")
 
 
 @pytest.fixture
@@ -297,7 +295,7 @@ def small_recipes(monkeypatch):
 
 def test_the_command_that_chooses_changes(tmp_path, small_recipes, monkeypatch, capsys):
     """Trials run in two other processes, are not repeated, and are shown on the page."""
-    decay = "weight decay 15"
+    decay = "decay D = 15"
     monkeypatch.setattr(speedrun_changes, "EXCLUSIVE", ((decay,),))
     monkeypatch.setattr(speedrun_changes, "WANTED", (((), 0), ((decay,), 0), ((), 1)))
     monkeypatch.setattr(speedrun_changes, "steps_in_new_process", lambda recipe, seconds: 500)
@@ -317,14 +315,54 @@ def test_the_command_that_chooses_changes(tmp_path, small_recipes, monkeypatch, 
     assert all(r["weights"] > 0 for r in found.values())
     speedrun_changes.main([*arguments, "--minutes", "0"])  # nothing is left to run
     assert store.results() == found
-    assert "0.2 s, weight decay 15" in page.search_table(found)
+    assert "0.2 s, decay D = 15" in page.search_table(found)
 
 
-def test_a_trial_that_fails_counts_as_diverged_and_is_not_repeated(tmp_path):
+def test_the_stored_trials_chose_a_decay():
+    trials = speedrun_changes.Trials(Store(speedrun.STORE), "92", 90, 50_000, trial_that_fails)
+    scores = trials.scores()
+    assert set(scores) == set(speedrun_changes.WANTED)
+    assert speedrun_changes.chosen(scores) == ("decay D = 15",)
+    recipe = speedrun.recipe_of("92", 0, False, {})
+    assert recipe.weight_decay == speedrun_changes.settings_of(recipe, ["decay D = 15"])["weight_decay"]
+
+
+def trial_that_fails(goal, recipe):
+    raise MemoryError("too large")
+
+
+def trial_that_is_killed(goal, recipe):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("timing", [True, False])
+def test_a_trial_that_fails_counts_as_diverged_and_is_not_repeated(tmp_path, small_recipes, monkeypatch, timing):
+    def steps_in(recipe, device, seconds):
+        return 50 if not timing else trial_that_fails("", recipe)
+
     store = Store(tmp_path / "s.jsonl")
-    trials = speedrun_changes.Trials(store, "92", 0.2, 80, len)
-    failed = Future()
-    failed.set_exception(MemoryError("too large"))
-    trials._store((("eight views",), 0), failed)
-    assert trials.scores() == {(("eight views",), 0): 0.0}
-    assert "too large" in next(iter(store.results().values()))["failed"]
+    monkeypatch.setattr(speedrun_changes, "WANTED", (((), 0),))
+    monkeypatch.setattr(speedrun_changes, "steps_in", steps_in)
+    trials = speedrun_changes.Trials(store, "92", 0.2, 80, trial_that_fails)
+    for _ in range(2):
+        trials.run(device_for_runs("cpu"), jobs=1)
+    assert trials.scores() == {((), 0): 0.0}
+    (result,) = store.results().values()
+    assert "too large" in result["failed"]
+    assert store.path.read_text().count("\n") == 1
+
+
+def test_a_trial_whose_process_is_killed_is_not_stored(tmp_path, small_recipes, monkeypatch, capsys):
+    monkeypatch.setattr(speedrun_changes, "WANTED", (((), 0),))
+    monkeypatch.setattr(speedrun_changes, "steps_in", lambda *_: 50)
+    trials = speedrun_changes.Trials(Store(tmp_path / "s.jsonl"), "92", 0.2, 80, trial_that_is_killed)
+    trials.run(device_for_runs("cpu"), jobs=1)
+    assert trials.scores() == {}
+    assert "none, seed 0: its process was killed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("failed", [((), 0), ((), 1)])
+def test_nothing_is_chosen_without_trials_to_compare_with(failed):
+    scores = dict.fromkeys(speedrun_changes.WANTED, 0.9) | {failed: 0.0}
+    with pytest.raises(SystemExit, match="without changes"):
+        speedrun_changes.chosen(scores)
