@@ -57,17 +57,18 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --con
 # pip would compile on one core; some packages ship files that do not compile
 COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 
-$(BIN)/python:
+# pip, because a set-up that was cut off may have left python without it
+$(BIN)/pip:
 	$(PYTHON) -c "import sys; sys.exit('Python 3.11 or newer is needed: make PYTHON=python3.12' if sys.version_info < (3, 11) else 0)"
 	$(PYTHON) -m venv $(VENV)
 
 # one of the following two at a time: both install into the same environment
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) --editable .
 	$(COMPILE)
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) --editable '.[dev]'
 	$(COMPILE)
 	touch $(VENV)/.installed $@

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import stairwise as sw
-from benchmarks.bench_muon_angle import law, noise, predicted
+from benchmarks.bench_muon_angle import SPEEDRUN, law, noise, predicted, stored_runs
 from stairwise.checks import InputError
 from stairwise.training.muon import Muon, as_matrix
 from stairwise.training.newton_schulz import SCALINGS
@@ -532,3 +532,13 @@ def test_weight_decay_ends_the_growth():
         optimizer.step()
         lengths.append(float(w.detach().norm() / start))
     assert sum(lengths[1500:]) / 1500 == pytest.approx(settled, rel=0.05)
+
+
+def test_lengths_of_stored_runs_follow_the_law_and_are_on_the_page():
+    page = SPEEDRUN.with_suffix(".md").read_text(encoding="utf-8")
+    found = list(stored_runs(SPEEDRUN))
+    assert len(found) >= 8
+    for name, length, expected in found:
+        assert 0.85 < length / expected < 1, name
+        assert f"{length:.2f}" in page, name
+        assert f"{expected:.2f}" in page, name
