@@ -47,7 +47,8 @@ def main() -> None:
     rules = replace(rules, data=_name(images, options.data))
     parts = [own for _, own in queue(rules, images.elsewhere is not None)] if options.queue else [rules]
     if not parts:
-        raise InputError("--queue", "has parts for cifar10 and stl10 at 32 px only", rules.data, "use --data-file")
+        remedy = "use --data-file; python -m benchmarks.race.images --side 32 makes images smaller"
+        raise InputError("--queue", "has parts for cifar10 and stl10 at 32 px only", rules.data, remedy)
     if options.team > 1:
         if not run_teams(rules, store, images, deadline, options.device, options.team):
             raise SystemExit(3)

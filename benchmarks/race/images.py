@@ -1,6 +1,7 @@
 """Images of the race: read from files, and offered to recipes under names that say what may be looked at.
 
     python -m benchmarks.race.images FILE.npz … --out ALL.npz      join files into one that is read quickly
+    python -m benchmarks.race.images STL.npz --side 32 --out SMALL.npz      and make its images smaller
 
 A file is .npz: either `pixels` (N, H, W, 3), `labels` and, optionally, `split` (0 train, 1 test) and `index` (position
 in its split); or packed: `blob` holds image files one after the other from `offsets`, each of `counts` images in
@@ -11,7 +12,7 @@ import argparse
 import hashlib
 import io
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,15 @@ class RaceImages:
         final = Images("race-final", self.pixels, self.labels, training=self.training)
         DATASETS["race-tune"] = Dataset("training images, the last tenth held out", lambda _: tune)
         DATASETS["race-final"] = Dataset("all images", lambda _: final)
+
+    def smaller(self, side: int) -> "RaceImages":
+        """Images of this side: means over squares of pixels, so the present side must be a multiple of it."""
+        N, present = self.pixels.shape[:2]
+        if side < 1 or present % side or self.pixels.shape[2] != present:
+            raise InputError("--side", f"must divide {' × '.join(map(str, self.pixels.shape[1:3]))} pixels", side)
+        squares = self.pixels.reshape(N, side, present // side, side, present // side, 3)
+        means = np.concatenate([some.mean(axis=(2, 4)) for some in np.array_split(squares, max(1, N // 1000))])
+        return replace(self, pixels=np.rint(means).astype(np.uint8))
 
     def save(self, path: Path) -> Path:
         """Write one file that `read_images` reads quickly."""
@@ -109,9 +119,12 @@ def _unpacked(stored: np.lib.npyio.NpzFile) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--side", type=int, default=0, help="in pixels; default: as they are")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     images = read_images(options.files)
+    if options.side:
+        images = images.smaller(options.side)
     digest = hashlib.md5(images.pixels.tobytes() + images.labels.tobytes(), usedforsecurity=False).hexdigest()
     print(f"{images.training} training and {len(images.labels) - images.training} test images, md5 {digest}")
     images.save(options.out)

@@ -3,7 +3,7 @@
     python -m benchmarks.race --queue --plan              what is pending, and how long it may take
     python -m benchmarks.race --queue --minutes 5         run what comes first
     python -m benchmarks.race --queue --jobs 4            in several processes, which then leave out the clocks
-    python -m benchmarks.race --queue --data stl10        the part with other images
+    python -m benchmarks.race --queue --data stl10 --data-file SMALL.npz      the part with other images, of 32 px
 
 Each part is a race of its own, with its own rules; results merge by key with all others.
 """

@@ -169,7 +169,21 @@ def test_images_of_another_size_are_another_dataset():
     images = RaceImages("stl10", np.zeros((5010, 96, 96, 3), np.uint8), np.zeros(5010, np.int64), 5000)
     assert _name(images, "stl10") == "stl10(96 px)"
     assert not list(queue(Rules(data=_name(images, "stl10")), transfer=True))
-    assert _name(replace(images, pixels=images.pixels[:, :32, :32]), "stl10") == "stl10"
+    assert _name(images.smaller(32), "stl10") == "stl10"
+
+
+def test_smaller_images_are_means_over_squares():
+    pixels = np.random.default_rng(0).integers(256, size=(1203, 6, 6, 3), dtype=np.uint8)
+    images = RaceImages("any", pixels, np.arange(1203), 1000)
+    found = images.smaller(2).pixels
+    assert found[7, 1, 0] == pytest.approx(pixels[7, 3:, :3].mean(axis=(0, 1)), abs=0.5)
+    assert found.shape == (1203, 2, 2, 3)
+    assert images.smaller(6).pixels.tobytes() == pixels.tobytes()
+    for side in (4, 0, -2):
+        with pytest.raises(InputError, match=f"--side must divide 6 × 6 pixels .*{side}"):
+            images.smaller(side)
+    with pytest.raises(InputError, match="6 × 4"):
+        replace(images, pixels=pixels[:, :, :4]).smaller(2)
 
 
 def test_results_merge_by_key_and_survive_a_kill(tmp_path):
