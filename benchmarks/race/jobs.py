@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import os
 import queue
 import tempfile
 import time
@@ -11,6 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.race.entrants import LOSSES, RaceRun
 from benchmarks.race.images import RaceImages, read_images
@@ -98,8 +101,11 @@ def run_teams(rules: Rules, store: Store, images: RaceImages, deadline: float, d
         print(f"{len(team)} runs together took {took:.1f} s", flush=True)
 
 
-def _work(stored: list[Path], names: list[str], changes: dict[str, Any], device: str, orders: Any, done: Any) -> None:
+def _work(
+    stored: list[Path], names: list[str], changes: dict[str, Any], device: str, jobs: int, orders: Any, done: Any
+) -> None:
     """A process of its own: takes runs until it is told to stop."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))  # more would wait for the cores of other processes
     images, *others = (read_images([path], name) for path, name in zip(stored, names, strict=True))
     images = replace(images, elsewhere=others[0]) if others else images
     while (run := orders.get()) is not None:
@@ -114,7 +120,7 @@ def run_jobs(parts: Sequence[Rules], store: Store, images: RaceImages, deadline:
     with tempfile.TemporaryDirectory() as folder:
         kinds = [images] if images.elsewhere is None else [images, images.elsewhere]
         stored = [one.save(Path(folder) / f"{i}.npz") for i, one in enumerate(kinds)]
-        arguments = (stored, [one.name for one in kinds], parts[0].changes, device, orders, done)
+        arguments = (stored, [one.name for one in kinds], parts[0].changes, device, jobs, orders, done)
         workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(jobs)]
         for worker in workers:
             worker.start()
