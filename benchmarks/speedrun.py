@@ -7,7 +7,7 @@
 
 The recipes are in benchmarks/speedrun.toml; with `--best` a goal changes the chosen settings by its `longer` only. With
 `--held-out` or `--search` a run does not see the last tenth of the training images and is judged on it (a search on all
-training images, by probes that have not seen their labels), and the test images are not loaded; this is how settings
+training images, by probes that have not seen their labels), and the test images are not used; this is how settings
 are chosen. Every result is one line of `--out`; a run that is there already is not repeated. Probes see images as they
 are, 32 px; accuracies with images enlarged for the probe are noted beside that and decide nothing.
 
@@ -298,7 +298,7 @@ def main() -> None:
 def _images(options: argparse.Namespace) -> RaceImages:
     if options.data_file:
         return read_images(options.data_file, "cifar10", options.most)
-    return named_images("cifar10")
+    return named_images("cifar10", options.most)
 
 
 def run_goal(

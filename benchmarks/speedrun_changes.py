@@ -4,7 +4,7 @@
 
 Every trial has the recipe of the goal with one change, nine tenths of the training images, and as many updates as a run
 that has the machine to itself can make in its seconds. These are measured first; then `--jobs` trials share the
-machine. A trial is judged by probes on folds of all training images, as in the search; the test images are not loaded.
+machine. A trial is judged by probes on folds of all training images, as in the search; the test images are not used.
 
 The recipe without changes is tried with two seeds. A change is chosen if it gains at least MARGIN over their mean, and
 more than they differ; of changes that exclude each other, the best. A weight decay is chosen if it loses nothing, and

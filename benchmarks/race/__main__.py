@@ -37,7 +37,7 @@ def main() -> None:
         return
     rules = _rules(options)
     if options.plan and options.queue:
-        print(_plan_of_queue(rules, store))
+        print(_plan_of_queue(rules, store, options.jobs == 1))
         return
     if options.plan:
         print(_plan(rules, store))
@@ -92,6 +92,9 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.queue and options.team > 1:
         parser.error("--team cannot be used with --queue: use --jobs")
+    own = ("losses", "methods", "start", "stages", "seeds")
+    if options.queue and any(getattr(options, name) != parser.get_default(name) for name in own):
+        parser.error(f"--{', --'.join(own)} cannot be used with --queue: its parts have their own")
     return options
 
 
@@ -113,7 +116,7 @@ def _images(options: argparse.Namespace) -> RaceImages:
     if options.data_file:
         images = read_images(options.data_file, options.data, options.most)
     else:
-        images = named_images(options.data)
+        images = named_images(options.data, options.most)
     if options.transfer_file:
         images = replace(images, elsewhere=read_images([options.transfer_file], most=options.most))
     return images
@@ -160,12 +163,13 @@ def _plan(rules: Rules, store: Store) -> str:
     )
 
 
-def _plan_of_queue(rules: Rules, store: Store) -> str:
-    """Parts of the queue: runs that can start now, and minutes; runs that depend on these are not counted."""
+def _plan_of_queue(rules: Rules, store: Store, alone: bool) -> str:
+    """Parts of the queue: runs that can start now, and the sum of their minutes, each alone or beside others; runs that
+    depend on these are not counted."""
     results, lines = store.results(), []
     for part, own in queue(rules, transfer=True):
         pending = Race(own, results).pending()
-        minutes = sum(seconds_of(run, results) for run in pending) / 60
+        minutes = sum(seconds_of(run, results, alone) for run in pending) / 60
         lines.append(f"{part.name:<36}{len(pending):>4} runs can start now, {minutes:>5.1f} min")
     return "\n".join(lines)
 

@@ -42,6 +42,13 @@ class RaceImages:
         DATASETS["race-tune"] = Dataset("training images, the last tenth held out", lambda _: tune)
         DATASETS["race-final"] = Dataset("all images", lambda _: final)
 
+    def fewer(self, most: int) -> "RaceImages":
+        """At most so many images of each split, the first; 0: all."""
+        if not most:
+            return self
+        kept = np.r_[: min(most, self.training), self.training : min(self.training + most, len(self.labels))]
+        return replace(self, pixels=self.pixels[kept], labels=self.labels[kept], training=min(most, self.training))
+
     def smaller(self, side: int) -> "RaceImages":
         """Images of this side: means over squares of pixels, so the present side must be a multiple of it."""
         N, present = self.pixels.shape[:2]
@@ -58,12 +65,12 @@ class RaceImages:
         return path
 
 
-def named_images(name: str) -> RaceImages:
-    """A dataset of the package that has labels and a test set."""
+def named_images(name: str, most: int = 0) -> RaceImages:
+    """A dataset of the package that has labels and a test set. `most`: of each split, the first."""
     images = load(name)
     if images.labels is None or not images.training:
         raise InputError("--data", "must have labels and a test set", name, "use cifar10 or stl10")
-    return RaceImages(name, images.pixels, images.labels, images.training)
+    return RaceImages(name, images.pixels, images.labels, images.training).fewer(most)
 
 
 def read_images(paths: list[Path], name: str = "", most: int = 0) -> RaceImages:
@@ -76,13 +83,10 @@ def read_images(paths: list[Path], name: str = "", most: int = 0) -> RaceImages:
     if len(other):
         which = f"index {index[other[0]]} of split {split[other[0]]}"
         raise InputError("--data-file", "must hold one image per split and index", f"two labels for {which}")
-    if most:
-        training, test = (first[split[first] == which][:most] for which in (0, 1))
-        first = np.concatenate([training, test])
     training = int((split[first] == 0).sum())
     if training == 0 or training == len(first):
         raise InputError("--data-file", "must hold training and test images", [p.name for p in paths])
-    return RaceImages(name or paths[0].stem, pixels[first], labels[first], training)
+    return RaceImages(name or paths[0].stem, pixels[first], labels[first], training).fewer(most)
 
 
 def _read(path: Path, alone: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.race.entrants import LOSSES, RaceRun
@@ -25,22 +26,24 @@ STEPS_PER_SECOND, MUON_COST, OVERHEAD = 109.0, 1.07, 2.0  # of one H200, to plan
 UNRECORDED = 4.0  # times as long as a step that is recorded as a graph: not measured, to plan with
 
 
-def seconds_of(run: RaceRun, results: dict[str, Result]) -> float:
-    """Expected duration: from runs of the same loss and method, or else assumed."""
-    same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method) and any(r["seconds"])]
+def seconds_of(run: RaceRun, results: dict[str, Result], alone: bool = True) -> float:
+    """Expected duration, alone on the machine or beside others: three of four runs of the same loss and method were as
+    fast. Without such runs it is assumed."""
+    same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method)]
+    same = [r for r in same if r["alone"] == alone and any(r["seconds"])]
     assumed = (MUON_COST if run.method.startswith("muon") else 1.0) / STEPS_PER_SECOND
     if not capturable(LOSSES[run.loss]["loss"]):
         assumed *= UNRECORDED
-    per_step = max((r["seconds"][-1] / r["step"][-1] for r in same if r["seconds"][-1]), default=assumed)
-    return OVERHEAD + run.steps * per_step
+    times = [r["seconds"][-1] / r["step"][-1] for r in same if r["seconds"][-1]]
+    return OVERHEAD + run.steps * (float(np.quantile(times, 0.75)) if times else assumed)
 
 
-def _next(parts: Sequence[Rules], store: Store, deadline: float, busy: set[RaceRun]) -> RaceRun | None:
+def _next(parts: Sequence[Rules], store: Store, deadline: float, busy: set[RaceRun], alone: bool) -> RaceRun | None:
     """The first pending run that fits into the time, of the first part that has one."""
     results = store.results()
     for rules in parts:
         for run in Race(rules, results).pending():
-            if run not in busy and time.monotonic() + seconds_of(run, results) < deadline:
+            if run not in busy and time.monotonic() + seconds_of(run, results, alone) < deadline:
                 return run
     return None
 
@@ -66,7 +69,7 @@ def run_here(parts: Sequence[Rules], store: Store, images: RaceImages, deadline:
     """One run after the other; of several races, all with the same changes to their recipes, the first comes first."""
     failed: set[RaceRun] = set()
     gc.freeze()  # what is loaded by now stays, and need not be searched for garbage after every run
-    while run := _next(parts, store, deadline, failed):
+    while run := _next(parts, store, deadline, failed, alone=True):
         result = _timed(run, images, parts[0].changes, True, device)
         if result is None:
             failed.add(run)
@@ -105,7 +108,7 @@ def _work(
     stored: list[Path], names: list[str], changes: dict[str, Any], device: str, jobs: int, orders: Any, done: Any
 ) -> None:
     """A process of its own: takes runs until it is told to stop."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))  # more would wait for the cores of other processes
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))  # of a CPU; a run on a GPU has one
     images, *others = (read_images([path], name) for path, name in zip(stored, names, strict=True))
     images = replace(images, elsewhere=others[0]) if others else images
     while (run := orders.get()) is not None:
@@ -113,7 +116,8 @@ def _work(
 
 
 def run_jobs(parts: Sequence[Rules], store: Store, images: RaceImages, deadline: float, device: str, jobs: int) -> None:
-    """As `run_here`, with several processes that are kept busy. Clocks need the machine alone and are left out."""
+    """As `run_here`, with several processes that are kept busy. Clocks need the machine alone and are left out. If a
+    process dies, the others end their runs, which are stored."""
     parts = [replace(rules, stages=tuple(s for s in rules.stages if s != "clock")) for rules in parts]
     context = multiprocessing.get_context("spawn")
     orders, done = context.Queue(), context.Queue()
@@ -126,20 +130,30 @@ def run_jobs(parts: Sequence[Rules], store: Store, images: RaceImages, deadline:
             worker.start()
         busy: set[RaceRun] = set()
         failed: set[RaceRun] = set()
+
+        def take(found: tuple[RaceRun, Result | None]) -> None:
+            run, result = found
+            busy.discard(run)
+            if result is None:
+                failed.add(run)
+            else:
+                store.add(result)
+
         while all(worker.is_alive() for worker in workers):
-            while len(busy) < jobs and (run := _next(parts, store, deadline, busy | failed)):
+            while len(busy) < jobs and (run := _next(parts, store, deadline, busy | failed, alone=False)):
                 busy.add(run)
                 orders.put(run)
             if not busy:
                 break
             with suppress(queue.Empty):
-                run, result = done.get(timeout=10)
-                busy.discard(run)
-                if result is None:
-                    failed.add(run)
-                else:
-                    store.add(result)
+                take(done.get(timeout=10))
+        died = [worker.exitcode for worker in workers if not worker.is_alive()]
         for _ in workers:
             orders.put(None)
+        with suppress(queue.Empty):
+            while len(busy) > len(died):
+                take(done.get(timeout=max(60.0, deadline - time.monotonic())))
         for worker in workers:
             worker.join(timeout=60)
+    if died:
+        raise SystemExit(f"{len(died)} of {jobs} processes died, exit code {died[0]}: the same command continues")

@@ -20,11 +20,12 @@ APPENDIX = ("plain", "sharpened", "flat", "smoothed", "fourth_power", "hinged")
 
 @dataclass(frozen=True)
 class Part:
-    """`changes` to the rules of the race; `data`: which images it needs; `transfer`: needs those of another dataset
-    too."""
+    """`changes` to the rules of the race, and how many times its length; `data`: which images it needs; `transfer`:
+    needs those of another dataset too."""
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
+    times: int = 1
     transfer: bool = False
     data: str = "cifar10"
 
@@ -47,10 +48,11 @@ QUEUE = (
     Part("four views", {"losses": RACED, "methods": ("lars, 4 views", "muon, 4 views"), "seeds": 1} | SHORT),
     Part("precondition", {"losses": RACED, "methods": ("precondition",), "seeds": 1}),
     Part("small start", {"methods": ("lars", "muon"), "seeds": 1} | SMALL | SHORT),
-    Part("long training", {"losses": ("vicreg",), "methods": ("lars", "muon"), "seeds": 1, "length": 4 * 2700} | ENDS),
+    Part("long training", {"losses": ("vicreg",), "methods": ("lars", "muon"), "seeds": 1} | ENDS, times=4),
     Part(
         "long training, Muon with decay",
-        {"losses": ("vicreg",), "methods": ("muon, decay",), "seeds": 1, "length": 4 * 2700} | ENDS,
+        {"losses": ("vicreg",), "methods": ("muon, decay",), "seeds": 1} | ENDS,
+        times=4,
     ),
     Part("transfer: two more seeds", {"methods": ("lars", "muon"), "seeds": 7} | FINALS | THIRD, transfer=True),
     Part("STL-10, three seeds", {"methods": ("lars", "muon"), "seeds": 3} | ENDS, data="stl10"),
@@ -62,4 +64,4 @@ def queue(rules: Rules, transfer: bool) -> Iterator[tuple[Part, Rules]]:
     of another dataset."""
     for part in QUEUE:
         if rules.data.partition("[")[0] == part.data and (transfer or not part.transfer):
-            yield part, replace(rules, **part.changes)
+            yield part, replace(rules, length=part.times * rules.length, **part.changes)

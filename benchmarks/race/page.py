@@ -107,7 +107,7 @@ def finals_table(results: dict[str, Result], data: str, start: str = "standard")
 
 
 def lost_table(results: dict[str, Result], data: str) -> str:
-    """Muon against the best baseline: accuracy with the same number of modes in use, and on another dataset."""
+    """Muon against the best baseline: accuracy with the same number of modes in use."""
     rows = []
     for loss in RACED:
         found = verdict(results, data, loss)
@@ -115,9 +115,19 @@ def lost_table(results: dict[str, Result], data: str) -> str:
             continue
         for muon in (g for g in groups(results.values()) if (g.data, g.loss, g.method) == (data, loss, "muon")):
             same = [f"{n} modes: {100 * a:.1f}, {100 * b:.1f}" for n, a, b in at_equal_modes(found.baseline, muon)]
-            cells = [g.words("transfer") if len(g.ends("transfer")) else "" for g in (found.baseline, muon)]
-            rows.append([NAMES[loss], muon.steps, "; ".join(same), *cells])
-    head = ["loss", "Muon's updates", "baseline, Muon at equal modes", "baseline elsewhere", "Muon elsewhere"]
+            rows.append([NAMES[loss], muon.steps, "; ".join(same)])
+    head = ["loss", "Muon's updates", "baseline, Muon at equal modes"]
+    return markdown([head, *rows]) if rows else NOTHING
+
+
+def transfer_table(results: dict[str, Result], data: str) -> str:
+    """Final runs that were probed on another dataset, too."""
+    probed = groups(run for run in results.values() if run["data"] == data and run.get("transfer"))
+    rows = [
+        [NAMES[g.loss], METHOD_NAMES[g.method], g.steps, len(g.runs), g.words(), g.words("transfer")]
+        for g in sorted(probed, key=_order)
+    ]
+    head = ["loss", "method", "updates", "seeds", "CIFAR-10", "STL-10"]
     return markdown([head, *rows]) if rows else NOTHING
 
 
@@ -322,17 +332,30 @@ def _order(group: Group) -> tuple[int, int, int]:
 
 
 def baselines_note(results: dict[str, Result], data: str) -> str:
-    """Which baselines have final runs; the verdict compares with the best of these."""
-    missing = [
-        f"{METHOD_NAMES[method]} with {NAMES[loss]}"
-        for loss in RACED
-        for method in BASELINES
-        if verdict(results, data, loss)
-        and not any((g.data, g.loss, g.method) == (data, loss, method) for g in groups(results.values()))
-    ]
+    """Which baselines have no final runs, and how much worse they were than the best one on held-out images."""
+    missing = []
+    for loss, method in product(RACED, BASELINES):
+        found = verdict(results, data, loss)
+        if found is None or any((g.data, g.loss, g.method) == (data, loss, method) for g in groups(results.values())):
+            continue
+        own, best = (_best_trials(results, data, loss, one) for one in (method, found.baseline.method))
+        longest = max(own.keys() & best.keys(), default=None)
+        words = "" if longest is None else f" ({100 * (own[longest] - best[longest]):+.1f} after {longest} updates)"
+        missing.append(f"{METHOD_NAMES[method]} with {NAMES[loss]}{words}")
     if not missing:
         return ""
-    return "Without final runs, because others were better on held-out images: " + ", ".join(missing) + "."
+    about = "No final runs have been made of the following baselines (points against the best one on held-out images)"
+    return f"{about}: {', '.join(missing)}."
+
+
+def _best_trials(results: dict[str, Result], data: str, loss: str, method: str) -> dict[int, float]:
+    """The best accuracy on held-out images, by the number of updates."""
+    trials = [g for stage in ("tune", "long") for g in groups(results.values(), stage)]
+    best: dict[int, float] = {}
+    for g in trials:
+        if (g.data, g.loss, g.method) == (data, loss, method):
+            best[g.steps] = max(best.get(g.steps, 0.0), g.mean())
+    return best
 
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
@@ -348,8 +371,8 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
         **{"engine": engine_table(engine), "kernels": kernels_table(engine), "large": engine_table(large)},
         "figure": f"![{ALT}](speed.png)" if draw(results, data) is not None else "",
         **{"small": finals_table(results, data, "small"), "stl": finals_table(results, OTHER)},
-        **{"lost": lost_table(results, data), "span": span_table(folder / "span.jsonl")},
-        "appendix": appendix_table(results, data),
+        **{"lost": lost_table(results, data), "transfer": transfer_table(results, data)},
+        **{"span": span_table(folder / "span.jsonl"), "appendix": appendix_table(results, data)},
     }
 
 

@@ -53,6 +53,7 @@ from stairwise.training.loop import Trainer
 
 Floats = NDArray[np.float64]
 STARTS = ("small", "standard")
+COMPARED = ("lars", MUON)
 LEADING = 128  # modes of a network that are kept; twice as many are predicted
 DRAWS = 5  # random spans, for chance
 PREDICTING = 20.0  # seconds for the kernels of one network, to plan with
@@ -185,7 +186,7 @@ def chosen_rate(results: dict[str, Result], data: str, loss: str, method: str, s
     """The learning rate that the race chose for this start, or that of its best short trial; without any, the same for
     the standard start, or the third of the grid. And which of these it is."""
     for where in dict.fromkeys((start, "standard")):
-        races = [Race(Rules(data=data, start=where, methods=m), results) for m in (Rules.methods, ("lars", MUON))]
+        races = [Race(Rules(data=data, start=where, methods=m), results) for m in (Rules.methods, COMPARED)]
         for race in races:
             if rate := race.chosen_rate(loss, method):
                 return rate, where
@@ -205,9 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, changes = _name(images, options.data), (TINY if options.tiny else {}) | {"probes": []}
     deadline = time.monotonic() + 60 * options.minutes
     for start, loss in product(options.starts, options.losses):
-        rates = {m: chosen_rate(raced, options.data, loss, m, start) for m in options.methods}
-        lengths = {m: options.length // (FIRST[0] if m.startswith(MUON) else 1) for m in options.methods}
-        wanted = product(range(options.seeds), options.methods)
+        rates = {m: chosen_rate(raced, options.data, loss, m, start) for m in COMPARED}
+        lengths = {"lars": options.length, MUON: options.length // FIRST[0]}
+        wanted = product(range(options.seeds), COMPARED)
         runs = [RaceRun("final", name, loss, m, rates[m][0], lengths[m], seed, start) for seed, m in wanted]
         keys = {run: f"{run.key(changes)}/{options.images}" for run in runs}
         if store.results().keys() >= set(keys.values()):
@@ -232,7 +233,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-file", type=Path, nargs="+", help=".npz files of images")
     parser.add_argument("--losses", nargs="+", default=list(RACED), choices=RACED)
-    parser.add_argument("--methods", nargs="+", default=["lars", MUON], choices=list(METHODS))
     parser.add_argument("--starts", nargs="+", default=list(STARTS), choices=STARTS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--images", type=int, default=512, help="two views of each are compared")

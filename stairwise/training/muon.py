@@ -25,14 +25,14 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 class Muon(Optimizer):
-    r"""Muon: every matrix moves at the same speed in all directions that its momentum has singular vectors for.
+    r"""Muon: every matrix moves along the polar factor of its momentum, so all its directions learn at the same speed.
 
     For a matrix or filter w, viewed as (out, rest), with gradient g and initial value w₀,
 
         v ← m v + (1 − m) g,    O ≈ polar(m v + (1 − m) g),    w ← (1 − lr · weight_decay) w − lr ‖w₀‖_F O / ‖O‖_F,
 
     where the polar factor of U S Vᵀ is U Vᵀ, computed by five Newton–Schulz steps for all matrices of similar shape at
-    once. So lr is the length of a step relative to the weights. A matrix of zeros counts as long as one with
+    once. So lr is the length of a step relative to the initial weights. A matrix of zeros counts as long as one with
     orthonormal rows. Parameters with fewer than two axes move by momentum SGD, or AdamW, with `rest_lr`.
 
     A step with a gradient that is not finite (or longer than 1e18), or with a learning rate in a tensor that has left
@@ -47,10 +47,10 @@ class Muon(Optimizer):
         lr: relative step, at most 1, for matrices; a number or a tensor with one element.
         momentum: m, also of SGD. nesterov: False takes polar(v).
         weight_decay: decoupled, for matrices; the others decay only in groups of their own with a weight_decay. Without
-            it, "relative" steps make weights grow, ‖w‖² ≈ ‖w₀‖² (1 + 33 Σ lr²) at momentum 0.95, so the angle of a step
-            falls. In trainings of ten thousand steps or more, try 5 to 15 / (lr × steps).
-        scaling: "relative", as above. "fixed": afterwards w ← ‖w₀‖ w / ‖w‖, so that the angle of a step is lr until the
-            end, for weights that batch norm follows; zeros reach their length in one step. "keller" (w ← w −
+            it, and with noisy gradients, "relative" steps make weights grow, ‖w‖² ≈ ‖w₀‖² (1 + 33 Σ lr²) at momentum
+            0.95, so the angle of a step falls. Try 5 to 15 / (lr × steps); tested with ten thousand steps and more.
+        scaling: "relative", as above. "fixed": afterwards w ← ‖w₀‖ w / ‖w‖, so that the angle of a step is the present
+            lr, for weights that batch norm follows; zeros reach their length in one step. "keller" (w ← w −
             lr max(1, rows/columns)^½ O) and "moonshot" (w ← w − lr 0.2 max(rows, columns)^½ O) are torch.optim.Muon's
             "original" and "match_rms_adamw".
         rest: "sgd" or "adamw".

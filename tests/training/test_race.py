@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import re
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.race import appendix, page, single
-from benchmarks.race.__main__ import TINY, _name, _plan, _plan_of_queue
+from benchmarks.race import appendix, jobs, page, single
+from benchmarks.race.__main__ import TINY, _name, _options, _plan, _plan_of_queue
 from benchmarks.race.entrants import LOSSES, METHODS, RACED, RaceRun
-from benchmarks.race.images import RaceImages, read_images
-from benchmarks.race.jobs import run_here, run_jobs, run_teams
+from benchmarks.race.images import RaceImages, named_images, read_images
+from benchmarks.race.jobs import OVERHEAD, run_here, run_jobs, run_teams, seconds_of
 from benchmarks.race.left import QUEUE, queue
 from benchmarks.race.plan import Race, Rules
 from benchmarks.race.single import checkpoints, race
@@ -146,7 +148,7 @@ def test_the_queue_holds_what_the_race_does_not(tmp_path):
     assert parts - {part.name for part, _ in queue(Rules(), transfer=False)} == {"transfer: two more seeds"}
     elsewhere = {part.name for part, _ in queue(Rules(data="stl10[300]"), transfer=False)}
     assert elsewhere == {"STL-10, three seeds"} == {part.name for part in QUEUE} - parts
-    assert _plan_of_queue(Rules(), Store(tmp_path / "race.jsonl")).count(" min") == len(parts)
+    assert _plan_of_queue(Rules(), Store(tmp_path / "race.jsonl"), alone=True).count(" min") == len(parts)
 
 
 def test_a_part_of_the_queue_may_have_fewer_lengths_and_trials():
@@ -170,6 +172,16 @@ def test_images_of_another_size_are_another_dataset():
     assert _name(images, "stl10") == "stl10(96 px)"
     assert not list(queue(Rules(data=_name(images, "stl10")), transfer=True))
     assert _name(images.smaller(32), "stl10") == "stl10"
+
+
+def test_fewer_images_of_a_named_dataset(monkeypatch):
+    whole = RaceImages("any", np.arange(15)[:, None, None, None] * np.ones((1, 2, 2, 3), np.uint8), np.arange(15), 10)
+    monkeypatch.setattr("benchmarks.race.images.load", lambda name: whole)
+    few = named_images("any", most=3)
+    assert (few.labels.tolist(), few.training) == ([0, 1, 2, 10, 11, 12], 3)
+    assert few.pixels[:, 0, 0, 0].tolist() == few.labels.tolist()
+    assert named_images("any", most=7).labels.tolist() == [*range(7), *range(10, 15)]
+    assert named_images("any").labels.tolist() == list(range(15))
 
 
 def test_smaller_images_are_means_over_squares():
@@ -484,3 +496,46 @@ def test_several_processes_share_a_race(file, tmp_path):
     run_jobs([rules, replace(rules, methods=("lars",))], store, images, 1e12, "cpu", jobs=2)
     assert {(r["stage"], r["method"]) for r in store.results().values()} == {("tune", "sgd"), ("tune", "lars")}
     assert not any(r["alone"] for r in store.results().values())
+
+
+def dies_at_low_rates(stored, names, changes, device, jobs, orders, done):
+    """A worker that is killed by some runs and takes its time for others."""
+    while (run := orders.get()) is not None:
+        if run.lr < 0.05:
+            os._exit(9)
+        time.sleep(2)
+        done.put((run, invented(run, changes)))
+
+
+def test_a_process_that_dies_costs_only_its_own_run(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "_work", dies_at_low_rates)
+    rules = Rules(5, 1, 1, "toy", ("simclr",), ("sgd",), changes=CHANGES, stages=("tune",))
+    low, *_, high = (run for run in Race(rules, {}).pending())
+    monkeypatch.setattr(jobs, "_next", lambda *given, **_: next((r for r in (low, high) if r not in given[3]), None))
+    store = Store(tmp_path / "race.jsonl")
+    with pytest.raises(SystemExit, match=r"1 of 2 processes died, exit code 9: .* continues"):
+        run_jobs([rules], store, read_images([file], "toy"), time.monotonic() + 60, "cpu", jobs=2)
+    assert set(store.results()) == {high.key(CHANGES)}
+
+
+def test_durations_are_expected_from_runs_like_it():
+    run = RaceRun("final", "cifar10", "simclr", "lars", 3.0, 1000, 0)
+    times = {True: (0.01, 0.02, 0.03, 0.04, 0.5), False: (1.0, 1.0)}
+    results = {
+        f"{alone}{i}": invented(run) | {"alone": alone, "seconds": [1000 * t]}
+        for alone, all_of_them in times.items()
+        for i, t in enumerate(all_of_them)
+    }
+    assert seconds_of(run, results) == pytest.approx(OVERHEAD + 1000 * 0.04)
+    assert seconds_of(run, results, alone=False) == pytest.approx(OVERHEAD + 1000)
+    assert seconds_of(replace(run, loss="vicreg"), results) == seconds_of(run, {})
+
+
+@pytest.mark.parametrize("option", ["--losses simclr", "--seeds 2", "--start small", "--methods sgd", "--stages tune"])
+def test_the_queue_has_its_own_rules(option, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["race", "--queue", *option.split()])
+    with pytest.raises(SystemExit):
+        _options()
+    assert f"{option.split()[0]}" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setattr("sys.argv", ["race", "--queue", "--length", "900"])
+    assert {rules.length for _, rules in queue(Rules(length=_options().length), transfer=True)} == {900, 3600}
