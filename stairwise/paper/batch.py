@@ -1,6 +1,6 @@
 """Beyond the paper: how many dimensions a batch can carry, predicted and measured.
 
-    stairwise reproduce batch        30 minutes on one busy CPU core; --set updates=0 leaves out the networks
+    stairwise reproduce batch        36 minutes on one busy CPU core; --set updates=0 leaves out the networks
 
 Barlow Twins (‖C − I‖²), VICReg and SimCLR at batches of 32 to 1024, two systems each. Linear: d = 48 outputs of 96
 Gaussian features whose views have known correlations ρ_j, which fall geometrically or evenly. Network: two hidden

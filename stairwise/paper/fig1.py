@@ -34,7 +34,7 @@ class Config(fig1cd.Config):
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    network = fig1cd.compute(replace(config, fast=False), part(progress, 0, 0.9))
+    network = fig1cd.compute(replace(config, fast=False, only=""), part(progress, 0, 0.9))
     linear = fig1ab.compute(fig1ab.Config(data=config.linear, pixels="unit"), part(progress, 0.9, 1))
     return {k: linear[k] for k in LINEAR} | {k: network[k] for k in NETWORK}
 

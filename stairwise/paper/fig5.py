@@ -14,7 +14,7 @@ of h, and the share of h along each new mode of z on fixed views, are scored aga
 In runs that have followed fixed views, which all new ones do, the share alone is judged and the others are notes.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
         total = [_variance(run, name) for name in (series, "hidden")]
         arrays[f"{method}.total"] = np.stack([run.times, *total]).astype(np.float32)
         arrays |= _shares(method, run)
+        arrays[f"{method}.shape"] = _shape(arrays, method)
     return arrays
 
 
@@ -92,14 +93,21 @@ def _shares(method: str, run: Run) -> dict[str, Any]:
 
 def events(arrays: Arrays, method: str) -> dict[str, Events]:
     """Scores against shifted times: of the shape of h's spectrum, and of the shares of h along new modes, if known."""
-    times = trained.steps_of(arrays, f"{method}.z").times
-    t, lam = (arrays[f"{method}.h.{x}"].astype(float) for x in ("t", "lam"))
-    found = {}
-    if len(times) and len(t) > ENOUGH:
-        found["shape of the spectrum of h"] = spectrum_events(t, lam, times)
+    key = f"{method}.shape"
+    score, shifted, z, lag, count = arrays[key] if key in arrays else _shape(arrays, method)
+    found = {"shape of the spectrum of h": Events(score, shifted, z, int(lag), int(count))} if count else {}
     if f"{method}.share.h" in arrays and len(arrays[f"{method}.share.t"]) > ENOUGH:
         found[ALONG] = along(arrays, method).events
     return found
+
+
+def _shape(arrays: Arrays, method: str) -> NDArray:
+    """Score of the shape of h's spectrum, as `Events` has it; zeros without steps."""
+    times = trained.steps_of(arrays, f"{method}.z").times
+    t, lam = (arrays[f"{method}.h.{x}"].astype(float) for x in ("t", "lam"))
+    if not len(times) or len(t) <= ENOUGH:
+        return np.zeros(5)
+    return np.array(astuple(spectrum_events(t, lam, times)))
 
 
 def along(arrays: Arrays, method: str) -> Shares:
@@ -125,8 +133,9 @@ def together(arrays: Arrays, method: str) -> dict[str, tuple[float, ...]]:
 
 
 def joined(arrays: Arrays) -> Arrays:
-    """Fewer modes of each run, so that all runs together can be stored."""
-    return trained.lighter(arrays, 24)
+    """Fewer modes of each run, so that all runs together can be stored; scores of older runs are kept as they were."""
+    missing = [m for m in trained.methods_in(arrays) if f"{m}.shape" not in arrays]
+    return trained.lighter(arrays, 24) | {f"{m}.shape": _shape(arrays, m) for m in missing}
 
 
 def check(arrays: Arrays) -> list[Claim]:
@@ -177,7 +186,15 @@ def events_table(arrays: Arrays) -> Table:
                     pair,
                 ]
             )
-    header = ["method", "what moves", "steps", "at the steps", "at shifted times", "z", "correlation with z's share"]
+    header = [
+        "method",
+        "what moves",
+        "steps",
+        "at the steps",
+        "at shifted times",
+        "z",
+        "correlation with the embeddings' share",
+    ]
     return Table("What moves at the steps of the embeddings", header, rows)
 
 

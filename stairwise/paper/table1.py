@@ -12,8 +12,8 @@ s, which changes no output but divides their part of the kernel by s². Tables t
 that do not depend on s. Whether kernels predict the modes that come next is another experiment, `coming`.
 Trained on 9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper used 105,000. 1000 pairs, d = 50.
 For comparison: kernel PCA, which does not use the pairs; both from the kernel at initialization; and chance, d/2n.
-Expected: theory above kernel PCA above chance for every method, and both rising with s. The paper attributes the gap
-to 1 to finite n; a table of alignments minus chance by n tests this.
+Expected: theory above kernel PCA above chance for every method, and both rising with s. The paper attributes much of
+the gap from 1 to finite n; a table of alignments minus chance by n tests this.
 """
 
 import json

@@ -153,6 +153,26 @@ def test_fewer_modes():
     assert np.array_equal(found["x.lam"], lam[:, found["x.modes"] // 2])
 
 
+def test_scores_do_not_change_when_other_runs_are_joined(tmp_path):
+    """Fewer modes are stored then, but the shape of the spectrum is scored by those that were there."""
+    folders = {method: tmp_path / "runs" / f"stl10-{method}-small" for method in ("simclr", "vicreg")}
+    for folder in folders.values():
+        invented(folder, folder.name, RATES)
+        follow(folder, coupled=True)
+    results = {m: run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": m}) for m in folders}
+    first, second = results.values()
+    hidden = np.abs(np.random.default_rng(0).standard_normal((len(first.arrays["simclr.h.t"]), 96)))
+    wide = {"simclr.h.lam": hidden.astype(np.float32), "simclr.h.modes": np.arange(96)}
+    arrays = first.arrays | wide
+    del arrays["simclr.shape"]  # as in results that are older than this key
+    before = fig5.events(arrays, "simclr")
+    store(dataclasses.replace(first, arrays=arrays), tmp_path / "stored")
+    both = joined(second, tmp_path / "stored")
+    assert both.arrays["simclr.h.lam"].shape[1] == 24
+    assert fig5.events(both.arrays, "simclr") == before
+    assert fig5.events(both.arrays, "vicreg") == fig5.events(second.arrays, "vicreg")
+
+
 def test_runs_of_another_seed(tmp_path):
     folder = tmp_path / "runs" / "stl10-simclr-small-seed1"
     invented(folder, "stl10-simclr-small", RATES)
