@@ -235,7 +235,7 @@ def rate(x: Any, name: str = "lr") -> float:
 def positive_int(x: Any, name: str, most: int | None = None, remedy: str = "") -> int:
     """A whole number from 1 to `most`, or to 2⁶³ − 1."""
     if isinstance(x, bool) or not isinstance(x, int | np.integer) or x < 1:
-        raise InputError(name, "must be a whole number of at least 1", _repr(x), remedy)
+        raise InputError(name, "must be a whole number of at least 1", _repr(x), remedy if most is None else "")
     if x > (sys.maxsize if most is None else most):
         raise InputError(name, f"must be at most {sys.maxsize if most is None else most}", x, remedy)
     return int(x)

@@ -96,7 +96,7 @@ def choose_device(name: str = "auto") -> torch.device:
         raise InputError("device", "must be cpu, cuda or cuda:N", repr(name))
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise InputError("device", "must be available", name, "use --device cpu, or install a CUDA build of torch")
+            raise InputError("device", "must be available", name, "use cpu, or install a CUDA build of torch")
         device = torch.device("cuda", local if device.index is None else device.index)
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise InputError("device", f"must be one of {torch.cuda.device_count()} GPUs", device)

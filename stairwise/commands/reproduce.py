@@ -69,7 +69,7 @@ def reproduce(
         _tally(results, perf_counter() - began, judged=not smoke), highlight=False, soft_wrap=True, markup=False
     )
     if smoke:
-        err.print("this was a test on tiny networks: claims are not judged", highlight=False)
+        err.print("this was a quick test of the code: claims are not judged", highlight=False)
     raise typer.Exit(0 if smoke or all(result.holds for result in results) else 1)
 
 

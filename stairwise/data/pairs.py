@@ -64,11 +64,13 @@ def read_features(path: Path) -> NDArray:
     try:
         x = np.load(regular(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise InputError(str(path), "must exist", None, "give two .npy files of features") from None
+        remedy = "give two .npy files of features, or one dataset alone"
+        raise InputError(str(path), "must exist", None, remedy) from None
     except InputError:
         raise
     except (ValueError, EOFError, OSError) as error:
-        raise InputError(str(path), "must be a whole .npy file without objects", error) from error
+        words = "pickled objects or another format" if "pickle" in str(error) else error
+        raise InputError(str(path), "must be a whole .npy file without objects", words) from error
     if not isinstance(x, np.ndarray) or x.ndim != 2:
         shape = f"shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
         raise InputError(str(path), "must be a 2-D .npy array, rows are samples", shape)

@@ -94,9 +94,10 @@ class Spectrum:
 def decompose(sums: dict[str, Floats], normalized: bool = False) -> Spectrum:
     """Compute the spectra of accumulated sums."""
     n = pairs_in(sums)
-    if n < 2:
-        raise InputError("monitor", "must have seen at least two pairs", round(n), "update() it first")
     _, skipped, first_skipped = sums.get("flaws", np.zeros(3))
+    if n < 2:
+        remedy = f"{skipped:.0f} batches were not finite" if skipped else "update() it first"
+        raise InputError("monitor", "must have seen at least two pairs", round(n), remedy)
     return Spectrum(
         samples=round(n),
         **(_all_of_z(sums, n, normalized) if "uu" in sums else _leading_of_z(sums, n)),

@@ -296,11 +296,11 @@ class Attachment:
             self._count(self.optimizer)
 
     def _count(self, optimizer: Any) -> None:
-        """Count a step, and add its learning rate to t; 1 if there is none."""
-        lr = 1.0 if optimizer is None else optimizer.param_groups[0]["lr"]
-        if lr is None:
+        """Count a step, and add its learning rate to t, that of the first group that moves; 1 if there is none."""
+        rates = [1.0] if optimizer is None else [group["lr"] for group in optimizer.param_groups]
+        if rates[0] is None:
             self.tell("the optimizer has no learning rate, so t counts updates")
-        self.recorder.count(1.0 if lr is None else float(lr))
+        self.recorder.count(next((float(lr) for lr in rates if lr), 0.0) if rates[0] is not None else 1.0)
 
     def _settle(self, wait: bool = False) -> None:
         self.recorder.settle(wait)

@@ -225,7 +225,7 @@ class PairFinder:
             )
         elif self.taken and self.views is None:
             self.tell(
-                f"{name} is called more than once per update: the first two views are recorded; "
+                f"{name} is called more than once per update: the first two views and the mean loss are recorded; "
                 f"if these are not z, use {self.lines.projector}"
             )
 

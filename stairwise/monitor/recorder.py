@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,15 +39,21 @@ class Recorder:
         self.began = time.perf_counter()
         folder, self.loggers = destinations(log) if rank() == 0 else (None, [])
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError("log", "must be a folder that can be made", error, "give another name") from error
         self.commentary = Commentary(self.loggers)
         self.writer = BackgroundWriter(RunFolder(folder) if folder is not None else None)
         self.first_process = rank() == 0
         self.together: bool | None = None  # whether all processes record; None until the first record
         self.skipped = 0  # batches left out that have been told of
         self.fresh, self.began_recording = False, False  # whether there were pairs since the last record, and ever
-        self.loss: Tensor | None = None  # sum since the last record
+        self.loss: Tensor | None = None  # sum and number of the finite ones since the last record, (2,)
         self.losses = 0
+        self.lost, self.lost_at = 0, deque[int]()  # losses that were not finite: so far, and at records being made
+        self.told_of_losses = False
+        self.last_t = -math.inf  # of the last record
         self.log_size: int | None = None  # before the last record, so that a checkpoint goes on without that one
 
     def add_loss(self, loss: Tensor | float | None, device: torch.device | None = None) -> None:
@@ -60,8 +67,10 @@ class Recorder:
             shape = f"shape {tuple(value.shape)}"
             raise InputError("loss", "must be a single number", shape, "take the mean over the batch")
         if self.loss is None:
-            self.loss = value.new_zeros((), dtype=torch.float64)
-        self.loss = self.loss.to(value.device) + value.reshape(())
+            self.loss = value.new_zeros(2, dtype=torch.float64)
+        value = value.reshape(()).to(torch.float64)
+        counted = torch.stack([torch.nan_to_num(value, 0.0, 0.0, 0.0), value.isfinite().to(torch.float64)])
+        self.loss = self.loss.to(value.device) + counted
         self.losses += 1
 
     def count(self, lr: float) -> None:
@@ -114,7 +123,9 @@ class Recorder:
         joint = self._gathered() if joint is None else joint
         loss, wanted = self._mean_loss(joint), self.monitor.pairs_wanted()  # all collectives come before what may fail
         record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted)
-        self.fresh = False
+        if self.t == self.last_t:
+            self.tell("the learning rate is 0, so t = Σ lr stands still: records of the same t are left out on pages")
+        self.fresh, self.last_t = False, self.t
         resets = self._resets() and self.log_size is None
         try:
             copies = self.monitor.copies(joint=joint, spent=resets)
@@ -122,17 +133,19 @@ class Recorder:
             if resets:
                 self.monitor.reset()
         if self.first_process and len(self.writer) < WAITING:
+            self.lost_at.append(self.lost)
             self.writer.submit(partial(self._made, record, copies))
 
     def _mean_loss(self, joint: bool) -> float | None:
-        """Mean over all processes since the last record; None if no loss was seen or it is not finite."""
+        """Mean over all processes since the last record, of what is finite; None if nothing is or no loss was seen."""
         if self.loss is None:
             return None
-        sums = torch.stack([self.loss, torch.full_like(self.loss, self.losses)])
-        value, number = (total(sums) if joint else sums).tolist()
+        sums = torch.cat([self.loss, self.loss.new_tensor([self.losses])])
+        value, finite, number = (total(sums) if joint else sums).tolist()
         if self.log_size is None:
             self.loss, self.losses = torch.zeros_like(self.loss), 0  # not None: all processes must sum alike
-        return value / number if number and math.isfinite(value) else None
+        self.lost += round(number - finite)
+        return value / finite if finite and math.isfinite(value) else None
 
     def _made(self, record: Record, copies: Copies) -> Record:
         """Complete a record; runs in the background, and must not stop the training."""
@@ -172,7 +185,7 @@ class Recorder:
                 self.tell(f"records are not written: {error}")
 
     def _append(self, record: Record) -> None:
-        before = self.records[-1].skipped if self.records else 0
+        before, lost = self.records[-1].skipped if self.records else 0, self.lost_at.popleft()
         self.records.append(record)
         try:
             send(record, self.loggers, self.commentary.about(record))
@@ -187,6 +200,12 @@ class Recorder:
             )
         elif "failed" in record.extra and record.skipped == before:
             self.tell(f"no spectrum at step {record.step}: {record.extra['failed']}")
+        if lost > record.skipped and not self.told_of_losses:
+            self.told_of_losses = True
+            self.tell(
+                f"the loss was not finite in {lost} batch{'es' * (lost > 1)} up to step {record.step}, though embeddings "
+                "were: its mean leaves them out, and what is said about the run does not know of them"
+            )
 
     def close(self, joint: bool = True) -> None:
         """Write what has been collected since the last record, and finish writing.
@@ -214,18 +233,23 @@ class Recorder:
             "log_size": self._size() if self.log_size is None else self.log_size,
         }
         if self.loss is not None:
-            numbers["loss"] = [self.loss.item(), self.losses]
+            numbers["loss"] = [*self.loss.tolist(), self.losses]
         return numbers | {f"monitor.{name}": value.clone() for name, value in self.monitor.state().items()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from `state`; lines of metrics.jsonl written after it are removed."""
+        if not isinstance(state, dict) or not {"step", "t", "seconds", "skipped", "log_size"} <= state.keys():
+            got = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+            raise InputError("state", "must be what watch.state() returned", got)
         self.step, self.t, self.seconds = int(state["step"]), float(state["t"]), float(state["seconds"])
         self.skipped, self.began = int(state["skipped"]), time.perf_counter()
         tensors = {k.removeprefix("monitor."): v for k, v in state.items() if k.startswith("monitor.")}
         self.monitor.load(tensors)
         self.fresh = self.monitor.seen > 0
-        value, self.losses = state.get("loss", (None, 0))
-        self.loss = None if value is None else torch.tensor(value, dtype=torch.float64)
+        *sums, self.losses = state.get("loss", [0])
+        if len(sums) == 1:  # of an older version, whose sum was not finite if a loss was not
+            sums = [sums[0], self.losses] if math.isfinite(sums[0]) else [0.0, 0]
+        self.loss = torch.tensor(sums, dtype=torch.float64) if sums else None
         if self.writer.folder is not None:
             self.writer.folder = RunFolder(self.writer.folder.folder, int(state["log_size"]))
             self.commentary.recall(self.writer.folder.folder / METRICS)

@@ -179,6 +179,9 @@ def _of_two(loss: nn.Module, a: Tensor, b: Tensor) -> Seen:
     name, trained_alike = type(loss).__name__, a.requires_grad == b.requires_grad
     if a.ndim < 2:
         return Seen(None, NOTHING, f"{name} gets vectors")
+    if trained_alike and not a.requires_grad and torch.is_grad_enabled():
+        case = PAIR if a.ndim == 2 else SEVERAL
+        return Seen((pooled(a), pooled(b)), case, f"{name} gets tensors without a gradient, which may be inputs")
     if trained_alike:
         unusual = f"{name} gets tensors of shape {tuple(a.shape)}, which are averaged over positions"
         return Seen((a, b), PAIR) if a.ndim == 2 else Seen((pooled(a), pooled(b)), SEVERAL, unusual)
@@ -225,7 +228,5 @@ def check_pair(name: str, a: Tensor, b: Tensor) -> None:
             kind = f"{given.dtype}, {given.layout}, {given.device}"
             raise InputError(f"{name}_{view}", "must be a dense tensor of real numbers", kind)
     if a.ndim != 2 or a.shape != b.shape:
-        got = f"{tuple(a.shape)}, {tuple(b.shape)}"
-        raise InputError(
-            f"{name}_a and {name}_b", "must be 2-D and of the same shape", got, "average tokens over positions"
-        )
+        got, remedy = f"{tuple(a.shape)}, {tuple(b.shape)}", "average tokens over positions" if a.ndim > 2 else ""
+        raise InputError(f"{name}_a and {name}_b", "must be 2-D and of the same shape", got, remedy)

@@ -123,8 +123,10 @@ class Outlook:
         if self.optimizer == "sgd":
             stable = f"largest stable learning rate 1/(4γ₁) = {self.lr_bound:.3g}"
         else:
-            stable = "Muon, W ← W + lr polar(−∇L), is stable at any learning rate; eigenvalues end within 2a + a² of 1"
-            stable += ", a = lr √γ₁"
+            stable = (
+                "Muon, W ← W + lr polar(−∇L), does not diverge; eigenvalues end within 2a + a² of 1, a = lr √γ₁, and"
+            )
+            stable += " the prediction needs a < 1"
             if self.lr is not None:
                 a = self.lr * np.sqrt(self.gamma[0])
                 stable += f" ({2 * a + a * a:.2g})"

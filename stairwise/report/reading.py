@@ -224,11 +224,14 @@ def _planned(run: Run) -> Floats:
 
 def _count(records: Sequence[Record], measured: Sequence[Record], spectrum: str, bad: int) -> str:
     # records of probes have no spectrum, and that is no damage
-    left_out = sum(_should_have(record, spectrum) for record in records) - len(measured)
+    times = [record.t for record in records if _should_have(record, spectrum)]
+    left_out = len(times) - len(measured)
+    still = min(left_out, len(times) - len(set(times)))
     parts = [f"{len(measured)} record{'s' * (len(measured) != 1)}"]
     few = sum(record.wanted is not None for record in measured)
     parts += [f"{few} of them of too few pairs"] if few else []
-    parts += [f"{left_out} without a valid {spectrum} left out"] if left_out else []
+    parts += [f"{still} left out because t stood still (learning rate 0)"] if still else []
+    parts += [f"{left_out - still} without a valid {spectrum} left out"] if left_out > still else []
     return ", ".join([*parts, f"{bad} damaged lines left out"] if bad else parts)
 
 

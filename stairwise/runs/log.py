@@ -2,8 +2,10 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 
+from stairwise.checks import RunWarning
 from stairwise.files import destination, plain, regular
 from stairwise.runs.record import Record
 
@@ -12,6 +14,11 @@ class MetricsLog:
     """Appends records and flushes each, so that a killed run loses none."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
+        self.path = path
+        self._open(size)
+
+    def _open(self, size: int) -> None:
+        path = self.path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.stream = destination(path).open("a+b")
         self.stream.truncate(min(size, self.stream.seek(0, os.SEEK_END)))
@@ -26,6 +33,10 @@ class MetricsLog:
 
     def write(self, record: Record) -> None:
         line = json.dumps(plain(record.as_json()), allow_nan=False) + "\n"
+        if not self.path.exists():
+            self.stream.close()
+            self._open(0)
+            warnings.warn(f"{self.path} was removed: it begins again with step {record.step}", RunWarning, stacklevel=2)
         self.size += self.stream.write(line.encode())
         self.stream.flush()
 

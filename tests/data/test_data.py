@@ -150,7 +150,7 @@ def test_seeds():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"n": 0}, "n must be a whole number of at least 1"),
+        ({"n": 0}, r"n must be a whole number of at least 1 \(got 0\)$"),
         ({"n": 521}, "n must be at most 520 .*photos has 520 images"),
         ({"crop": 33}, "crop must be at most 32"),
         ({"pixels": "raw"}, "pixels is unknown .*known: standardize, unit, center"),

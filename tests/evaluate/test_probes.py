@@ -63,3 +63,8 @@ def test_bad_input(change, words):
 
 def test_ridge_accuracy_of_labels_themselves():
     assert ridge_accuracy(np.eye(10)[Y], Y, np.eye(10)[Y], Y)[-1] == 1.0
+
+
+def test_numbers_that_are_no_classes_are_refused():
+    with pytest.raises(InputError, match="y must hold classes .*not whole"):
+        ridge_accuracy(X[:50, :2], X[:50, 0], X[:50, :2], X[:50, 0])

@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import shutil
 import warnings
 import weakref
 from copy import deepcopy
@@ -15,6 +16,7 @@ from torch import nn
 import stairwise as sw
 from stairwise.checks import InputError, RunWarning
 from stairwise.monitor import hooks, recorder
+from stairwise.report.run_page import run_page
 from stairwise.runs.folder import RunFolder
 from stairwise.runs.log import read_log
 from stairwise.runs.record import Record
@@ -665,3 +667,126 @@ def test_evaluation_with_gradients_is_left_out():
     assert record.samples == 80
     assert record.covariance[0] < 100
     assert record.hidden[0] < 100
+
+
+def trained(net, criterion, optimizer, watch, spoil=lambda i, loss: loss, steps=40):
+    generator = torch.Generator().manual_seed(0)
+    for i in range(steps):
+        x = torch.randn(16, 6, generator=generator)
+        z_a, z_b = net(x), net(x + 0.1)
+        loss = spoil(i, criterion(z_a, z_b))
+        watch.update(z_a, z_b, loss=loss)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    watch.close()
+
+
+def test_losses_that_are_not_finite_while_embeddings_are():
+    """Muon leaves such updates out, so that nothing else tells of them; the mean is that of the others."""
+    net, criterion = nn.Linear(6, 3), sw.losses.VICReg()
+    optimizer, kept = sw.Muon(net.parameters(), lr=0.01), []
+
+    def spoil(i, loss):
+        bad = i % 10 == 4 or i >= 30
+        kept.append(None if bad else float(loss.detach()))
+        return loss * float("nan") if bad else loss
+
+    watch = sw.SpectrumMonitor().attach(optimizer=optimizer, every=10)
+    with pytest.warns(
+        RunWarning, match="the loss was not finite in 1 batch up to step 10, though embeddings were"
+    ) as told:
+        trained(net, criterion, optimizer, watch, spoil)
+    assert len(told) == 1
+    means = [np.mean([x for x in kept[i : i + 10] if x is not None]) for i in (0, 10, 20)]
+    assert [r.loss for r in watch.records[:3]] == pytest.approx(means)
+    assert watch.records[3].loss is None
+    assert optimizer.skipped == 13
+
+
+def test_sums_of_losses_continue_and_older_ones_are_understood():
+    first = sw.SpectrumMonitor().attach(every=4)
+    z = torch.randn(8, 3)
+    for loss in (1.0, float("nan"), 3.0):
+        first.update(z, z, loss=loss)
+    state = first.state()
+    assert state["loss"] == [4.0, 2.0, 3]
+    for given, expected in ((state["loss"], 3.0), ([6.0, 3], 2.75), ([float("nan"), 3], 5.0)):
+        second = sw.SpectrumMonitor().attach(every=4)
+        second.load(state | {"loss": given})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            second.update(z, z, loss=5.0)
+            second.close()
+        assert second.records[0].loss == pytest.approx(expected)
+    first.close()
+
+
+@pytest.mark.parametrize("state", [{}, None, {"x": 1}])
+def test_a_state_of_something_else_is_refused(state):
+    watch = sw.SpectrumMonitor().attach()
+    with pytest.raises(InputError, match=r"state must be what watch\.state\(\) returned"):
+        watch.load(state)
+    watch.close()
+
+
+def test_a_log_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="log must be a folder that can be made"):
+        sw.SpectrumMonitor().attach(log=tmp_path / "file" / "run")
+
+
+def test_time_is_that_of_the_first_group_that_moves():
+    net, frozen, criterion = nn.Linear(6, 3), nn.Linear(6, 6), sw.losses.VICReg()
+    groups = [{"params": frozen.parameters(), "lr": 0.0}, {"params": net.parameters(), "lr": 0.05}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    watch = sw.SpectrumMonitor().attach(optimizer=optimizer, every=10)
+    trained(nn.Sequential(frozen, net), criterion, optimizer, watch)
+    assert [r.t for r in watch.records] == pytest.approx([0.5, 1.0, 1.5, 2.0])
+
+
+def test_time_that_stands_still_is_told_of(tmp_path):
+    net, criterion = nn.Linear(6, 3), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    watch = sw.SpectrumMonitor().attach(optimizer=optimizer, every=10, log=tmp_path)
+    with pytest.warns(RunWarning, match="the learning rate is 0, so t = Σ lr stands still"):
+        trained(net, criterion, optimizer, watch)
+    page = run_page(tmp_path)
+    assert page.facts["records"] == "1 record, 3 left out because t stood still (learning rate 0)"
+
+
+def test_a_loss_that_holds_the_network_is_told_of():
+    class Step(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.criterion = nn.Linear(6, 3), sw.losses.VICReg()
+
+        def forward(self, x_a, x_b):
+            return self.criterion(self.net(x_a), self.net(x_b))
+
+    step, x = Step(), torch.randn(16, 6)
+    watch = sw.SpectrumMonitor().attach(loss=step, every=2)
+
+    def loop():
+        for _ in range(4):
+            step(x, x + 0.1).backward()
+        watch.close()
+
+    with pytest.warns(RunWarning, match=r"Step gets tensors without a gradient, which may be inputs: .*projector="):
+        loop()
+
+
+def test_a_log_that_is_removed_begins_again(tmp_path):
+    net, criterion = nn.Linear(6, 3), sw.losses.VICReg()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    watch = sw.SpectrumMonitor().attach(optimizer=optimizer, every=10, log=tmp_path / "run")
+
+    def spoil(i, loss):
+        if i == 25:
+            watch.writer._thread.submit(lambda: None).result()  # let it catch up
+            shutil.rmtree(tmp_path / "run")
+        return loss
+
+    with pytest.warns(RunWarning, match=r"metrics\.jsonl was removed: it begins again with step 30"):
+        trained(net, criterion, optimizer, watch, spoil)
+    assert [r.step for r in read_log(tmp_path / "run" / "metrics.jsonl")[0]] == [30, 40]
