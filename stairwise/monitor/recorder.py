@@ -203,8 +203,8 @@ class Recorder:
         if lost > record.skipped and not self.told_of_losses:
             self.told_of_losses = True
             self.tell(
-                f"the loss was not finite in {lost} batch{'es' * (lost > 1)} up to step {record.step}, though embeddings "
-                "were: its mean leaves them out, and what is said about the run does not know of them"
+                f"the loss was not finite in {lost} batch{'es' * (lost > 1)} up to step {record.step}, though "
+                "embeddings were: its mean leaves them out, and what is said about the run does not know of them"
             )
 
     def close(self, joint: bool = True) -> None:

@@ -66,5 +66,5 @@ def test_ridge_accuracy_of_labels_themselves():
 
 
 def test_numbers_that_are_no_classes_are_refused():
-    with pytest.raises(InputError, match="y must hold classes .*not whole"):
+    with pytest.raises(InputError, match=r"y must hold classes .*not whole"):
         ridge_accuracy(X[:50, :2], X[:50, 0], X[:50, :2], X[:50, 0])
