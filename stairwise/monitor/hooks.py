@@ -297,10 +297,11 @@ class Attachment:
 
     def _count(self, optimizer: Any) -> None:
         """Count a step, and add its learning rate to t, that of the first group that moves; 1 if there is none."""
-        rates = [1.0] if optimizer is None else [group["lr"] for group in optimizer.param_groups]
-        if rates[0] is None:
+        groups = [] if optimizer is None else optimizer.param_groups
+        lr = next((group["lr"] for group in groups if group.get("lr")), groups[0]["lr"] if groups else 1.0)
+        if lr is None:
             self.tell("the optimizer has no learning rate, so t counts updates")
-        self.recorder.count(next((float(lr) for lr in rates if lr), 0.0) if rates[0] is not None else 1.0)
+        self.recorder.count(1.0 if lr is None else float(lr))
 
     def _settle(self, wait: bool = False) -> None:
         self.recorder.settle(wait)

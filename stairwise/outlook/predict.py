@@ -123,13 +123,10 @@ class Outlook:
         if self.optimizer == "sgd":
             stable = f"largest stable learning rate 1/(4γ₁) = {self.lr_bound:.3g}"
         else:
-            stable = (
-                "Muon, W ← W + lr polar(−∇L), does not diverge; eigenvalues end within 2a + a² of 1, a = lr √γ₁, and"
-            )
-            stable += " the prediction needs a < 1"
-            if self.lr is not None:
-                a = self.lr * np.sqrt(self.gamma[0])
-                stable += f" ({2 * a + a * a:.2g})"
+            a = (self.lr or 0.0) * np.sqrt(self.gamma[0])
+            within = f"2a + a²{f' = {2 * a + a * a:.2g}' if a else ''} of 1, a = lr √γ₁"
+            stable = f"Muon, W ← W + lr polar(−∇L), does not diverge; eigenvalues end within {within}"
+            stable += ", and the prediction needs a < 1"
         curve = text_curve(self.staircase.times, self.staircase.loss_quantiles(0.5)[0])
         return f"{model}\n{stable}\n\nloss ‖C − I‖² of the linear model over time t = lr × step, median\n{curve}"
 

@@ -72,7 +72,7 @@ def test_muon(pairs, lr):
     assert outlook.table().title.endswith(", Muon")
     assert "the prediction needs a < 1" in outlook.text()
     a = (lr or 0.0) * np.sqrt(outlook.gamma[0])
-    assert f"a = lr √γ₁ ({2 * a + a * a:.2g})" in outlook.text() or lr is None
+    assert f"2a + a² = {2 * a + a * a:.2g} of 1" in outlook.text() or lr is None
 
 
 def test_what_it_shows(pairs, tmp_path):
