@@ -249,6 +249,10 @@ class Judge:
         before = self.history.at(ago).learned
         if not learned or before in (0, learned):
             return []
+        if (
+            before < learned and self.history.at(i).quiet >= i - ago
+        ):  # it went down and up, and none is said to have grown
+            return []
         return [words.change(self.t[ago], before, before >= self.lam.shape[1] and self.rest.number > 0)]
 
     def _state(self, i: int, now: Growth, signs: Signs) -> tuple[str, str]:

@@ -380,3 +380,18 @@ def test_more_dimensions_than_a_handful_are_followed():
     states = {judge.says(i).state for i in range(50, 400) if judge.history.at(i).learned < 250}
     assert states <= {"learning", "waiting"}
     assert judge.says(200).learned > 64
+
+
+def test_counts_that_fluctuate_are_not_called_growth_and_rest_at_once():
+    """Spectra without any law: where none has grown for some records, no smaller number is named of any of these."""
+    quiet, contradictions = 0, []
+    for seed in range(30):
+        lam = -np.sort(-np.exp(np.random.default_rng(seed).normal(size=(12, 8))), axis=1)
+        said = str(sw.advise(np.arange(12.0), lam, level=None))
+        rest = re.search(r"(\d+) of 8 dimensions are in use, and none has grown for (\d+) record", said)
+        earlier = re.search(r"(\d+) (?:was|were) in use at t = (\d+)", said)
+        quiet += rest is not None
+        if rest and earlier and int(earlier[2]) >= 12 - int(rest[2]) and int(earlier[1]) < int(rest[1]):
+            contradictions.append(said)
+    assert quiet > 5
+    assert contradictions == []
