@@ -67,4 +67,4 @@ def test_ridge_accuracy_of_labels_themselves():
 
 def test_numbers_that_are_no_classes_are_refused():
     with pytest.raises(InputError, match=r"y must hold classes .*not whole"):
-        ridge_accuracy(X[:50, :2], X[:50, 0], X[:50, :2], X[:50, 0])
+        ridge_accuracy(X[:50, :2], X[:50].mean(axis=1), X[:50, :2], X[:50].mean(axis=1))
