@@ -32,6 +32,17 @@ def font_type():
     RC["pdf.fonttype"] = kept
 
 
+@pytest.fixture(autouse=True)
+def datasets():
+    """Remove the names of images that a test has registered, such as those of the race."""
+    from stairwise.data.images import DATASETS
+
+    before = dict(DATASETS)
+    yield
+    DATASETS.clear()
+    DATASETS.update(before)
+
+
 @cache
 def _shared(path: str) -> bool:
     return "\nSHARED = True" in Path(path).read_text(encoding="utf-8")

@@ -27,8 +27,8 @@ UNRECORDED = 4.0  # times as long as a step that is recorded as a graph: not mea
 
 
 def seconds_of(run: RaceRun, results: dict[str, Result], alone: bool = True) -> float:
-    """Expected duration, alone on the machine or beside others: three of four runs of the same loss and method were as
-    fast. Without such runs it is assumed."""
+    """Expected duration, alone on the machine or beside others: the upper quartile of runs of the same loss and method
+    under the same load. Without such runs it is assumed."""
     same = [r for r in results.values() if (r["loss"], r["method"]) == (run.loss, run.method)]
     same = [r for r in same if r["alone"] == alone and any(r["seconds"])]
     assumed = (MUON_COST if run.method.startswith("muon") else 1.0) / STEPS_PER_SECOND
@@ -108,7 +108,9 @@ def _work(
     stored: list[Path], names: list[str], changes: dict[str, Any], device: str, jobs: int, orders: Any, done: Any
 ) -> None:
     """A process of its own: takes runs until it is told to stop."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))  # of a CPU; a run on a GPU has one
+    torch.set_num_threads(
+        max(1, (os.cpu_count() or 1) // jobs)
+    )  # more would compete for cores; a run on a GPU uses one
     images, *others = (read_images([path], name) for path, name in zip(stored, names, strict=True))
     images = replace(images, elsewhere=others[0]) if others else images
     while (run := orders.get()) is not None:

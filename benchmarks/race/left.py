@@ -20,8 +20,8 @@ APPENDIX = ("plain", "sharpened", "flat", "smoothed", "fourth_power", "hinged")
 
 @dataclass(frozen=True)
 class Part:
-    """`changes` to the rules of the race, and how many times its length; `data`: which images it needs; `transfer`:
-    needs those of another dataset too."""
+    """`changes` to the rules of the race; `times`: its length relative to the race's; `data`: which images it needs;
+    `transfer`: needs those of another dataset too."""
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)

@@ -108,7 +108,7 @@ def ridge_accuracy(
     if len(classes) < 2:
         raise InputError("y", "must hold at least two classes", classes)
     if classes.dtype.kind == "f" and (classes != np.round(classes)).any():
-        raise InputError("y", "must hold classes", "numbers that are not whole", "divide them into classes")
+        raise InputError("y", "must hold classes", "numbers that are not whole", "bin them into classes")
     targets = np.eye(len(classes))[index]
     mean, base = z.mean(axis=0), targets.mean(axis=0)
     gram = (z - mean).T @ (z - mean) / len(z)

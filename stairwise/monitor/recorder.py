@@ -124,7 +124,7 @@ class Recorder:
         loss, wanted = self._mean_loss(joint), self.monitor.pairs_wanted()  # all collectives come before what may fail
         record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted)
         if self.t == self.last_t:
-            self.tell("the learning rate is 0, so t = Σ lr stands still: records of the same t are left out on pages")
+            self.tell("the learning rate is 0, so t = Σ lr stands still: pages and advice leave out records of equal t")
         self.fresh, self.last_t = False, self.t
         resets = self._resets() and self.log_size is None
         try:
@@ -204,7 +204,7 @@ class Recorder:
             self.told_of_losses = True
             self.tell(
                 f"the loss was not finite in {lost} batch{'es' * (lost > 1)} up to step {record.step}, though "
-                "embeddings were: its mean leaves them out, and what is said about the run does not know of them"
+                "embeddings were: they are left out of its mean, and the advice does not take them into account"
             )
 
     def close(self, joint: bool = True) -> None:

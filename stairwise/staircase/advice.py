@@ -249,9 +249,7 @@ class Judge:
         before = self.history.at(ago).learned
         if not learned or before in (0, learned):
             return []
-        if (
-            before < learned and self.history.at(i).quiet >= i - ago
-        ):  # it went down and up, and none is said to have grown
+        if before < learned and self.history.at(i).quiet >= i - ago:  # the count fluctuates, but none has grown
             return []
         return [words.change(self.t[ago], before, before >= self.lam.shape[1] and self.rest.number > 0)]
 
