@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.race.entrants import LOSSES, METHODS, RACED
 from benchmarks.race.images import RaceImages, named_images, read_images
 from benchmarks.race.jobs import MUON_COST, OVERHEAD, STEPS_PER_SECOND, run_here, run_jobs, run_teams, seconds_of
-from benchmarks.race.left import queue
+from benchmarks.race.left import QUEUE, queue
 from benchmarks.race.plan import STAGES, Race, Rules
 from benchmarks.race.store import Store
 from stairwise.checks import InputError
@@ -164,10 +164,11 @@ def _plan(rules: Rules, store: Store) -> str:
 
 
 def _plan_of_queue(rules: Rules, store: Store, alone: bool) -> str:
-    """Parts of the queue: runs that can start now, and the sum of their minutes, each alone or beside others; runs that
-    depend on these are not counted."""
+    """Parts of the queue, of all datasets: runs that can start now, and the sum of their minutes, each alone or beside
+    others; runs that depend on these are not counted."""
     results, lines = store.results(), []
-    for part, own in queue(rules, transfer=True):
+    datasets = dict.fromkeys(part.data for part in QUEUE)
+    for part, own in (found for data in datasets for found in queue(replace(rules, data=data), transfer=True)):
         pending = Race(own, results).pending()
         minutes = sum(seconds_of(run, results, alone) for run in pending) / 60
         lines.append(f"{part.name:<36}{len(pending):>4} runs can start now, {minutes:>5.1f} min")

@@ -1,4 +1,4 @@
-"""Write the tables and the figure of docs/results/speed.md and speedrun.md from the stored results.
+"""Write the tables and the figures of docs/results/speed.md and speedrun.md from the stored results.
 
     python -m benchmarks.race.page
 
@@ -34,7 +34,13 @@ METHOD_NAMES |= {f"{method}, 4 views": f"{METHOD_NAMES[method]}, 4 views" for me
 METHOD_NAMES["muon, decay"] = "Muon with decay"
 COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
 COLORS |= {"lars, 4 views": "tab:brown", "muon, 4 views": "tab:cyan", "muon, decay": "tab:purple"}
-ALT = "Accuracy over views for three losses: runs along their way, and means of final runs with their spread"
+ALT = "Accuracy over views and over seconds for three losses: runs along their way, means of final runs, their spread"
+ALT_BESIDE = "Nearest neighbours' accuracy, modes in use and effective rank over views, for three losses"
+MEASURES = {"logistic": "accuracy, logistic", "knn": "accuracy, kNN", "grown": "modes in use", "rank": "effective rank"}
+FIGURES = {
+    "speed.png": (("logistic", "views"), ("logistic", "seconds")),
+    "speed_modes.png": (("knn", "views"), ("grown", "views"), ("rank", "views")),
+}
 HALF, SECONDS = 0.5, 0.6  # at most this share of views and of seconds
 
 
@@ -301,30 +307,43 @@ def appendix_table(results: dict[str, Result], data: str) -> str:
     return markdown([head, *rows]) if rows else NOTHING
 
 
-def draw(results: dict[str, Result], data: str) -> Figure | None:
-    """Accuracy over views: lines are one seed along its run, points the means of final runs; None without runs."""
-    shown = [g for g in groups(results.values()) if g.data == data and g.loss in RACED and g.mean() > 0]
+def draw(results: dict[str, Result], data: str, rows: Sequence[tuple[str, str]] = FIGURES["speed.png"]) -> Figure | None:
+    """Rows of panels, one panel per loss: a measure over views or seconds. Lines are one seed along its run, points the
+    means of final runs; None without runs."""
+    shown = _shown(results, data)
     if not shown:
         return None
     with style():
-        figure, axes = panels(len(RACED))
-        for axis, loss in zip(axes, RACED, strict=True):
+        figure, axes = panels(len(RACED), len(rows), height=2.0)
+        for axis, ((measure, over), loss) in zip(axes, product(rows, RACED), strict=True):
             for group in (g for g in shown if g.loss == loss):
-                _draw_group(axis, group)
-            axis.set(xscale="log", title=NAMES[loss], xlabel="views")
-        axes[0].set_ylabel("accuracy of the logistic probe")
+                _draw_group(axis, group, measure, _scale(results, group, over))
+            axis.set(xscale="log", xlabel=over)
+            axis.set(ylabel=MEASURES[measure] if loss == RACED[0] else "", title=NAMES[loss] if axis in axes[:3] else "")
         methods = [m for m in METHODS if any(g.method == m for g in shown)]
         key(figure, [(METHOD_NAMES.get(m, m), {"color": COLORS.get(m, "tab:purple")}) for m in methods])
     return figure
 
 
-def _draw_group(axis: Any, group: Group) -> None:
-    color, ends, first = COLORS.get(group.method, "tab:purple"), group.ends("logistic"), group.runs[0]
-    spread = ends.std(ddof=1) if len(ends) > 1 else 0.0
-    axis.errorbar([group.views], [ends.mean()], [spread], fmt="o", color=color, markersize=3, capsize=2, linewidth=1)
+def _shown(results: dict[str, Result], data: str) -> list[Group]:
+    return [g for g in groups(results.values()) if g.data == data and g.loss in RACED and g.mean() > 0]
+
+
+def _scale(results: dict[str, Result], group: Group, over: str) -> float | None:
+    """Views per update, or seconds, if they were measured."""
+    if over == "views":
+        return 2.0 * group.runs[0]["batch"]
+    return seconds_per_step(results, group.data, group.loss, group.method)
+
+
+def _draw_group(axis: Any, group: Group, measure: str, scale: float | None) -> None:
+    color, ends, first = COLORS.get(group.method, "tab:purple"), group.ends(measure), group.runs[0]
+    if scale is None or not len(ends):
+        return
+    spread, end = ends.std(ddof=1) if len(ends) > 1 else 0.0, [scale * group.steps]
+    axis.errorbar(end, [ends.mean()], [spread], fmt="o", color=color, markersize=3, capsize=2, linewidth=1)
     if not first["diverged"]:
-        views = [2 * first["batch"] * step for step in first["step"]]
-        axis.plot(views, first["logistic"], color=color, linewidth=0.8, alpha=0.6)
+        axis.plot([scale * step for step in first["step"]], first[measure], color=color, linewidth=0.8, alpha=0.6)
 
 
 def _order(group: Group) -> tuple[int, int, int]:
@@ -364,12 +383,14 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
     files = (folder / name for name in ("engine.json", "engine_large.json"))
     engine, large = (json.loads(stored.read_text()) if stored.is_file() else {} for stored in files)
     data = dataset(results)
+    shown = bool(_shown(results, data))
     return {
         **{"verdict": verdict_table(results, data), "baselines": baselines_note(results, data)},
         **{"finals": finals_table(results, data), "trials": trials_table(results, data)},
         **{"speedrun": speedrun_table(runs), "parts": parts_table(runs), "search": search_table(runs)},
         **{"engine": engine_table(engine), "kernels": kernels_table(engine), "large": engine_table(large)},
-        "figure": f"![{ALT}](speed.png)" if draw(results, data) is not None else "",
+        "figure": f"![{ALT}](speed.png)" if shown else "",
+        "beside": f"![{ALT_BESIDE}](speed_modes.png)" if shown else "",
         **{"small": finals_table(results, data, "small"), "stl": finals_table(results, OTHER)},
         **{"lost": lost_table(results, data), "transfer": transfer_table(results, data)},
         **{"span": span_table(folder / "span.jsonl"), "appendix": appendix_table(results, data)},
@@ -393,10 +414,11 @@ def main() -> None:
         path.write_text(text, encoding="utf-8")
         print(path)
     results = Store(RESULTS / "race.jsonl").results()
-    figure = draw(results, dataset(results))
-    if figure is not None:
-        with style():
-            figure.savefig(RESULTS / "speed.png")
+    for name, rows in FIGURES.items():
+        figure = draw(results, dataset(results), rows)
+        if figure is not None:
+            with style():
+                figure.savefig(RESULTS / name)
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ def test_a_group_with_a_diverged_seed_is_no_winner():
 
 def test_a_page_without_results_holds_no_numbers(tmp_path):
     for name, table in page.tables(tmp_path).items():
-        assert table == ("" if name in ("baselines", "figure") else page.NOTHING), name
+        assert table == ("" if name in ("baselines", "figure", "beside") else page.NOTHING), name
     assert page.draw({}, "cifar10") is None
 
 
@@ -260,7 +260,18 @@ def test_the_page_shows_what_was_run(tmp_path, whole):
     assert tables["verdict"].count("\n") == 1 + len(RACED)
     assert "| 0.33 | 0.43 | yes |" in tables["verdict"]
     assert tables["speedrun"] == tables["engine"] == tables["appendix"] == page.NOTHING
-    assert tables["figure"].endswith("(speed.png)")
+    assert tables["figure"].endswith("(speed.png)") and tables["beside"].endswith("(speed_modes.png)")
+
+
+def test_seconds_are_drawn_of_methods_that_were_timed(whole):
+    results, _ = whole
+    shared = {key: r | {"alone": r["method"] != "muon"} for key, r in results.items()}
+    points = []
+    for some in (results, shared):
+        figure = page.draw(some, "cifar10", page.FIGURES["speed.png"])
+        points.append([len(axis.containers) for axis in figure.axes])
+    lengths, others = 4, 3  # Muon's final lengths, and the baselines
+    assert points[0] == 6 * [lengths + others] and points[1] == 3 * [lengths + others] + 3 * [others]
 
 
 def test_stored_results_are_those_on_the_page():
