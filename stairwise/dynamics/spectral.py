@@ -17,7 +17,7 @@ from scipy.integrate import DOP853
 
 from stairwise.checks import InputError
 from stairwise.dynamics.integrate import REMEDY
-from stairwise.theory.spectral_law import NOISE, gradient
+from stairwise.theory.spectral_law import NOISE, check_size, gradient
 
 Floats = NDArray[np.float64]
 
@@ -43,6 +43,7 @@ def newton_schulz(g: Floats, iterations: int = 5) -> Floats:
 
 def spectral_flow(u: Floats, gamma: Floats, times: Floats, rtol: float) -> Floats:
     """U(t) of U' = polar((I − U Λ Uᵀ) U Λ) in the eigenbasis of Γ, at finite times in any order; (T, d, m)."""
+    check_size(u)
     u = np.where(np.abs(u) < 1e-290, 0.0, u)  # such numbers have too few digits
     out = np.empty((len(times), *u.shape))
     out[:] = u

@@ -30,6 +30,7 @@ from stairwise.theory.alignment import qr_nonnegative
 Floats = NDArray[np.float64]
 
 GRID = 401  # points of the integral over log s
+SMALLEST = 1e-150  # length of weights; squares of smaller ones vanish
 NOISE = 1e-14  # rounding error: of singular values of G relative to ‖U Λ‖, of columns of U relative to ‖U‖
 
 
@@ -37,6 +38,14 @@ def gradient(u: Floats, gamma: Floats) -> tuple[Floats, float]:
     """G = (I − C) U Λ, a quarter of −∇L, (d, m), and the size below which its singular values are rounding error."""
     y = u * gamma
     return y - (y @ u.T) @ y, NOISE * float(np.linalg.norm(y))
+
+
+def check_size(u: Floats) -> None:
+    """Weights are zero, or long enough for their squares."""
+    largest = float(np.abs(u).max(initial=0.0))
+    if 0 < largest < SMALLEST:
+        remedy = "multiply W0: step times hardly depend on its size"
+        raise InputError("W0", f"must be zero or at least {SMALLEST:g} large for the spectral rule", largest, remedy)
 
 
 def polar(g: Floats, noise: float = 0.0) -> Floats:
@@ -83,6 +92,7 @@ def spectral_steps(coordinates: Floats, gamma: Floats, lr: float | None = None) 
 
 def _rows(u: Floats, gamma: Floats, lr: float | None) -> tuple[Floats, Floats, list["_Row | _Still"]]:
     """Q, R and the paths of the rows, after the first step of descent if `lr` is given."""
+    check_size(u)
     d = len(u)
     positive = int((gamma > 0).sum())
     if d > positive:

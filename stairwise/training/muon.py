@@ -21,6 +21,8 @@ from stairwise.training.newton_schulz import (
 from stairwise.training.rest import move_by_adamw, move_by_sgd
 
 RULES = ("muon", "sgd", "adamw")
+STATES = {"muon": ("momentum_buffer", "length"), "sgd": ("momentum_buffer",)}
+STATES["adamw"] = ("exp_avg", "exp_avg_sq", "step")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -36,7 +38,8 @@ class Muon(Optimizer):
     orthonormal rows. Parameters with fewer than two axes move by momentum SGD, or AdamW, with `rest_lr`.
 
     A step with a gradient that is not finite (or longer than 1e18), or with a learning rate in a tensor that has left
-    its range, changes nothing and is counted in `skipped`. Nothing waits for the device, so the step can be recorded in
+    its range, changes nothing and is counted in `skipped`. Other settings out of their range are refused, also during
+    training, and so is a state that is not finite. Nothing waits for the device, so the step can be recorded in
     a CUDA graph after one ordinary step; make `lr` a tensor on the device to change it afterwards. Under data
     parallelism (DDP) all processes take the same step; sharded parameters (FSDP) are not supported.
 
@@ -44,7 +47,8 @@ class Muon(Optimizer):
         params: parameters, named parameters or groups, as for other optimizers. A group is divided by the number of
             axes: two or more move by "muon", the others by `rest`; a group with its own `rule` ("muon", "sgd" or
             "adamw") is taken as it is, for example embeddings with `{"params": ..., "rule": "adamw", "lr": 1e-3}`.
-        lr: relative step, at most 1, for matrices; a number or a tensor with one element.
+        lr: relative step, at most 1, for matrices; a number or a tensor with one element. Times weight_decay it must be
+            at most 1, too.
         momentum: m, also of SGD. nesterov: False takes polar(v).
         weight_decay: decoupled, for matrices; the others decay only in groups of their own with a weight_decay. Without
             it, and with noisy gradients, "relative" steps make weights grow, ‖w‖² ≈ ‖w₀‖² (1 + 33 Σ lr²) at momentum
@@ -91,6 +95,8 @@ class Muon(Optimizer):
         params = _listed(params, "params")
         if not params:
             raise InputError("params", "must not be empty", None, "give model.parameters()")
+        if len({isinstance(item, dict) for item in params}) > 1:
+            raise InputError("params", "must be all groups or all parameters", "both", 'give {"params": [...]} for each')
         defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         defaults |= {"scaling": scaling, "rest": rest, "rest_lr": rest_lr, "betas": betas, "eps": eps, "steps": steps}
         defaults |= {"dtype": dtype, "foreach": foreach}
@@ -119,32 +125,25 @@ class Muon(Optimizer):
 
     def _add_checked(self, group: dict[str, Any], lr_name: str = "lr") -> None:
         values = {**self.defaults, **group}
-        one_of(values["rule"], "rule", RULES)
-        one_of(values["scaling"], "scaling", SCALINGS)
-        one_of(values["rest"], "rest", RULES[1:])
+        _check_settings(values)
         if isinstance(lr := _rate(values, lr_name), Tensor):
             check_rate(lr.item(), lr_name, _most(values))
-        flag(values["foreach"], "foreach")
-        if values["dtype"] not in (None, *DTYPES):
-            raise InputError("dtype", "must be float32, float64 or bfloat16", values["dtype"], "leave it out")
-        for name in ("weight_decay", "eps"):
-            number(values[name], name, least=0)
-        betas = values["betas"]
-        if not isinstance(betas, tuple | list) or len(betas) != 2:
-            raise InputError("betas", "must be two numbers", repr(betas), "give (0.9, 0.999)")
-        for name, value in (("momentum", values["momentum"]), ("betas", betas[0]), ("betas", betas[1])):
-            number(value, name, least=0, below=1)
-        flag(values["nesterov"], "nesterov")
-        positive_int(values["steps"], "steps", most=99)
         for item in group["params"]:
             _check_parameter(_tensor(item), values["rule"])
         super().add_param_group(group)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` of another `sw.Muon` returned; a state that is not finite is refused."""
+        _check_state(state_dict)
+        super().load_state_dict(state_dict)
+
     @property
     def skipped(self) -> int:
-        """Number of steps that were skipped because of a gradient or a learning rate; waits for the device."""
+        """Number of steps of this object that were skipped because of a gradient or a learning rate; waits for the
+        device."""
         return 0 if self._skipped is None else int(self._skipped)
 
+    @torch._disable_dynamo  # there is nothing to gain: the work is in few products of stacked matrices
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step; `closure` computes loss and gradients again and returns the loss."""
@@ -161,6 +160,8 @@ class Muon(Optimizer):
             self._skipped = torch.zeros((), device=first)
         usable = _usable([_gradient(p) for p in moving])
         work = [(group, sets) for group in self.param_groups if (sets := _sets(group))]
+        for group, _ in work:
+            _check_settings(group)
         for good in [_in_range(group) for group, _ in work if isinstance(_rate(group), Tensor)]:
             usable = {device: good_so_far & good.to(device) for device, good_so_far in usable.items()}
         self._skipped.add_(~usable[first])
@@ -194,7 +195,7 @@ class Muon(Optimizer):
         if not new:
             return
         _refuse_recording()
-        names = ("exp_avg", "exp_avg_sq") if rule == "adamw" else ("momentum_buffer",)
+        names = [name for name in STATES[rule] if name not in ("step", "length")]
         for p in new:
             self.state[p] = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names}
             if rule == "adamw":
@@ -220,6 +221,43 @@ class Muon(Optimizer):
         lengths = [state["length"] for state in states]
         along = updates if group["nesterov"] else momenta
         descend(weights, along, rate, group["scaling"], lengths, steps=group["steps"], dtype=group["dtype"])
+
+
+def _check_settings(group: dict[str, Any]) -> None:
+    """Settings of a group but the learning rate; checked at every step, because schedulers change them."""
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise InputError("betas", "must be two numbers", repr(betas), "give (0.9, 0.999)")
+    for name, value in (("momentum", group["momentum"]), ("betas", betas[0]), ("betas", betas[1])):
+        number(value, name, least=0, below=1)
+    number(group["weight_decay"], "weight_decay", least=0)
+    number(group["eps"], "eps", above=0)
+    one_of(group["rule"], "rule", RULES)
+    one_of(group["scaling"], "scaling", SCALINGS)
+    one_of(group["rest"], "rest", RULES[1:])
+    flag(group["nesterov"], "nesterov")
+    flag(group["foreach"], "foreach")
+    positive_int(group["steps"], "steps", most=99)
+    if group["dtype"] not in (None, *DTYPES):
+        raise InputError("dtype", "must be float32, float64 or bfloat16", group["dtype"], "leave it out")
+
+
+def _check_state(loaded: Any) -> None:
+    """A state dict of `Muon`, all of its numbers finite."""
+    groups = loaded.get("param_groups") if isinstance(loaded, dict) else None
+    if not isinstance(groups, list) or not all(isinstance(g, dict) and {"rule", "scaling"} <= g.keys() for g in groups):
+        remedy = "begin with a new state, or use the optimizer that the state is from"
+        raise InputError("state_dict", "must be that of sw.Muon", type(loaded).__name__, remedy)
+    for group in groups:
+        _check_settings(group)
+        for i in group["params"]:
+            state = loaded.get("state", {}).get(i, {})
+            missing = [name for name in STATES[group["rule"]] if name not in state]
+            if state and missing:
+                raise InputError(f"state of parameter {i}", f"must hold {', '.join(missing)}", list(state))
+            bad = [name for name, value in state.items() if not torch.isfinite(torch.as_tensor(value)).all()]
+            if bad:
+                raise InputError(f"state of parameter {i}", "must be finite", bad[0], "load an earlier state")
 
 
 def _refuse_recording() -> None:
@@ -274,16 +312,20 @@ def _rate(group: dict[str, Any], name: str = "lr") -> float | Tensor:
     """The learning rate of a group; the value of a tensor is checked by `_in_range`, without waiting for its device."""
     lr = group["lr"]
     if not isinstance(lr, Tensor):
-        return check_rate(lr, name, _most(group))
+        lr = check_rate(lr, name, _most(group))
+        if lr * group["weight_decay"] > 1:
+            remedy = f"weight_decay at most {1 / lr:.3g}"
+            raise InputError(f"{name} × weight_decay", "must be at most 1", lr * group["weight_decay"], remedy)
+        return lr
     if lr.numel() != 1:
         raise InputError(name, "must have one element", f"shape {tuple(lr.shape)}")
     return lr
 
 
 def _in_range(group: dict[str, Any]) -> Tensor:
-    """Whether the learning rate of a group, a tensor, is one that `check_rate` would accept."""
+    """Whether the learning rate of a group, a tensor, is one that `_rate` would accept as a number."""
     lr = group["lr"].reshape(())
-    return (lr >= 0) & (lr <= _most(group))
+    return (lr >= 0) & (lr <= _most(group)) & (lr * group["weight_decay"] <= 1)
 
 
 def _gradient(p: Tensor) -> Tensor:

@@ -127,6 +127,23 @@ def test_times_in_any_order_and_at_rest():
     )
 
 
+def test_the_smallest_starts():
+    """Law and flow agree down to the size below which both refuse."""
+    W0, t = sw.gaussian_init(3, 7, 1.0, 0), [0.5, 1.0, 1.5, 2.2]
+    for alpha in (1e-6, 1e-140):
+        law = sw.closed_form(alpha * W0, CORR, t, law="spectral").eigenvalues
+        flow = sw.gradient_flow(alpha * W0, CORR, t, rule="spectral").eigenvalues
+        np.testing.assert_allclose(law, flow, atol=0.02)
+        assert (flow[-1] > 0.5).all()
+    for alpha in (1e-151, 1e-200):
+        for simulate in (
+            lambda W: sw.closed_form(W, CORR, t, law="spectral"),
+            lambda W: sw.gradient_flow(W, CORR, t, rule="spectral"),
+        ):
+            with pytest.raises(InputError, match="W0 must be zero or at least 1e-150 large for the spectral rule"):
+                simulate(alpha * W0)
+
+
 def test_tiny_mode_beside_a_large_one():
     s0 = np.array([0.9, 1e-12])
     run = sw.gradient_flow(np.diag(s0), sw.Correlation.from_matrix([1.0, 0.5]), [0.05, 0.7], rule="spectral")

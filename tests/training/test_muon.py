@@ -461,6 +461,8 @@ def test_a_learning_rate_that_leaves_its_range_in_a_tensor_skips(lr, which):
         ({"betas": (0.9,)}, "betas must be two numbers"),
         ({"betas": (0.9, "0.999")}, "betas must be a number"),
         ({"weight_decay": -1}, "weight_decay must be at least 0"),
+        ({"weight_decay": 51.0}, "lr × weight_decay must be at most 1 .got 1.02.: weight_decay at most 50"),
+        ({"rest": "adamw", "eps": 0.0}, "eps must be greater than 0"),
         ({"scaling": "relativ"}, "did you mean 'relative'"),
         ({"rest": "muon"}, "rest is unknown"),
         ({"steps": 0}, "steps must be"),
@@ -482,6 +484,11 @@ def test_bad_options(options, says):
         (3, "params must be an ordered collection"),
         (["weight"], "params must hold tensors"),
         ([{"lr": 0.1}], "group must hold params"),
+        ([{"params": [nn.Parameter(torch.ones(2))]}, nn.Parameter(torch.ones(2))], "must be all groups or all param"),
+        (
+            [{"params": [nn.Parameter(torch.ones(2))], "rule": "sgd", "lr": 1.0, "weight_decay": 10.0}],
+            "lr × weight_decay must be at most 1",
+        ),
         ([{"params": [nn.Parameter(torch.ones(2))], "rule": "muon"}], r"shape \(2,\) must have two or more axes"),
         ([{"params": [nn.Parameter(torch.ones(2))], "rule": "lion"}], "rule is unknown"),
         ([nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))], "float32, float64 or bfloat16 .got torch.complex64"),
@@ -505,11 +512,86 @@ def test_what_shows_only_in_a_step():
     optimizer.param_groups[0]["lr"] = 2.0  # by a scheduler, for example
     with pytest.raises(InputError, match="lr must be at most 1"):
         descend(network, optimizer, 1)
+    for name, value, says in (
+        ("weight_decay", math.nan, "weight_decay must be finite"),
+        ("weight_decay", 60.0, "lr × weight_decay must be at most 1"),
+        ("momentum", 1.5, "momentum must be less than 1"),
+        ("betas", (2, 2), "betas must be less than 1"),
+        ("eps", math.nan, "eps must be finite"),
+        ("scaling", "foo", "scaling is unknown"),
+    ):
+        network = net()
+        optimizer = Muon(network.parameters())
+        optimizer.param_groups[0][name] = value
+        before = [p.detach().clone() for p in network.parameters()]
+        with pytest.raises(InputError, match=says):
+            descend(network, optimizer, 1)
+        assert same(network.parameters(), before, rtol=0, atol=0)
     network = net()
     with torch.no_grad():
         network[3].weight[0, 0] = math.nan
     with pytest.raises(InputError, match="must be finite at the start"):
         descend(network, Muon(network.parameters()), 1)
+
+
+@pytest.mark.parametrize("rest", ["sgd", "adamw"])
+@pytest.mark.parametrize("rate", [0.5, torch.tensor(0.5)])
+def test_the_strongest_decay_leaves_finite_weights(rest, rate):
+    network = net()
+    groups = [{"params": [p], "weight_decay": 2.0} for p in network.parameters()]
+    optimizer = Muon(groups, lr=rate, rest=rest)
+    assert all(p.isfinite().all() and p.abs().max() < 1e3 for p in descend(network, optimizer, 400))
+    assert optimizer.skipped == 0
+
+
+def test_a_tensor_of_the_rate_may_not_outgrow_the_decay():
+    network, lr = net(), torch.tensor(0.1)
+    optimizer = Muon(network.parameters(), lr=lr, rest_lr=0.1, weight_decay=10.0)
+    before = descend(network, optimizer, 1)
+    lr.fill_(0.11)
+    assert same(descend(network, optimizer, 1), before, rtol=0, atol=0)
+    assert optimizer.skipped == 1
+
+
+@pytest.mark.parametrize(
+    "other", [lambda ps: torch.optim.SGD(ps, lr=0.1), lambda ps: torch.optim.AdamW(ps), lambda ps: torch.optim.Muon(ps)]
+)
+def test_a_state_of_another_optimizer_is_refused(other):
+    weights = [nn.Parameter(torch.eye(3))]
+    theirs = other(weights)
+    weights[0].grad = torch.ones(3, 3)
+    theirs.step()
+    with pytest.raises(InputError, match="state_dict must be that of sw.Muon"):
+        Muon(weights).load_state_dict(theirs.state_dict())
+
+
+def test_a_damaged_state_is_refused():
+    network = net()
+    optimizer = Muon(network.parameters(), rest="adamw")
+    descend(network, optimizer, 1)
+    states = optimizer.state_dict()["state"]
+    for name in ("momentum_buffer", "length", "exp_avg_sq"):
+        loaded = deepcopy(optimizer.state_dict())
+        number = next(i for i, state in states.items() if name in state)
+        loaded["state"][number][name].fill_(math.nan)
+        with pytest.raises(InputError, match=rf"state of parameter {number} must be finite .got {name}"):
+            optimizer.load_state_dict(loaded)
+        del loaded["state"][number][name]
+        with pytest.raises(InputError, match=rf"state of parameter {number} must hold {name}"):
+            optimizer.load_state_dict(loaded)
+    for nothing in (None, {}, {"state": {}, "param_groups": [3]}):
+        with pytest.raises(InputError, match="state_dict must be that of sw.Muon"):
+            optimizer.load_state_dict(nothing)
+
+
+def test_a_compiled_step_is_a_step():
+    networks = [net(), net()]
+    for network, compiled in zip(networks, (False, True), strict=True):
+        optimizer = Muon(network.parameters(), rest="adamw")
+        step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+        network(torch.ones(2, 3, 4, 4)).square().sum().backward()
+        step()
+    assert same(*(network.parameters() for network in networks), rtol=0, atol=0)
 
 
 # growth of weights
