@@ -307,7 +307,9 @@ def appendix_table(results: dict[str, Result], data: str) -> str:
     return markdown([head, *rows]) if rows else NOTHING
 
 
-def draw(results: dict[str, Result], data: str, rows: Sequence[tuple[str, str]] = FIGURES["speed.png"]) -> Figure | None:
+def draw(
+    results: dict[str, Result], data: str, rows: Sequence[tuple[str, str]] = FIGURES["speed.png"]
+) -> Figure | None:
     """Rows of panels, one panel per loss: a measure over views or seconds. Lines are one seed along its run, points the
     means of final runs; None without runs."""
     shown = _shown(results, data)
@@ -319,7 +321,9 @@ def draw(results: dict[str, Result], data: str, rows: Sequence[tuple[str, str]] 
             for group in (g for g in shown if g.loss == loss):
                 _draw_group(axis, group, measure, _scale(results, group, over))
             axis.set(xscale="log", xlabel=over)
-            axis.set(ylabel=MEASURES[measure] if loss == RACED[0] else "", title=NAMES[loss] if axis in axes[:3] else "")
+            axis.set(
+                ylabel=MEASURES[measure] if loss == RACED[0] else "", title=NAMES[loss] if axis in axes[:3] else ""
+            )
         methods = [m for m in METHODS if any(g.method == m for g in shown)]
         key(figure, [(METHOD_NAMES.get(m, m), {"color": COLORS.get(m, "tab:purple")}) for m in methods])
     return figure

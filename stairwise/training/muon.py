@@ -96,7 +96,9 @@ class Muon(Optimizer):
         if not params:
             raise InputError("params", "must not be empty", None, "give model.parameters()")
         if len({isinstance(item, dict) for item in params}) > 1:
-            raise InputError("params", "must be all groups or all parameters", "both", 'give {"params": [...]} for each')
+            raise InputError(
+                "params", "must be all groups or all parameters", "both", 'give {"params": [...]} for each'
+            )
         defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         defaults |= {"scaling": scaling, "rest": rest, "rest_lr": rest_lr, "betas": betas, "eps": eps, "steps": steps}
         defaults |= {"dtype": dtype, "foreach": foreach}

@@ -260,7 +260,8 @@ def test_the_page_shows_what_was_run(tmp_path, whole):
     assert tables["verdict"].count("\n") == 1 + len(RACED)
     assert "| 0.33 | 0.43 | yes |" in tables["verdict"]
     assert tables["speedrun"] == tables["engine"] == tables["appendix"] == page.NOTHING
-    assert tables["figure"].endswith("(speed.png)") and tables["beside"].endswith("(speed_modes.png)")
+    assert tables["figure"].endswith("(speed.png)")
+    assert tables["beside"].endswith("(speed_modes.png)")
 
 
 def test_seconds_are_drawn_of_methods_that_were_timed(whole):
@@ -271,7 +272,8 @@ def test_seconds_are_drawn_of_methods_that_were_timed(whole):
         figure = page.draw(some, "cifar10", page.FIGURES["speed.png"])
         points.append([len(axis.containers) for axis in figure.axes])
     lengths, others = 4, 3  # Muon's final lengths, and the baselines
-    assert points[0] == 6 * [lengths + others] and points[1] == 3 * [lengths + others] + 3 * [others]
+    assert points[0] == 6 * [lengths + others]
+    assert points[1] == 3 * [lengths + others] + 3 * [others]
 
 
 def test_stored_results_are_those_on_the_page():
