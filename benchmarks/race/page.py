@@ -12,14 +12,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from benchmarks.corpus.page import filled, markdown
 from benchmarks.race import appendix
 from benchmarks.race.entrants import BASELINES, LOSSES, METHODS, RACED
+from benchmarks.race.figures import FIGURES, METHOD_NAMES, NAMES, draw, drawn
 from benchmarks.race.store import Result, Store
 from benchmarks.race.summary import Group, at_equal_modes, groups, seconds_per_step, verdict
-from stairwise.figures.style import key, panels, style
+from stairwise.figures.style import style
 from stairwise.training.recipe import Recipe
 
 RESULTS = Path("docs/results")
@@ -27,20 +26,8 @@ PAGES = ("speed.md", "speedrun.md")
 OTHER = "stl10"  # beside the dataset of most final runs
 NOTHING = "*Not run yet.*"
 UNDECIDED = "*Not decided yet: a verdict needs five seeds. Those so far are in the table of final runs.*"
-NAMES = {"simclr": "SimCLR", "vicreg": "VICReg", "barlow_twins": "Barlow Twins", "frossl": "FroSSL", "plain": "λ = 1"}
-NAMES |= {"fourth_power": "fourth power"}
-METHOD_NAMES = {"sgd": "SGD", "lars": "LARS", "adamw": "AdamW", "muon": "Muon", "precondition": "preconditioned SGD"}
-METHOD_NAMES |= {f"{method}, 4 views": f"{METHOD_NAMES[method]}, 4 views" for method in ("lars", "muon")}
-METHOD_NAMES["muon, decay"] = "Muon with decay"
-COLORS = {"sgd": "0.6", "lars": "0.35", "adamw": "tab:orange", "muon": "tab:blue", "precondition": "tab:green"}
-COLORS |= {"lars, 4 views": "tab:brown", "muon, 4 views": "tab:cyan", "muon, decay": "tab:purple"}
 ALT = "Accuracy over views and over seconds for three losses: runs along their way, means of final runs, their spread"
 ALT_BESIDE = "Nearest neighbours' accuracy, modes in use and effective rank over views, for three losses"
-MEASURES = {"logistic": "accuracy, logistic", "knn": "accuracy, kNN", "grown": "modes in use", "rank": "effective rank"}
-FIGURES = {
-    "speed.png": (("logistic", "views"), ("logistic", "seconds")),
-    "speed_modes.png": (("knn", "views"), ("grown", "views"), ("rank", "views")),
-}
 HALF, SECONDS = 0.5, 0.6  # at most this share of views and of seconds
 
 
@@ -307,49 +294,6 @@ def appendix_table(results: dict[str, Result], data: str) -> str:
     return markdown([head, *rows]) if rows else NOTHING
 
 
-def draw(
-    results: dict[str, Result], data: str, rows: Sequence[tuple[str, str]] = FIGURES["speed.png"]
-) -> Figure | None:
-    """Rows of panels, one panel per loss: a measure over views or seconds. Lines are one seed along its run, points the
-    means of final runs; None without runs."""
-    shown = _shown(results, data)
-    if not shown:
-        return None
-    with style():
-        figure, axes = panels(len(RACED), len(rows), height=2.0)
-        for axis, ((measure, over), loss) in zip(axes, product(rows, RACED), strict=True):
-            for group in (g for g in shown if g.loss == loss):
-                _draw_group(axis, group, measure, _scale(results, group, over))
-            axis.set(xscale="log", xlabel=over)
-            axis.set(
-                ylabel=MEASURES[measure] if loss == RACED[0] else "", title=NAMES[loss] if axis in axes[:3] else ""
-            )
-        methods = [m for m in METHODS if any(g.method == m for g in shown)]
-        key(figure, [(METHOD_NAMES.get(m, m), {"color": COLORS.get(m, "tab:purple")}) for m in methods])
-    return figure
-
-
-def _shown(results: dict[str, Result], data: str) -> list[Group]:
-    return [g for g in groups(results.values()) if g.data == data and g.loss in RACED and g.mean() > 0]
-
-
-def _scale(results: dict[str, Result], group: Group, over: str) -> float | None:
-    """Views per update, or seconds, if they were measured."""
-    if over == "views":
-        return 2.0 * group.runs[0]["batch"]
-    return seconds_per_step(results, group.data, group.loss, group.method)
-
-
-def _draw_group(axis: Any, group: Group, measure: str, scale: float | None) -> None:
-    color, ends, first = COLORS.get(group.method, "tab:purple"), group.ends(measure), group.runs[0]
-    if scale is None or not len(ends):
-        return
-    spread, end = ends.std(ddof=1) if len(ends) > 1 else 0.0, [scale * group.steps]
-    axis.errorbar(end, [ends.mean()], [spread], fmt="o", color=color, markersize=3, capsize=2, linewidth=1)
-    if not first["diverged"]:
-        axis.plot([scale * step for step in first["step"]], first[measure], color=color, linewidth=0.8, alpha=0.6)
-
-
 def _order(group: Group) -> tuple[int, int, int]:
     return list(LOSSES).index(group.loss), list(METHODS).index(group.method), group.steps
 
@@ -387,7 +331,7 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
     files = (folder / name for name in ("engine.json", "engine_large.json"))
     engine, large = (json.loads(stored.read_text()) if stored.is_file() else {} for stored in files)
     data = dataset(results)
-    shown = bool(_shown(results, data))
+    shown = bool(drawn(results, data))
     return {
         **{"verdict": verdict_table(results, data), "baselines": baselines_note(results, data)},
         **{"finals": finals_table(results, data), "trials": trials_table(results, data)},

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.race import appendix, jobs, page, single
+from benchmarks.race import appendix, figures, jobs, page, single
 from benchmarks.race.__main__ import TINY, _name, _options, _plan, _plan_of_queue
 from benchmarks.race.entrants import LOSSES, METHODS, RACED, RaceRun
 from benchmarks.race.images import RaceImages, named_images, read_images
@@ -247,7 +247,7 @@ def test_a_group_with_a_diverged_seed_is_no_winner():
 def test_a_page_without_results_holds_no_numbers(tmp_path):
     for name, table in page.tables(tmp_path).items():
         assert table == ("" if name in ("baselines", "figure", "beside") else page.NOTHING), name
-    assert page.draw({}, "cifar10") is None
+    assert figures.draw({}, "cifar10") is None
 
 
 def test_the_page_shows_what_was_run(tmp_path, whole):
@@ -269,7 +269,7 @@ def test_seconds_are_drawn_of_methods_that_were_timed(whole):
     shared = {key: r | {"alone": r["method"] != "muon"} for key, r in results.items()}
     points = []
     for some in (results, shared):
-        figure = page.draw(some, "cifar10", page.FIGURES["speed.png"])
+        figure = figures.draw(some, "cifar10", figures.FIGURES["speed.png"])
         points.append([len(axis.containers) for axis in figure.axes])
     lengths, others = 4, 3  # Muon's final lengths, and the baselines
     assert points[0] == 6 * [lengths + others]
