@@ -219,8 +219,14 @@ def calls():
         "Run": (lambda folder: sw.Run(folder).records, {"folder": "nowhere"}),
         "advise": (sw.advise, {"t": records, "lam": lam, "clock": None, "level": 1.0, "dimensions": 3}),
         "Clock": (
-            lambda t, step, seconds, planned: sw.Clock(t, step, seconds, planned).seconds_left(5.0),
-            {"t": np.arange(3.0), "step": np.arange(3.0), "seconds": np.arange(3.0), "planned": np.arange(9.0)},
+            lambda t, step, seconds, planned, end: sw.Clock(t, step, seconds, planned, end).seconds_left(5.0),
+            {
+                "t": np.arange(3.0),
+                "step": np.arange(3.0),
+                "seconds": np.arange(3.0),
+                "planned": np.arange(9.0),
+                "end": 9,
+            },
         ),
         "Clock.steps": (clock.steps, {"t": t}),
         "Clock.seconds_left": (clock.seconds_left, {"t": t}),

@@ -62,6 +62,7 @@ class Attachment:
         every: int,
         joined: bool,
         views: Any = None,
+        updates: int | None = None,
     ) -> None:
         optimizer = checked_optimizer(optimizer)
         monitor.load({})  # forget what it saw in an earlier loop
@@ -74,8 +75,10 @@ class Attachment:
         self.tell, self.process = Teller(), os.getpid()
         every = positive_int(every, "every", remedy="write every=50")
         joined, views = flag(joined, "joined"), checked_views(views)
+        if updates is not None:
+            updates = positive_int(updates, "updates", remedy="give the number of updates of the whole run")
         kinds = "-".join(type(module).__name__ for module in modules.all())
-        self.recorder = Recorder(monitor, log, every, RollCall(f"{every}-{kinds}"), self.tell)
+        self.recorder = Recorder(monitor, log, every, RollCall(f"{every}-{kinds}"), self.tell, updates)
         names = {id(module): name for name, module in modules.projectors.items()}
         source = EITHER if modules.automatic else PROJECTOR if names else LOSS if modules.loss is not None else BY_HAND
         self.finder = PairFinder(source, names, views, joined, modules.lines, self._take, self.tell, self._decided)

@@ -5,6 +5,7 @@
 It works with the Trainers of `lightning` and `pytorch_lightning`, whichever is installed.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         log = [folder, *(_Relay(logger, trainer) for logger in trainer.loggers)]
         if self.watch is not None and self.stored is None:
             self.stored = self.watch.state()  # `fit` was called again: continue
-        self.watch = Attachment(self.monitor, modules, optimizer, log, **self.options)
+        self.watch = Attachment(self.monitor, modules, optimizer, log, **self.options, updates=_updates(trainer))
         if self.stored is not None:
             self.watch.load(self.stored)
             self.stored = None
@@ -107,6 +108,17 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
     def _close(self) -> None:
         if self.watch is not None:
             self.watch.close()
+
+
+def _updates(trainer: Any) -> int | None:
+    """Number of updates of the whole training; None if Lightning does not know it or there are several optimizers."""
+    if len(trainer.optimizers) != 1:
+        return None
+    try:
+        updates = float(trainer.estimated_stepping_batches)
+    except Exception:  # it asks the user's own loaders
+        return None
+    return int(updates) if 0 < updates < math.inf else None
 
 
 class _Relay:

@@ -39,7 +39,8 @@ def named_numbers(record: Record) -> dict[str, float]:
 
 
 def _numbers(record: Record) -> dict[str, float]:
-    numbers = {name: value for name, value in record.as_json().items() if isinstance(value, int | float)}
+    known = record.as_json().items()
+    numbers = {name: value for name, value in known if isinstance(value, int | float) and name != "end"}
     for name in ("eigenvalues", "covariance", "normalized", "hidden"):
         values = record.spectrum(name)
         if values is not None:

@@ -32,8 +32,17 @@ WAITING = 4  # number of records that may be queued; while the queue is full, no
 class Recorder:
     """Makes records from the sums of a monitor. `tell` receives warnings; `rollcall` knows the other processes."""
 
-    def __init__(self, monitor: "SpectrumMonitor", log: Any, every: int, rollcall: RollCall, tell: Teller) -> None:
+    def __init__(
+        self,
+        monitor: "SpectrumMonitor",
+        log: Any,
+        every: int,
+        rollcall: RollCall,
+        tell: Teller,
+        updates: int | None = None,
+    ) -> None:
         self.monitor, self.every, self.rollcall, self.tell = monitor, every, rollcall, tell
+        self.updates = updates  # of the whole run, if known
         self.records: list[Record] = []
         self.step, self.t, self.seconds = 0, 0.0, 0.0
         self.began = time.perf_counter()
@@ -122,7 +131,7 @@ class Recorder:
     def _record(self, joint: bool | None = None) -> None:
         joint = self._gathered() if joint is None else joint
         loss, wanted = self._mean_loss(joint), self.monitor.pairs_wanted()  # all collectives come before what may fail
-        record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted)
+        record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted, end=self.updates)
         if self.t == self.last_t:
             self.tell("the learning rate is 0, so t = Σ lr stands still: pages and advice leave out records of equal t")
         self.fresh, self.last_t = False, self.t

@@ -215,6 +215,7 @@ class SpectrumMonitor:
         every: int = 50,
         joined: bool = False,
         views: Any = None,
+        updates: int | None = None,
     ) -> "Attachment":
         """Record a training loop from now on, through hooks on its modules.
 
@@ -237,11 +238,13 @@ class SpectrumMonitor:
             views: None expects two and warns about more. A number says how many global crops come first; the first two
                 are recorded. A function gets (args, kwargs) of the loss, or the output of the projector, and returns
                 (z_a, z_b), or None to leave it out.
+            updates: number of steps of the whole run, so that advice and page know what comes after its end.
         """
         from stairwise.monitor.attachable import Modules
         from stairwise.monitor.hooks import Attachment
 
-        return Attachment(self, Modules.given(loss, projector, backbone), optimizer, log, every, joined, views)
+        modules = Modules.given(loss, projector, backbone)
+        return Attachment(self, modules, optimizer, log, every, joined, views, updates)
 
     def merge(self, other: "SpectrumMonitor") -> None:
         """Add the sums of another monitor, which has seen other pairs."""

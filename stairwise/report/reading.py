@@ -141,6 +141,7 @@ class _Past:
     planned: Floats | None
     dimensions: int
     totals: Floats
+    end: int | None
 
     @classmethod
     def of(cls, records: Sequence[Record], spectrum: str, planned: Floats | None) -> "_Past":
@@ -149,11 +150,12 @@ class _Past:
         level = 1.0 if spectrum == "eigenvalues" else None  # the plateau of a covariance is unknown
         known = seconds if np.isfinite(seconds).all() else None
         d, totals = records[0].size(spectrum) if records else 0, np.array([r.total(spectrum) for r in records])
-        return cls(t, step, known, spectra, Signs.of(records), level, planned, d, totals)
+        end = records[-1].end if records else None
+        return cls(t, step, known, spectra, Signs.of(records), level, planned, d, totals, end)
 
     def clock(self, n: int) -> Clock | None:
         seconds = None if self.seconds is None else self.seconds[:n]
-        return Clock(self.t[:n], self.step[:n], seconds, self.planned) if n > 1 else None
+        return Clock(self.t[:n], self.step[:n], seconds, self.planned, self.end) if n > 1 else None
 
     @cached_property
     def judge(self) -> Judge | None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stairwise.checks import LARGEST, InputError, times, vector
+from stairwise.checks import LARGEST, InputError, number, times, vector
 
 Floats = NDArray[np.float64]
-RECENT = 0.25  # share of the records, at the end, from which the current pace is computed
+RECENT = 0.25  # share of the records, at the end, from which the current speed is computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,17 +19,21 @@ class Clock:
         t, step: of the records, increasing, (T,).
         seconds: of the records, (T,); None if not recorded.
         planned: t after each step of the schedule, (steps,); it is shifted to hold at the last record, because a run
-            that was made longer had other learning rates before. None: assume that the current pace continues.
+            that was made longer had other learning rates before. None: assume that the current learning rate stays.
+        end: the last step of the run; None: unknown.
 
     >>> clock = Clock(np.array([0.0, 1.0, 2.0]), np.array([0.0, 10.0, 20.0]), np.array([0.0, 5.0, 10.0]))
     >>> float(clock.steps(3.0)), float(clock.seconds_left(3.0))
     (30.0, 5.0)
+    >>> float(Clock(np.array([0.0, 1.0]), np.array([0.0, 10.0]), end=25).steps(3.0))  # after the last step
+    inf
     """
 
     t: Floats
     step: Floats
     seconds: Floats | None = None
     planned: Floats | None = None
+    end: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("t", "step", "seconds", "planned"):
@@ -40,11 +44,13 @@ class Clock:
             raise InputError("t, step and seconds", "must have equally many values, at least two", lengths)
         if self.planned is not None and not len(self.planned):
             raise InputError("planned", "must not be empty", "none", "leave it out")
+        if self.end is not None:
+            object.__setattr__(self, "end", number(self.end, "end", least=0))
         if not ((np.diff(self.t) > 0).all() and (np.diff(self.step) >= 0).all()):
             raise InputError("t and step", "must increase", None, "sort the records and drop repeated ones")
 
     def steps(self, t: ArrayLike) -> Floats:
-        """Steps at training times t; infinite after the end of the schedule."""
+        """Steps at training times t; infinite after the end of the run."""
         moments = times(t, "t")
         known = np.interp(moments, self.t, self.step)
         if self.planned is not None:
@@ -53,7 +59,9 @@ class Clock:
             later = np.interp(moments, plan, np.arange(1.0, len(plan) + 1), right=np.inf)
         else:
             with np.errstate(over="ignore", divide="ignore"):  # beyond 1e308 is never
-                later = self.step[-1] + (moments - self.t[-1]) / self._pace(self.t, self.step)
+                later = self.step[-1] + (moments - self.t[-1]) / self._rate()
+        if self.end is not None:
+            later = np.where(later > max(self.end, self.step[-1]), np.inf, later)
         return np.asarray(np.where(moments > self.t[-1], later, known))
 
     def seconds_left(self, t: ArrayLike) -> Floats:
@@ -61,12 +69,16 @@ class Clock:
         ahead = np.maximum(self.steps(t) - self.step[-1], 0.0)
         if self.seconds is None:
             return np.full(np.shape(ahead), np.nan)
-        return np.asarray(ahead * self._pace(self.seconds, self.step))
+        first = min(len(self.step) - 2, int((1 - RECENT) * len(self.step)))
+        return np.asarray(ahead * _slope(self.seconds[first:], self.step[first:]))
 
-    def _pace(self, quantity: Floats, step: Floats) -> float:
-        """Recent change of a quantity per step."""
-        first = min(len(step) - 2, int((1 - RECENT) * len(step)))
-        return float((quantity[-1] - quantity[first]) / max(step[-1] - step[first], 1e-300))
+    def _rate(self) -> float:
+        """The learning rate between the last two records; t is exact, so more records would only be older."""
+        return _slope(self.t[-2:], self.step[-2:])
+
+
+def _slope(quantity: Floats, step: Floats) -> float:
+    return float((quantity[-1] - quantity[0]) / max(step[-1] - step[0], 1e-300))
 
 
 def duration(seconds: float) -> str:

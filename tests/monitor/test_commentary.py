@@ -66,6 +66,26 @@ def test_a_schedule_that_ends_before():
     assert judged(records, planned=moved)[1] == pytest.approx(known, abs=2)
 
 
+def test_a_run_that_ends_before(tmp_path):
+    """Records that know their last step: in words and on the page; one that comes before the end is announced."""
+    for end, announced in ((round(0.8 * STEPS[1]), False), (round(1.3 * STEPS[1]), True)):
+        records, folder = [replace(r, end=end) for r in staircase(100)], RunFolder(tmp_path / str(end))
+        for record in records:
+            folder.write(record)
+        folder.close()
+        advice, step = judged(records)
+        assert (step is not None) == announced
+        assert ("after the end of this run" in advice.evidence[-2] + advice.evidence[-1]) or announced
+        assert str(read_run(tmp_path / str(end)).advice) == str(advice)
+
+
+def test_the_present_rate_counts():
+    """Of a schedule that falls, not the mean rate of the last quarter."""
+    t = np.cumsum(np.r_[0.0, np.geomspace(1.0, 0.01, 40)])
+    clock = sw.Clock(t, np.arange(41.0) * 10)
+    assert clock.steps(t[-1] + 0.01) == pytest.approx(410)
+
+
 def test_little_is_said_of_nothing():
     assert str(judged([])[0]) == "Cannot tell yet. No record has a spectrum so far."
     assert judged(staircase(100)[:3])[0].state == "cannot tell yet"

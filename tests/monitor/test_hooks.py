@@ -68,14 +68,14 @@ def test_one_line_gives_the_spectra(where, joined, tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     place = {"loss": criterion} if where == "loss" else {"projector": model.projector}
     watch = sw.SpectrumMonitor().attach(
-        **place, backbone=model.backbone, optimizer=optimizer, log=tmp_path, every=10, joined=joined
+        **place, backbone=model.backbone, optimizer=optimizer, log=tmp_path, every=10, joined=joined, updates=20
     )
     spy = []
     ordinary_loop(model, criterion, optimizer, joined=joined, spy=spy)
     watch.close()
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
-    assert [r.step for r in records] == [10, 20]
+    assert [(r.step, r.end) for r in records] == [(10, 20), (20, 20)]
     assert records[1].t == pytest.approx(20 * 0.05)
     for record, part in zip(watch.records, (spy[:10], spy[10:]), strict=True):
         eigenvalues, covariance = expected(part)
