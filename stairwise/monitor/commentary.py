@@ -121,4 +121,4 @@ def _clock(records: Sequence[Record], planned: Floats | None) -> Clock | None:
     if len(records) < 2:
         return None
     t, step, seconds = (np.array([r.value(key) for r in records], dtype=np.float64) for key in ("t", "step", "seconds"))
-    return Clock(t, step, seconds if np.isfinite(seconds).all() else None, planned, records[-1].end)
+    return Clock(t, step, seconds if np.isfinite(seconds).all() else None, planned, records[-1].planned_updates)

@@ -64,7 +64,8 @@ class SpectrumTrainerCallback(TrainerCallback or object):  # type: ignore[misc]
             modules = named(parts["model"], self.names, "SpectrumTrainerCallback")
             others = self.log if isinstance(self.log, list | tuple) else [] if self.log is None else [self.log]
             log = [Path(self.folder or args.output_dir), *others]
-            updates = state.max_steps if state.max_steps > 0 else None
+            left = state.max_steps - state.global_step  # this monitor counts from 0, also if the trainer goes on
+            updates = left if left > 0 else None
             self.watch = Attachment(self.monitor, modules, parts.get("optimizer"), log, **self.options, updates=updates)
         except Exception as error:  # the training goes on without a monitor
             self.watch = Attachment(self.monitor, Modules(), None, None, **self.options)  # takes updates by hand

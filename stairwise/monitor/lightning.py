@@ -80,10 +80,12 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
         log = [folder, *(_Relay(logger, trainer) for logger in trainer.loggers)]
         if self.watch is not None and self.stored is None:
             self.stored = self.watch.state()  # `fit` was called again: continue
-        self.watch = Attachment(self.monitor, modules, optimizer, log, **self.options, updates=_updates(trainer))
+        self.watch = Attachment(self.monitor, modules, optimizer, log, **self.options)
         if self.stored is not None:
             self.watch.load(self.stored)
             self.stored = None
+        if pl_module.automatic_optimization and (left := _updates_left(trainer)) is not None:
+            self.watch.recorder.updates = self.watch.step + left
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Finish writing."""
@@ -110,15 +112,15 @@ class SpectrumCallback(Callback or object):  # type: ignore[misc]
             self.watch.close()
 
 
-def _updates(trainer: Any) -> int | None:
-    """Number of updates of the whole training; None if Lightning does not know it or there are several optimizers."""
+def _updates_left(trainer: Any) -> int | None:
+    """Number of updates to come; None if Lightning does not know it, or if there are several optimizers."""
     if len(trainer.optimizers) != 1:
         return None
     try:
-        updates = float(trainer.estimated_stepping_batches)
+        left = float(trainer.estimated_stepping_batches) - trainer.global_step
     except Exception:  # it asks the user's own loaders
         return None
-    return int(updates) if 0 < updates < math.inf else None
+    return int(left) if 0 < left < math.inf else None
 
 
 class _Relay:

@@ -40,7 +40,7 @@ def named_numbers(record: Record) -> dict[str, float]:
 
 def _numbers(record: Record) -> dict[str, float]:
     known = record.as_json().items()
-    numbers = {name: value for name, value in known if isinstance(value, int | float) and name != "end"}
+    numbers = {name: value for name, value in known if isinstance(value, int | float) and name != "planned_updates"}
     for name in ("eigenvalues", "covariance", "normalized", "hidden"):
         values = record.spectrum(name)
         if values is not None:

@@ -131,7 +131,9 @@ class Recorder:
     def _record(self, joint: bool | None = None) -> None:
         joint = self._gathered() if joint is None else joint
         loss, wanted = self._mean_loss(joint), self.monitor.pairs_wanted()  # all collectives come before what may fail
-        record = Record(step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted, end=self.updates)
+        record = Record(
+            step=self.step, t=self.t, seconds=self.elapsed(), loss=loss, wanted=wanted, planned_updates=self.updates
+        )
         if self.t == self.last_t:
             self.tell("the learning rate is 0, so t = Σ lr stands still: pages and advice leave out records of equal t")
         self.fresh, self.last_t = False, self.t

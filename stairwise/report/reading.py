@@ -150,7 +150,7 @@ class _Past:
         level = 1.0 if spectrum == "eigenvalues" else None  # the plateau of a covariance is unknown
         known = seconds if np.isfinite(seconds).all() else None
         d, totals = records[0].size(spectrum) if records else 0, np.array([r.total(spectrum) for r in records])
-        end = records[-1].end if records else None
+        end = records[-1].planned_updates if records else None
         return cls(t, step, known, spectra, Signs.of(records), level, planned, d, totals, end)
 
     def clock(self, n: int) -> Clock | None:

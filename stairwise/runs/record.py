@@ -63,7 +63,7 @@ class Record:
         scatter_diagonal, scatter_symmetric, scatter_plain, scatter_covariance: sampling noise times the batch, as in
             `Spectrum`.
         checkpoint: file of the measured checkpoint.
-        end: number of updates that the whole run will have, if that was known.
+        planned_updates: number of updates of the whole run, if it was known.
         extra: other values by name: accuracies of probes, fields added by other programs.
     """
 
@@ -107,7 +107,7 @@ class Record:
     lidar: float | None = None
     std_of_l2_normalized: float | None = None
     checkpoint: str | None = None
-    end: int | None = None
+    planned_updates: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def value(self, name: str) -> Any:
@@ -168,7 +168,17 @@ class Record:
 
 
 FIELDS = tuple(f.name for f in dataclasses.fields(Record) if f.name != "extra")
-WHOLE = ("step", "samples", "batch", "skipped", "first_skipped", "dimensions", "hidden_dimensions", "wanted", "end")
+WHOLE = (
+    "step",
+    "samples",
+    "batch",
+    "skipped",
+    "first_skipped",
+    "dimensions",
+    "hidden_dimensions",
+    "wanted",
+    "planned_updates",
+)
 NUMBERS = set(FIELDS) - {*SPECTRA, "checkpoint", "leading"}
 
 

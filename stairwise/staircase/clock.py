@@ -20,7 +20,7 @@ class Clock:
         seconds: of the records, (T,); None if not recorded.
         planned: t after each step of the schedule, (steps,); it is shifted to hold at the last record, because a run
             that was made longer had other learning rates before. None: assume that the current learning rate stays.
-        end: the last step of the run; None: unknown.
+        end: the last step of the run; None, or a step that has been passed: unknown.
 
     >>> clock = Clock(np.array([0.0, 1.0, 2.0]), np.array([0.0, 10.0, 20.0]), np.array([0.0, 5.0, 10.0]))
     >>> float(clock.steps(3.0)), float(clock.seconds_left(3.0))
@@ -45,7 +45,7 @@ class Clock:
         if self.planned is not None and not len(self.planned):
             raise InputError("planned", "must not be empty", "none", "leave it out")
         if self.end is not None:
-            object.__setattr__(self, "end", number(self.end, "end", least=0))
+            object.__setattr__(self, "end", number(self.end, "end"))
         if not ((np.diff(self.t) > 0).all() and (np.diff(self.step) >= 0).all()):
             raise InputError("t and step", "must increase", None, "sort the records and drop repeated ones")
 
@@ -60,8 +60,8 @@ class Clock:
         else:
             with np.errstate(over="ignore", divide="ignore"):  # beyond 1e308 is never
                 later = self.step[-1] + (moments - self.t[-1]) / self._rate()
-        if self.end is not None:
-            later = np.where(later > max(self.end, self.step[-1]), np.inf, later)
+        if self.end is not None and self.end > self.step[-1]:
+            later = np.where(later > self.end, np.inf, later)
         return np.asarray(np.where(moments > self.t[-1], later, known))
 
     def seconds_left(self, t: ArrayLike) -> Floats:
@@ -73,8 +73,13 @@ class Clock:
         return np.asarray(ahead * _slope(self.seconds[first:], self.step[first:]))
 
     def _rate(self) -> float:
-        """The learning rate between the last two records; t is exact, so more records would only be older."""
-        return _slope(self.t[-2:], self.step[-2:])
+        """The present learning rate: that between the last two records or, if it goes up and down, a recent mean."""
+        first = np.unique(self.step, return_index=True)[1]
+        recent = first[min(len(first) - 2, int((1 - RECENT) * len(first))) :] if len(first) > 1 else slice(None)
+        t, step = self.t[recent], self.step[recent]
+        turns = np.diff(np.diff(t) / np.maximum(np.diff(step), 1e-300))
+        cyclic = (turns > 0).any() and (turns < 0).any()
+        return _slope(t, step) if cyclic else _slope(t[-2:], step[-2:])
 
 
 def _slope(quantity: Floats, step: Floats) -> float:

@@ -30,7 +30,7 @@ from stairwise.theory.alignment import qr_nonnegative
 Floats = NDArray[np.float64]
 
 GRID = 401  # points of the integral over log s
-SMALLEST = 1e-150  # length of weights; squares of smaller ones vanish
+SMALLEST = 1e-145  # length of weights; squares of smaller ones vanish
 NOISE = 1e-14  # rounding error: of singular values of G relative to ‖U Λ‖, of columns of U relative to ‖U‖
 
 

@@ -23,6 +23,11 @@ from stairwise.training.rest import move_by_adamw, move_by_sgd
 RULES = ("muon", "sgd", "adamw")
 STATES = {"muon": ("momentum_buffer", "length"), "sgd": ("momentum_buffer",)}
 STATES["adamw"] = ("exp_avg", "exp_avg_sq", "step")
+SIGNED = ("momentum_buffer", "exp_avg")  # the other numbers of a state are not negative
+SHAPED = (*SIGNED, "exp_avg_sq")  # of the shape of their parameter; the others are single numbers
+SETTINGS = ("rule", "scaling", "rest", "momentum", "betas", "weight_decay", "eps", "nesterov", "foreach", "steps")
+SETTINGS += ("dtype",)
+OTHER_STATE = "begin with a new state, or use the optimizer that the state is from"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -74,6 +79,7 @@ class Muon(Optimizer):
     """
 
     _skipped: Tensor | None = None
+    _checked: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -129,15 +135,30 @@ class Muon(Optimizer):
         values = {**self.defaults, **group}
         _check_settings(values)
         if isinstance(lr := _rate(values, lr_name), Tensor):
-            check_rate(lr.item(), lr_name, _most(values))
+            _rate({**values, "lr": lr.item()}, lr_name)
         for item in group["params"]:
             _check_parameter(_tensor(item), values["rule"])
         super().add_param_group(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict` of another `sw.Muon` returned; a state that is not finite is refused."""
-        _check_state(state_dict)
-        super().load_state_dict(state_dict)
+        """Take what `state_dict` of another `sw.Muon` returned; a state that cannot be used is refused."""
+        try:
+            super().load_state_dict(state_dict)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError("state_dict", "must be that of sw.Muon", error, OTHER_STATE) from error
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called at the end of `load_state_dict`, and by copies."""
+        defaults = state.get("defaults") or self.defaults
+        for group in state["param_groups"]:
+            if "rule" not in group:
+                raise InputError("state_dict", "must be that of sw.Muon", f"a group with {list(group)}", OTHER_STATE)
+            for name, value in defaults.items():
+                group.setdefault(name, value)  # settings that are younger than the state
+            _check_settings(group)
+            for p in group["params"]:
+                _check_state(state["state"].get(p), p, group["rule"])
+        super().__setstate__(state)
 
     @property
     def skipped(self) -> int:
@@ -162,8 +183,7 @@ class Muon(Optimizer):
             self._skipped = torch.zeros((), device=first)
         usable = _usable([_gradient(p) for p in moving])
         work = [(group, sets) for group in self.param_groups if (sets := _sets(group))]
-        for group, _ in work:
-            _check_settings(group)
+        self._check_changes()
         for good in [_in_range(group) for group, _ in work if isinstance(_rate(group), Tensor)]:
             usable = {device: good_so_far & good.to(device) for device, good_so_far in usable.items()}
         self._skipped.add_(~usable[first])
@@ -171,6 +191,14 @@ class Muon(Optimizer):
             for params in sets:
                 self._move(group, params, usable[params[0].device])
         return loss
+
+    def _check_changes(self) -> None:
+        """Check settings that schedulers or users have changed since the last step. Tensors are not read again."""
+        now = [group[name] for group in self.param_groups for name in SETTINGS]
+        if len(now) != len(self._checked) or any(a is not b for a, b in zip(now, self._checked, strict=True)):
+            for group in self.param_groups:
+                _check_settings(group)
+            self._checked = now
 
     def _move(self, group: dict[str, Any], params: list[Tensor], usable: Tensor) -> None:
         lr = _rate(group)
@@ -197,7 +225,7 @@ class Muon(Optimizer):
         if not new:
             return
         _refuse_recording()
-        names = [name for name in STATES[rule] if name not in ("step", "length")]
+        names = [name for name in STATES[rule] if name in SHAPED]
         for p in new:
             self.state[p] = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names}
             if rule == "adamw":
@@ -226,15 +254,18 @@ class Muon(Optimizer):
 
 
 def _check_settings(group: dict[str, Any]) -> None:
-    """Settings of a group but the learning rate; checked at every step, because schedulers change them."""
+    """Settings of a group but the learning rate."""
     betas = group["betas"]
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise InputError("betas", "must be two numbers", repr(betas), "give (0.9, 0.999)")
     for name, value in (("momentum", group["momentum"]), ("betas", betas[0]), ("betas", betas[1])):
         number(value, name, least=0, below=1)
     number(group["weight_decay"], "weight_decay", least=0)
-    number(group["eps"], "eps", above=0)
     one_of(group["rule"], "rule", RULES)
+    if group["rule"] == "adamw":
+        number(group["eps"], "eps", above=0)
+    else:
+        number(group["eps"], "eps", least=0)
     one_of(group["scaling"], "scaling", SCALINGS)
     one_of(group["rest"], "rest", RULES[1:])
     flag(group["nesterov"], "nesterov")
@@ -244,22 +275,19 @@ def _check_settings(group: dict[str, Any]) -> None:
         raise InputError("dtype", "must be float32, float64 or bfloat16", group["dtype"], "leave it out")
 
 
-def _check_state(loaded: Any) -> None:
-    """A state dict of `Muon`, all of its numbers finite."""
-    groups = loaded.get("param_groups") if isinstance(loaded, dict) else None
-    if not isinstance(groups, list) or not all(isinstance(g, dict) and {"rule", "scaling"} <= g.keys() for g in groups):
-        remedy = "begin with a new state, or use the optimizer that the state is from"
-        raise InputError("state_dict", "must be that of sw.Muon", type(loaded).__name__, remedy)
-    for group in groups:
-        _check_settings(group)
-        for i in group["params"]:
-            state = loaded.get("state", {}).get(i, {})
-            missing = [name for name in STATES[group["rule"]] if name not in state]
-            if state and missing:
-                raise InputError(f"state of parameter {i}", f"must hold {', '.join(missing)}", list(state))
-            bad = [name for name, value in state.items() if not torch.isfinite(torch.as_tensor(value)).all()]
-            if bad:
-                raise InputError(f"state of parameter {i}", "must be finite", bad[0], "load an earlier state")
+def _check_state(state: Any, p: Tensor, rule: str) -> None:
+    """What an earlier step has left for a parameter: complete, of its shape and finite; averages of squares ≥ 0."""
+    if not state:
+        return
+    what = f"state of the parameter of shape {tuple(p.shape)}"
+    for name in STATES[rule]:
+        value = state.get(name) if isinstance(state, dict) else None
+        if not isinstance(value, Tensor):
+            raise InputError(what, f"must hold the tensor {name}", type(value).__name__, OTHER_STATE)
+        if value.shape != (p.shape if name in SHAPED else ()):
+            raise InputError(f"{what}, {name},", "must fit it", f"shape {tuple(value.shape)}", OTHER_STATE)
+        if not value.isfinite().all() or (name not in SIGNED and (value < 0).any()):
+            raise InputError(f"{what}, {name},", "must be finite and possible", None, "load an earlier state")
 
 
 def _refuse_recording() -> None:
@@ -315,7 +343,7 @@ def _rate(group: dict[str, Any], name: str = "lr") -> float | Tensor:
     lr = group["lr"]
     if not isinstance(lr, Tensor):
         lr = check_rate(lr, name, _most(group))
-        if lr * group["weight_decay"] > 1:
+        if lr * group["weight_decay"] > 1 + 1e-6:  # rounding of float32
             remedy = f"weight_decay at most {1 / lr:.3g}"
             raise InputError(f"{name} × weight_decay", "must be at most 1", lr * group["weight_decay"], remedy)
         return lr

@@ -63,7 +63,7 @@ def test_records_of_the_trainer(tmp_path, names, accumulated):
     records, bad = read_log(tmp_path / "metrics.jsonl")
     assert bad == 0
     assert [(r.step, r.t, r.samples) for r in records] == [(4, 0.2, 64 * accumulated), (8, 0.4, 64 * accumulated)]
-    assert [r.end for r in records] == [8, 8]
+    assert [r.planned_updates for r in records] == [8, 8]
     a, b = (torch.cat(z) for z in zip(*watched.seen[4 * accumulated :], strict=True))
     C = (a.T @ b + b.T @ a) / (2 * len(a))
     assert callback.watch.records[1].eigenvalues == pytest.approx(torch.linalg.eigvalsh(C).flip(0).numpy(), abs=1e-6)

@@ -220,7 +220,7 @@ def test_going_on_from_lightnings_checkpoint(package, tmp_path):
         ]
         for name in ("whole", "parts")
     )
-    planned = [[record.pop("end") for record in records] for records in (whole, parts)]
+    planned = [[record.pop("planned_updates") for record in records] for records in (whole, parts)]
     assert whole == parts
     assert planned == [[16] * 4, [8, 8, 16, 16]]
 

@@ -463,6 +463,7 @@ def test_a_learning_rate_that_leaves_its_range_in_a_tensor_skips(lr, which):
         ({"weight_decay": -1}, "weight_decay must be at least 0"),
         ({"weight_decay": 51.0}, "lr × weight_decay must be at most 1 .got 1.02.: weight_decay at most 50"),
         ({"rest": "adamw", "eps": 0.0}, "eps must be greater than 0"),
+        ({"eps": -1.0}, "eps must be at least 0"),
         ({"scaling": "relativ"}, "did you mean 'relative'"),
         ({"rest": "muon"}, "rest is unknown"),
         ({"steps": 0}, "steps must be"),
@@ -551,6 +552,8 @@ def test_a_tensor_of_the_rate_may_not_outgrow_the_decay():
     lr.fill_(0.11)
     assert same(descend(network, optimizer, 1), before, rtol=0, atol=0)
     assert optimizer.skipped == 1
+    with pytest.raises(InputError, match="lr × weight_decay must be at most 1"):
+        Muon(network.parameters(), lr=lr, weight_decay=10.0)
 
 
 @pytest.mark.parametrize(
@@ -568,20 +571,52 @@ def test_a_state_of_another_optimizer_is_refused(other):
 def test_a_damaged_state_is_refused():
     network = net()
     optimizer = Muon(network.parameters(), rest="adamw")
-    descend(network, optimizer, 1)
-    states = optimizer.state_dict()["state"]
-    for name in ("momentum_buffer", "length", "exp_avg_sq"):
-        loaded = deepcopy(optimizer.state_dict())
-        number = next(i for i, state in states.items() if name in state)
-        loaded["state"][number][name].fill_(math.nan)
-        with pytest.raises(InputError, match=rf"state of parameter {number} must be finite .got {name}"):
+    before = descend(network, optimizer, 1)
+    whole = deepcopy(optimizer.state_dict())
+    damages = {
+        "momentum_buffer": lambda x: x.fill_(math.nan),
+        "length": lambda x: x.fill_(-1.0),
+        "exp_avg_sq": lambda x: x.fill_(-1.0),
+        "exp_avg": lambda x: x.resize_(0),
+        "step": lambda x: x.fill_(math.inf),
+    }
+    for name, damage in damages.items():
+        loaded = deepcopy(whole)
+        state = next(state for state in loaded["state"].values() if name in state)
+        damage(state[name])
+        with pytest.raises(InputError, match=rf"state of the parameter of shape .*, {name}, must"):
             optimizer.load_state_dict(loaded)
-        del loaded["state"][number][name]
-        with pytest.raises(InputError, match=rf"state of parameter {number} must hold {name}"):
+        del state[name]
+        with pytest.raises(InputError, match=rf"state of the parameter of shape .* must hold the tensor {name}"):
             optimizer.load_state_dict(loaded)
-    for nothing in (None, {}, {"state": {}, "param_groups": [3]}):
+    for nothing in (None, {}, {"state": {}, "param_groups": [3, 3]}, whole | {"state": None}):
         with pytest.raises(InputError, match="state_dict must be that of"):
             optimizer.load_state_dict(nothing)
+    assert same(network.parameters(), before, rtol=0, atol=0)
+    optimizer.load_state_dict(whole)  # nothing that was refused has left a trace
+    descend(network, optimizer, 1)
+
+
+def test_states_that_are_not_refused():
+    """One without a setting that came later, one of before the first step, and one that a hook converts."""
+    network = net()
+    optimizer = Muon(network.parameters(), momentum=0.5)
+    fresh = deepcopy(optimizer.state_dict())
+    descend(network, optimizer, 1)
+    older = deepcopy(optimizer.state_dict())
+    for group in older["param_groups"]:
+        del group["nesterov"]
+    for state in (fresh, older):
+        other = Muon(net().parameters())
+        other.load_state_dict(state)
+        assert [group["nesterov"] for group in other.param_groups] == [True, True]
+    theirs = torch.optim.SGD(network.parameters()).state_dict()
+    other = Muon(net().parameters())
+    other.register_load_state_dict_pre_hook(
+        lambda _, given: older if given["param_groups"][0].get("dampening") == 0 else None
+    )
+    other.load_state_dict(theirs)
+    assert [group["momentum"] for group in other.param_groups] == [0.5, 0.5]
 
 
 def test_a_compiled_step_is_a_step():
