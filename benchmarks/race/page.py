@@ -7,7 +7,7 @@ A table without results says so and holds no numbers.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -102,15 +102,24 @@ def finals_table(results: dict[str, Result], data: str, start: str = "standard")
 def lost_table(results: dict[str, Result], data: str) -> str:
     """Muon against the best baseline: accuracy with the same number of modes in use."""
     rows = []
+    for loss, slow, muon in compared(results, data):
+        same = [f"{n} modes: {100 * a:.1f}, {100 * b:.1f}" for n, a, b in at_equal_modes(slow, muon)]
+        rows.append([NAMES[loss], f"{muon.steps}, {slow.steps}", "; ".join(same)])
+    head = ["loss", "updates of Muon, of the baseline", "baseline, Muon at equal modes"]
+    return markdown([head, *rows]) if rows else NOTHING
+
+
+def compared(results: dict[str, Result], data: str) -> Iterator[tuple[str, Group, Group]]:
+    """The loss, the best baseline and Muon, for each length of Muon: the baseline's is the next that is not shorter."""
     for loss in RACED:
         found = verdict(results, data, loss)
         if found is None:
             continue
-        for muon in (g for g in groups(results.values()) if (g.data, g.loss, g.method) == (data, loss, "muon")):
-            same = [f"{n} modes: {100 * a:.1f}, {100 * b:.1f}" for n, a, b in at_equal_modes(found.baseline, muon)]
-            rows.append([NAMES[loss], muon.steps, "; ".join(same)])
-    head = ["loss", "Muon's updates", "baseline, Muon at equal modes"]
-    return markdown([head, *rows]) if rows else NOTHING
+        both = [g for g in groups(results.values()) if (g.data, g.loss) == (data, loss)]
+        slow = [g for g in both if g.method == found.baseline.method]
+        for muon in (g for g in both if g.method == "muon"):
+            longer = [g for g in slow if g.steps >= muon.steps]
+            yield loss, min(longer, key=lambda g: g.steps, default=found.baseline), muon
 
 
 def transfer_table(results: dict[str, Result], data: str) -> str:

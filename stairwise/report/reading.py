@@ -70,7 +70,7 @@ class Reading:
         return self.ahead if self.ahead and len(self.ahead.modes) and not over else None
 
     def steps(self, t: Floats) -> Floats:
-        """Step numbers at times t; infinite after the end of the schedule."""
+        """Step numbers at times t; infinite after the end of the run."""
         return self.clock.steps(t) if self.clock else np.interp(t, self.t, self.step)
 
     @property

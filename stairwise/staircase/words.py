@@ -72,7 +72,7 @@ REMEDIES = {
     "still": "Check that the optimizer has the network's parameters and that the learning rate is not far too small.",
     "falls": "The loss falls all the same, so the network learns: look again later.",
     "all in use": "Stop, or use a larger d.",
-    "no more": "Stop here, or choose d near {learned}; a larger batch may carry more.",
+    "no more": "Stop here, or choose d near {learned}; a larger batch may carry more dimensions.",
 }
 COLLAPSES = {
     "zero": "variance",

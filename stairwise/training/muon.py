@@ -25,8 +25,19 @@ STATES = {"muon": ("momentum_buffer", "length"), "sgd": ("momentum_buffer",)}
 STATES["adamw"] = ("exp_avg", "exp_avg_sq", "step")
 SIGNED = ("momentum_buffer", "exp_avg")  # the other numbers of a state are not negative
 SHAPED = (*SIGNED, "exp_avg_sq")  # of the shape of their parameter; the others are single numbers
-SETTINGS = ("rule", "scaling", "rest", "momentum", "betas", "weight_decay", "eps", "nesterov", "foreach", "steps")
-SETTINGS += ("dtype",)
+SETTINGS = (
+    "rule",
+    "scaling",
+    "rest",
+    "momentum",
+    "betas",
+    "weight_decay",
+    "eps",
+    "nesterov",
+    "steps",
+    "dtype",
+    "foreach",
+)
 OTHER_STATE = "begin with a new state, or use the optimizer that the state is from"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 

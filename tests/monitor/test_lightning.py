@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import re
 import warnings
 
@@ -223,6 +224,28 @@ def test_going_on_from_lightnings_checkpoint(package, tmp_path):
     planned = [[record.pop("planned_updates") for record in records] for records in (whole, parts)]
     assert whole == parts
     assert planned == [[16] * 4, [8, 8, 16, 16]]
+
+
+def test_the_end_of_a_second_training(package, tmp_path):
+    """The records go on where the first training ended, and so does the number of updates that are planned."""
+    callback = lightning.SpectrumCallback(loss="criterion", every=4, folder=tmp_path)
+    for _ in range(2):
+        fit(package, tmp_path, 8, [callback])
+    assert [(r.step, r.planned_updates) for r in callback.watch.records] == [(12, 16), (16, 16)]
+
+
+@pytest.mark.parametrize(("optimizers", "left"), [(1, 13), (2, None), (0, None)])
+def test_how_many_updates_are_left(package, optimizers, left):
+    class Known:
+        estimated_stepping_batches, global_step = 20, 7
+
+    class Unknown(Known):
+        estimated_stepping_batches = math.inf
+
+    for kind, expected in ((Known, left), (Unknown, None)):
+        trainer = kind()
+        trainer.optimizers = [None] * optimizers
+        assert lightning._updates_left(trainer) == expected
 
 
 @pytest.mark.parametrize(
