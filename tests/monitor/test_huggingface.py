@@ -1,6 +1,7 @@
 """The callback in Hugging Face's Trainer; skipped if transformers is not installed."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,6 +69,17 @@ def test_records_of_the_trainer(tmp_path, names, accumulated):
     C = (a.T @ b + b.T @ a) / (2 * len(a))
     assert callback.watch.records[1].eigenvalues == pytest.approx(torch.linalg.eigvalsh(C).flip(0).numpy(), abs=1e-6)
     assert (records[1].hidden is None) == ("projector" in names)
+
+
+@pytest.mark.libraries
+@pytest.mark.skipif(not INSTALLED, reason="needs transformers and accelerate")
+@pytest.mark.parametrize(("done", "all_of_them", "planned"), [(0, 8, 8), (5, 8, 3), (0, -1, None)])
+def test_a_trainer_that_goes_on_plans_fewer_updates(tmp_path, done, all_of_them, planned):
+    model, callback = Model(), huggingface.SpectrumTrainerCallback(folder=tmp_path)
+    state = SimpleNamespace(max_steps=all_of_them, global_step=done)
+    callback.on_train_begin(None, state, None, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert callback.watch.recorder.updates == planned
+    callback.watch.close()
 
 
 @pytest.mark.libraries
