@@ -38,6 +38,7 @@ SETTINGS = (
     "dtype",
     "foreach",
 )
+MOST_DECAY = 1 + 1e-6  # share of the weights that decays in a step, with room for rounding in float32
 OTHER_STATE = "begin with a new state, or use the optimizer that the state is from"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -298,7 +299,12 @@ def _check_state(state: Any, p: Tensor, rule: str) -> None:
         if value.shape != (p.shape if name in SHAPED else ()):
             raise InputError(f"{what}, {name},", "must fit it", f"shape {tuple(value.shape)}", OTHER_STATE)
         if not value.isfinite().all() or (name not in SIGNED and (value < 0).any()):
-            raise InputError(f"{what}, {name},", "must be finite and possible", None, "load an earlier state")
+            raise InputError(
+                f"{what}, {name},",
+                "must be finite" + (name not in SIGNED) * " and not negative",
+                None,
+                "load an earlier state",
+            )
 
 
 def _refuse_recording() -> None:
@@ -354,7 +360,7 @@ def _rate(group: dict[str, Any], name: str = "lr") -> float | Tensor:
     lr = group["lr"]
     if not isinstance(lr, Tensor):
         lr = check_rate(lr, name, _most(group))
-        if lr * group["weight_decay"] > 1 + 1e-6:  # rounding of float32
+        if lr * group["weight_decay"] > MOST_DECAY:
             remedy = f"weight_decay at most {1 / lr:.3g}"
             raise InputError(f"{name} × weight_decay", "must be at most 1", lr * group["weight_decay"], remedy)
         return lr
@@ -366,7 +372,7 @@ def _rate(group: dict[str, Any], name: str = "lr") -> float | Tensor:
 def _in_range(group: dict[str, Any]) -> Tensor:
     """Whether the learning rate of a group, a tensor, is one that `_rate` would accept as a number."""
     lr = group["lr"].reshape(())
-    return (lr >= 0) & (lr <= _most(group)) & (lr * group["weight_decay"] <= 1)
+    return (lr >= 0) & (lr <= _most(group)) & (lr * group["weight_decay"] <= MOST_DECAY)
 
 
 def _gradient(p: Tensor) -> Tensor:
