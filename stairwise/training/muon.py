@@ -8,11 +8,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stairwise.checks import InputError, flag, number, one_of, positive_int
+from stairwise.checks import InputError
+from stairwise.training.muon_checks import (
+    OTHER_STATE,
+    SETTINGS,
+    SHAPED,
+    STATES,
+    check_parameter,
+    check_settings,
+    check_state,
+)
 from stairwise.training.newton_schulz import (
     LARGEST,
     LONGEST,
-    SCALINGS,
     check_rate,
     descend,
     largest_rate,
@@ -20,27 +28,7 @@ from stairwise.training.newton_schulz import (
 )
 from stairwise.training.rest import move_by_adamw, move_by_sgd
 
-RULES = ("muon", "sgd", "adamw")
-STATES = {"muon": ("momentum_buffer", "length"), "sgd": ("momentum_buffer",)}
-STATES["adamw"] = ("exp_avg", "exp_avg_sq", "step")
-SIGNED = ("momentum_buffer", "exp_avg")  # the other numbers of a state are not negative
-SHAPED = (*SIGNED, "exp_avg_sq")  # of the shape of their parameter; the others are single numbers
-SETTINGS = (
-    "rule",
-    "scaling",
-    "rest",
-    "momentum",
-    "betas",
-    "weight_decay",
-    "eps",
-    "nesterov",
-    "steps",
-    "dtype",
-    "foreach",
-)
 MOST_DECAY = 1 + 1e-6  # share of the weights that decays in a step, with room for rounding in float32
-OTHER_STATE = "begin with a new state, or use the optimizer that the state is from"
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 class Muon(Optimizer):
@@ -56,9 +44,10 @@ class Muon(Optimizer):
 
     A step with a gradient that is not finite (or longer than 1e18), or with a learning rate in a tensor that has left
     its range, changes nothing and is counted in `skipped`. Other settings out of their range are refused, also during
-    training, and so is a state that is not finite. Nothing waits for the device, so the step can be recorded in
-    a CUDA graph after one ordinary step; make `lr` a tensor on the device to change it afterwards. Under data
-    parallelism (DDP) all processes take the same step; sharded parameters (FSDP) are not supported.
+    training, and so is a state that is not finite. Nothing waits for the device if settings other than lr are plain
+    numbers, so the step can be recorded in a CUDA graph after one ordinary step; make `lr` a tensor on the device to
+    change it afterwards. Under data parallelism (DDP) all processes take the same step; sharded parameters (FSDP) are
+    not supported.
 
     Arguments:
         params: parameters, named parameters or groups, as for other optimizers. A group is divided by the number of
@@ -145,11 +134,11 @@ class Muon(Optimizer):
 
     def _add_checked(self, group: dict[str, Any], lr_name: str = "lr") -> None:
         values = {**self.defaults, **group}
-        _check_settings(values)
+        check_settings(values)
         if isinstance(lr := _rate(values, lr_name), Tensor):
             _rate({**values, "lr": lr.item()}, lr_name)
         for item in group["params"]:
-            _check_parameter(_tensor(item), values["rule"])
+            check_parameter(_tensor(item), values["rule"])
         super().add_param_group(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -167,9 +156,9 @@ class Muon(Optimizer):
                 raise InputError("state_dict", "must be that of sw.Muon", f"a group with {list(group)}", OTHER_STATE)
             for name, value in defaults.items():
                 group.setdefault(name, value)  # settings that are younger than the state
-            _check_settings(group)
+            check_settings(group)
             for p in group["params"]:
-                _check_state(state["state"].get(p), p, group["rule"])
+                check_state(state["state"].get(p), p, group["rule"])
         super().__setstate__(state)
 
     @property
@@ -209,7 +198,7 @@ class Muon(Optimizer):
         now = [group[name] for group in self.param_groups for name in SETTINGS]
         if len(now) != len(self._checked) or any(a is not b for a, b in zip(now, self._checked, strict=True)):
             for group in self.param_groups:
-                _check_settings(group)
+                check_settings(group)
             self._checked = now
 
     def _move(self, group: dict[str, Any], params: list[Tensor], usable: Tensor) -> None:
@@ -265,48 +254,6 @@ class Muon(Optimizer):
         descend(weights, along, rate, group["scaling"], lengths, steps=group["steps"], dtype=group["dtype"])
 
 
-def _check_settings(group: dict[str, Any]) -> None:
-    """Settings of a group but the learning rate."""
-    betas = group["betas"]
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise InputError("betas", "must be two numbers", repr(betas), "give (0.9, 0.999)")
-    for name, value in (("momentum", group["momentum"]), ("betas", betas[0]), ("betas", betas[1])):
-        number(value, name, least=0, below=1)
-    number(group["weight_decay"], "weight_decay", least=0)
-    one_of(group["rule"], "rule", RULES)
-    if group["rule"] == "adamw":
-        number(group["eps"], "eps", above=0)
-    else:
-        number(group["eps"], "eps", least=0)
-    one_of(group["scaling"], "scaling", SCALINGS)
-    one_of(group["rest"], "rest", RULES[1:])
-    flag(group["nesterov"], "nesterov")
-    flag(group["foreach"], "foreach")
-    positive_int(group["steps"], "steps", most=99)
-    if group["dtype"] not in (None, *DTYPES):
-        raise InputError("dtype", "must be float32, float64 or bfloat16", group["dtype"], "leave it out")
-
-
-def _check_state(state: Any, p: Tensor, rule: str) -> None:
-    """What an earlier step has left for a parameter: complete, of its shape and finite; averages of squares ≥ 0."""
-    if not state:
-        return
-    what = f"state of the parameter of shape {tuple(p.shape)}"
-    for name in STATES[rule]:
-        value = state.get(name) if isinstance(state, dict) else None
-        if not isinstance(value, Tensor):
-            raise InputError(what, f"must hold the tensor {name}", type(value).__name__, OTHER_STATE)
-        if value.shape != (p.shape if name in SHAPED else ()):
-            raise InputError(f"{what}, {name},", "must fit it", f"shape {tuple(value.shape)}", OTHER_STATE)
-        if not value.isfinite().all() or (name not in SIGNED and (value < 0).any()):
-            raise InputError(
-                f"{what}, {name},",
-                "must be finite" + (name not in SIGNED) * " and not negative",
-                None,
-                "load an earlier state",
-            )
-
-
 def _refuse_recording() -> None:
     """A recording must not make state, because each replay would make it anew."""
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -331,24 +278,6 @@ def as_matrix(x: Tensor, like: Tensor) -> Tensor:
         return x
     ordered = x if like.is_contiguous() else x.movedim(1, -1)  # channels-last
     return ordered.view(len(x), -1) if x.stride() == like.stride() else ordered.reshape(len(x), -1)
-
-
-def _check_parameter(p: Tensor, rule: str) -> None:
-    what = f"parameter of shape {tuple(p.shape)}"
-    if p.dtype not in DTYPES:
-        remedy = "keep float32 weights, and compute in half precision with torch.autocast"
-        raise InputError(what, "must be float32, float64 or bfloat16", p.dtype, remedy)
-    if p.is_sparse:
-        raise InputError(what, "must not be sparse", p.layout, "convert it with .to_dense()")
-    if rule != "muon":
-        return
-    if p.ndim < 2:
-        raise InputError(
-            what, "must have two or more axes for muon", p.ndim, 'give its group the rule "sgd" or "adamw"'
-        )
-    dense = p.ndim == 2 or p.is_contiguous() or p.movedim(1, -1).is_contiguous()
-    if not dense:
-        raise InputError(what, "must be contiguous or channels-last", p.stride(), "call .contiguous() on it")
 
 
 def _most(group: dict[str, Any]) -> float:

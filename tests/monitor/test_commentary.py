@@ -94,7 +94,7 @@ def test_of_a_rate_that_goes_up_and_down_the_mean_counts():
 
 
 @pytest.mark.parametrize("end", [-1, 0, 7, 1e300])
-def test_an_end_that_cannot_be_is_ignored(end, tmp_path):
+def test_an_end_that_cannot_be_is_ignored(end):
     """It was passed, or another program means something else."""
     records = staircase(100)
     line = records[-1].as_json() | {"planned_updates": end}
