@@ -11,9 +11,10 @@ ResNet-50 at 96 px, both with batch 256. Every row is timed in turn, in each of 
   serial   muon with its stacks one after the other, on one stream
   equal    muon that stacks equal shapes only, without padding
   naive    muon with one Newton–Schulz iteration after the other, as usually written
+  sw.Muon  the optimizer for anybody's loop, recorded with the rest of the step
 
-`cost` is 1 − time of none / time of the row; `alone` is the update alone, recorded too. `sw.Muon` is timed alone in an
-ordinary loop, without recording. The last line is JSON.
+`cost` is 1 − time of none / time of the row; `alone` is the update alone, recorded too. `sw.Muon` is also timed alone
+in an ordinary loop, without recording. The last line is JSON.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from stairwise.training.graph import Recorded
 from stairwise.training.loop import Trainer
 from stairwise.training.recipe import Recipe
 
-ROWS = ("none", "sgd", "lars", "muon", "fixed", "serial", "equal", "naive")
+ROWS = ("none", "sgd", "lars", "muon", "fixed", "serial", "equal", "naive", "sw.Muon")
 BASE = Recipe(
     data="photos", views="barlow", hidden=[512], d=128, batch=256, optimizer="lars", lr=1e-3, lr_bias=1e-3, steps=10
 )
@@ -78,7 +79,7 @@ def variant(row):
         "equal": lambda: patch.object(newton_schulz, "PADDING", 0.0),
         "naive": lambda: patch.object(optimizer, "descend", descend_one_by_one),
     }
-    kind = row if row in ("sgd", "lars") else "muon"
+    kind = {"sgd": "sgd", "lars": "lars", "sw.Muon": "sgd"}.get(row, "muon")
     scaling = "fixed" if row == "fixed" else "relative"
     return {"optimizer": kind, "scaling": scaling}, patches.get(row, nullcontext)
 
@@ -95,7 +96,15 @@ def prepared(recipe, row, device, folder):
     trainer.optimizer.lr.fill_(1e-4)
     x_a, x_b = trainer.material.pairs.fixed(torch.arange(recipe.batch))
     if row == "none":
-        trainer.optimizer.step = lambda: trainer.optimizer.gradient.norm()
+        trainer.optimizer.step = trainer.optimizer.gradient.norm
+    if row == "sw.Muon":
+        ours = sw.Muon(trainer.network.parameters(), lr=torch.full((), 1e-4, device=device))
+
+        def step():
+            ours.step()
+            return trainer.optimizer.gradient.norm()  # as the recipe's optimizers do
+
+        trainer.optimizer.step = step
     take, update = recorded(trainer.step, device), recorded(trainer.optimizer.step, device)
     with patched():  # recordings keep what was patched
         for _ in range(5 if device.type == "cuda" else 1):

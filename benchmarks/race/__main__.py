@@ -53,7 +53,7 @@ def main() -> None:
         if not run_teams(rules, store, images, deadline, options.device, options.team):
             raise SystemExit(3)
     elif options.jobs == 1:
-        run_here(parts, store, images, deadline, options.device)
+        run_here(parts, store, images, deadline, options.device, alone=not options.shared)
     else:
         run_jobs(parts, store, images, deadline, options.device, options.jobs)
     results = store.results()
@@ -71,6 +71,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--queue", action="store_true", help="the parts of left.py, one after the other")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run that would not end in this time")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once; their seconds are not compared")
+    parser.add_argument("--shared", action="store_true", help="other programs use the machine: no seconds, no clocks")
     parser.add_argument("--team", type=int, default=1, help="runs at once in one graph; their seconds are not compared")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-file", type=Path, nargs="+", help=".npz files of images")

@@ -48,6 +48,10 @@ def _next(parts: Sequence[Rules], store: Store, deadline: float, busy: set[RaceR
     return None
 
 
+def _without_clocks(parts: Sequence[Rules]) -> list[Rules]:
+    return [replace(rules, stages=tuple(s for s in rules.stages if s != "clock")) for rules in parts]
+
+
 def _timed(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: bool, device: str) -> Result | None:
     """The result of a run; None if it fails for another reason than divergence, which must not end the race."""
     from benchmarks.race.single import race
@@ -65,12 +69,16 @@ def _timed(run: RaceRun, images: RaceImages, changes: dict[str, Any], alone: boo
     return result
 
 
-def run_here(parts: Sequence[Rules], store: Store, images: RaceImages, deadline: float, device: str) -> None:
-    """One run after the other; of several races, all with the same changes to their recipes, the first comes first."""
+def run_here(
+    parts: Sequence[Rules], store: Store, images: RaceImages, deadline: float, device: str, alone: bool = True
+) -> None:
+    """One run after the other; of several races, all with the same changes to their recipes, the first comes first. If
+    other programs use the machine, clocks are left out."""
     failed: set[RaceRun] = set()
+    parts = parts if alone else _without_clocks(parts)
     gc.freeze()  # what is loaded by now stays, and need not be searched for garbage after every run
-    while run := _next(parts, store, deadline, failed, alone=True):
-        result = _timed(run, images, parts[0].changes, True, device)
+    while run := _next(parts, store, deadline, failed, alone):
+        result = _timed(run, images, parts[0].changes, alone, device)
         if result is None:
             failed.add(run)
         else:
@@ -120,7 +128,7 @@ def _work(
 def run_jobs(parts: Sequence[Rules], store: Store, images: RaceImages, deadline: float, device: str, jobs: int) -> None:
     """As `run_here`, with several processes that are kept busy. Clocks need the machine alone and are left out. If a
     process dies, the others end their runs, which are stored."""
-    parts = [replace(rules, stages=tuple(s for s in rules.stages if s != "clock")) for rules in parts]
+    parts = _without_clocks(parts)
     context = multiprocessing.get_context("spawn")
     orders, done = context.Queue(), context.Queue()
     with tempfile.TemporaryDirectory() as folder:
