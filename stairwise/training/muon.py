@@ -2,6 +2,7 @@ r"""Muon for any training loop: matrices and filters move along the polar factor
 AdamW, in one `torch.optim.Optimizer`. `optimizer = "muon"` in recipes shares its steps (`newton_schulz.descend`)."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stairwise.checks import InputError
+from stairwise.training.graph import in_parallel
 from stairwise.training.muon_checks import (
     OTHER_STATE,
     SETTINGS,
@@ -182,15 +184,17 @@ class Muon(Optimizer):
         if self._skipped is None:
             _refuse_recording()
             self._skipped = torch.zeros((), device=first)
-        usable = _usable([_gradient(p) for p in moving])
-        work = [(group, sets) for group in self.param_groups if (sets := _sets(group))]
+        sets = [(group, params) for group in self.param_groups for params in _sets(group)]
+        gradients = [_gradients(params, group["rule"]) for group, params in sets]
+        usable = _usable(gradients)
         self._check_changes()
-        for good in [_in_range(group) for group, _ in work if isinstance(_rate(group), Tensor)]:
-            usable = {device: good_so_far & good.to(device) for device, good_so_far in usable.items()}
-        self._skipped.add_(~usable[first])
-        for group, sets in work:
-            for params in sets:
-                self._move(group, params, usable[params[0].device])
+        for good in _in_range([group for group, _ in sets]):
+            usable = {device: so_far & good.to(device) for device, so_far in usable.items()}
+        moves = [
+            partial(self._move, *one, gradient, usable[gradient.device])
+            for one, gradient in zip(sets, gradients, strict=True)
+        ]
+        in_parallel([*moves, partial(_count, self._skipped, usable[first])])
         return loss
 
     def _check_changes(self) -> None:
@@ -201,27 +205,23 @@ class Muon(Optimizer):
                 check_settings(group)
             self._checked = now
 
-    def _move(self, group: dict[str, Any], params: list[Tensor], usable: Tensor) -> None:
+    def _move(self, group: dict[str, Any], params: list[Tensor], gradient: Tensor, usable: Tensor) -> None:
+        """Move parameters that are handled together; `gradient` is a copy of theirs, as one vector."""
         lr = _rate(group)
         device = params[0].device
         rate = torch.full((), lr, device=device) if isinstance(lr, float) else lr.reshape(()).to(device, torch.float32)
         rate = torch.where(usable, rate, 0.0)
+        gradient.masked_fill_(~usable, 0.0)
         self._begin(group["rule"], params)
-        states = [self.state[p] for p in params]
         if group["rule"] == "muon":
-            self._move_matrices(group, params, states, rate, usable)
+            self._move_matrices(group, params, gradient, rate, usable)
         else:
-            gradients = _cleaned([cast(Tensor, p.grad) for p in params], usable)
+            parts = [part.view(p.shape) for part, p in zip(_parts(gradient, params), params, strict=True)]
             move = move_by_sgd if group["rule"] == "sgd" else move_by_adamw
-            move(params, gradients, states, rate, usable, group)
+            move(params, parts, [self.state[p] for p in params], rate, usable, group)
 
     def _begin(self, rule: str, params: list[Tensor]) -> None:
-        """Make the state of parameters that have none, and give momenta the memory order of their parameters."""
-        for p in params:
-            v = self.state[p].get("momentum_buffer")
-            if v is not None and v.stride() != p.stride():  # loaded from a model of another memory format, for example
-                _refuse_recording()
-                self.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(v)
+        """Make the state of parameters that have none."""
         new = [p for p in params if not self.state[p]]
         if not new:
             return
@@ -235,23 +235,32 @@ class Muon(Optimizer):
             for p, length in zip(new, start_lengths([as_matrix(p, p) for p in new]), strict=True):
                 self.state[p]["length"] = length.to(p.dtype)  # torch loads states in the format of the parameter
 
+    def _momenta(self, params: list[Tensor]) -> Tensor:
+        """The momenta of matrices as one vector, which takes fewer and faster operations than many tensors.
+
+        If they do not lie one after the other in memory, as after `load_state_dict`, they are moved there."""
+        states = [self.state[p] for p in params]
+        momenta = [state["momentum_buffer"] for state in states]
+        joined = _joined([_in_order(v, p) for v, p in zip(momenta, params, strict=True)])
+        if joined is None:
+            _refuse_recording()
+            joined = torch.cat([_in_order(v, p).reshape(-1) for v, p in zip(momenta, params, strict=True)])
+            for state, part, p in zip(states, _parts(joined, params), params, strict=True):
+                state["momentum_buffer"] = _shaped(part, p)
+        return joined
+
     def _move_matrices(
-        self, group: dict[str, Any], params: list[Tensor], states: list[dict[str, Tensor]], rate: Tensor, usable: Tensor
+        self, group: dict[str, Any], params: list[Tensor], gradient: Tensor, rate: Tensor, usable: Tensor
     ) -> None:
-        m = group["momentum"]
+        m, v = group["momentum"], self._momenta(params)
+        v.lerp_(gradient, usable.to(v.dtype) * (1 - m))
+        along = gradient.lerp_(v, m) if group["nesterov"] else v
         weights = [as_matrix(p, p) for p in params]
-        updates = _cleaned([as_matrix(cast(Tensor, p.grad), p) for p in params], usable)
-        momenta = [as_matrix(state["momentum_buffer"], p) for state, p in zip(states, params, strict=True)]
-        torch._foreach_mul_(momenta, torch.where(usable, m, 1.0))
-        torch._foreach_add_(momenta, updates, alpha=1 - m)
-        if group["nesterov"]:
-            torch._foreach_mul_(updates, 1 - m)
-            torch._foreach_add_(updates, momenta, alpha=m)
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["weight_decay"] * rate)
-        lengths = [state["length"] for state in states]
-        along = updates if group["nesterov"] else momenta
-        descend(weights, along, rate, group["scaling"], lengths, steps=group["steps"], dtype=group["dtype"])
+        updates = [part.view(w.shape) for part, w in zip(_parts(along, params), weights, strict=True)]
+        lengths = [self.state[p]["length"] for p in params]
+        descend(weights, updates, rate, group["scaling"], lengths, steps=group["steps"], dtype=group["dtype"])
 
 
 def _refuse_recording() -> None:
@@ -269,6 +278,11 @@ def _sets(group: dict[str, Any]) -> list[list[Tensor]]:
     return list(sets.values())
 
 
+def _in_order(x: Tensor, like: Tensor) -> Tensor:
+    """x with its axes in the memory order of the parameter `like`: channels come last if they do there."""
+    return x if like.ndim < 3 or like.is_contiguous() else x.movedim(1, -1)
+
+
 def as_matrix(x: Tensor, like: Tensor) -> Tensor:
     """View x as (out, rest), with columns in the memory order of the parameter `like`; copy x if its own order differs.
 
@@ -276,8 +290,32 @@ def as_matrix(x: Tensor, like: Tensor) -> Tensor:
     """
     if like.ndim == 2:
         return x
-    ordered = x if like.is_contiguous() else x.movedim(1, -1)  # channels-last
+    ordered = _in_order(x, like)
     return ordered.view(len(x), -1) if x.stride() == like.stride() else ordered.reshape(len(x), -1)
+
+
+def _shaped(part: Tensor, like: Tensor) -> Tensor:
+    """View a part of a vector in the shape of a parameter, and in its memory order: the inverse of `_in_order`."""
+    if like.ndim < 3 or like.is_contiguous():
+        return part.view(like.shape)
+    return part.view(len(like), *like.shape[2:], like.shape[1]).movedim(-1, 1)
+
+
+def _parts(vector: Tensor, params: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The parts of a vector that belong to each parameter."""
+    return vector.split([p.numel() for p in params])
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
+    """One vector over tensors that lie one after the other in the same memory; None if they do not."""
+    first, total = tensors[0], 0
+    start, memory = first.storage_offset(), first.untyped_storage().data_ptr()
+    for x in tensors:
+        here = x.untyped_storage().data_ptr() == memory and x.storage_offset() == start + total
+        if not here or not x.is_contiguous():
+            return None
+        total += x.numel()
+    return first.as_strided((total,), (1,))
 
 
 def _most(group: dict[str, Any]) -> float:
@@ -298,10 +336,22 @@ def _rate(group: dict[str, Any], name: str = "lr") -> float | Tensor:
     return lr
 
 
-def _in_range(group: dict[str, Any]) -> Tensor:
-    """Whether the learning rate of a group, a tensor, is one that `_rate` would accept as a number."""
-    lr = group["lr"].reshape(())
-    return (lr >= 0) & (lr <= _most(group)) & (lr * group["weight_decay"] <= MOST_DECAY)
+def _in_range(groups: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """Whether learning rates that are tensors are such that `_rate` would accept them as numbers, one flag per
+    tensor."""
+    most: dict[int, tuple[Tensor, float]] = {}
+    for group in groups:
+        if isinstance(lr := _rate(group), Tensor):
+            decay = group["weight_decay"]
+            bound = min(_most(group), MOST_DECAY / decay if decay else LARGEST)
+            most[id(lr)] = lr.reshape(()), min(bound, most.get(id(lr), (lr, bound))[1])
+    return [lr.clamp(0.0, bound) == lr for lr, bound in most.values()]  # false for NaN
+
+
+def _gradients(params: Sequence[Tensor], rule: str) -> Tensor:
+    """A copy of the gradients as one vector; those of matrices are in the memory order of their parameters."""
+    given = [(_gradient(p), p) for p in params]
+    return torch.cat([(_in_order(g, p) if rule == "muon" else g).reshape(-1) for g, p in given])
 
 
 def _gradient(p: Tensor) -> Tensor:
@@ -316,10 +366,10 @@ def _usable(gradients: Sequence[Tensor]) -> dict[torch.device, Tensor]:
     """Whether the length of all gradients is finite and below 1e18, as a tensor on each of their devices."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:
-        by_device.setdefault(gradient.device, []).append(gradient)
-    flags = {
-        d: torch.stack([n.float() for n in torch._foreach_norm(gs)]).norm() < LONGEST for d, gs in by_device.items()
-    }
+        kind = torch.promote_types(gradient.dtype, torch.float32)
+        length = torch.linalg.vector_norm(gradient, dtype=kind).float()
+        by_device.setdefault(gradient.device, []).append(length)
+    flags = {device: torch.stack(lengths).norm() < LONGEST for device, lengths in by_device.items()}
     if len(flags) > 1:
         first = gradients[0].device
         joint = torch.stack([usable.to(first) for usable in flags.values()]).all()
@@ -327,11 +377,8 @@ def _usable(gradients: Sequence[Tensor]) -> dict[torch.device, Tensor]:
     return flags
 
 
-def _cleaned(gradients: Sequence[Tensor], usable: Tensor) -> list[Tensor]:
-    """A copy of the gradients, or zeros if they are not usable."""
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).masked_fill_(~usable, 0.0)
-    parts = flat.split([gradient.numel() for gradient in gradients])
-    return [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
+def _count(skipped: Tensor, usable: Tensor) -> None:
+    skipped.add_(~usable)
 
 
 def _tensor(item: Any) -> Tensor:

@@ -531,6 +531,18 @@ def test_on_a_cpu_nothing_is_channels_last(tmp_path):
     trainer.close()
 
 
+def test_without_channels_last_views_are_laid_out_as_usual(tmp_path):
+    """On a GPU views are channels-last, and one such tensor is enough for all convolutions after it."""
+    trainer = Trainer(replace(TINY, channels_last=False), tmp_path, CPU)
+    views = trainer.material.pairs.fixed(torch.arange(4))
+    seen = []
+    trainer.objective.register_forward_pre_hook(lambda _, given: seen.extend(given))
+    trainer.step(*(x.contiguous(memory_format=torch.channels_last) for x in views), measure=False)
+    assert len(seen) == 2
+    assert all(x.is_contiguous() for x in seen)
+    trainer.close()
+
+
 def test_leftovers_of_killed_writers_are_swept(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / ".step-0000000004-abc.safetensors").write_bytes(b"half")

@@ -102,6 +102,47 @@ def test_one_after_the_other_is_the_same():
         assert same(descend(a, together), descend(b, apart), atol=1e-6)
 
 
+def momenta_lie_together(optimizer):
+    group = next(group for group in optimizer.param_groups if group["rule"] == "muon")
+    momenta = [optimizer.state[p]["momentum_buffer"] for p in group["params"]]
+    ends = [v.data_ptr() + v.numel() * v.element_size() for v in momenta]
+    return [v.data_ptr() for v in momenta[1:]] == ends[:-1]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_momenta_are_moved_together_again_after_loading(channels_last):
+    a, b = net(channels_last), net(channels_last)
+    ours, other = Muon(a.parameters()), Muon(b.parameters())
+    descend(a, ours, 2)
+    assert momenta_lie_together(ours)
+    saved = ours.state_dict()
+    saved["state"] = {k: {name: x.contiguous().clone() for name, x in s.items()} for k, s in saved["state"].items()}
+    b.load_state_dict(a.state_dict())
+    other.load_state_dict(saved)
+    assert not momenta_lie_together(other)
+    assert same(descend(b, other, 3), descend(a, ours, 3), rtol=0, atol=0)
+    assert momenta_lie_together(other)
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        assert torch.equal(ours.state[p]["momentum_buffer"], other.state[q]["momentum_buffer"])
+
+
+def test_gradients_may_come_and_go():
+    """Then momenta of another set of matrices are moved together."""
+    found = []
+    for foreach in (True, False):
+        network = net()
+        optimizer = Muon(network.parameters(), foreach=foreach, weight_decay=0.1)
+        for i in range(6):
+            network.zero_grad()
+            torch.manual_seed(i)
+            network(torch.randn(4, 3, 4, 4)).square().mean().backward()
+            for without in network[0::5][: i % 3]:  # of the first and the last layer, or of the first, or none
+                without.weight.grad = None
+            optimizer.step()
+        found.append([p.detach().clone() for p in network.parameters()])
+    assert same(*found, atol=1e-6)
+
+
 # groups
 
 
@@ -413,11 +454,12 @@ def test_large_constant_steps_do_not_diverge(scaling, lr):
     assert skipped == 0
 
 
+@pytest.mark.filterwarnings("ignore:vicreg:stairwise.checks.RunWarning")  # the embeddings may overflow
 def test_steps_relative_to_the_present_length_would_diverge():
     """So the length at the start is the right one: w grows, then its steps, then w."""
     losses, skipped = vicreg_losses(0.1, current=True)
     assert skipped
-    assert max(losses[:100]) > 1e3 or not math.isfinite(losses[-1])
+    assert losses[-1] > 1e3 or not math.isfinite(losses[-1])
 
 
 @pytest.mark.filterwarnings("ignore:vicreg:stairwise.checks.RunWarning")  # the embeddings may overflow
