@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,7 +11,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from stairwise.figures.staircase import draw_loss, draw_spectrum
-from stairwise.figures.style import MEASURED, PREDICTED, mode_colors, panels
+from stairwise.figures.style import MEASURED, PREDICTED, WIDTH, mode_colors, panels
 
 THIN = {**MEASURED, "linewidth": 1.1}  # for dozens of curves per panel
 RISEN, WAITING = 0.02, "#c9ced6"  # modes that never reach this fraction of the largest eigenvalue are grey
@@ -98,50 +99,87 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
     return figure
 
 
-def draw_layers(columns: Sequence[tuple[str, NDArray, NDArray, NDArray, str]]) -> Figure:
-    """One column per (name, times, eigenvalues of embeddings, of representations, name of the first matrix)."""
-    figure, axes = panels(len(columns), rows=2, height=2.2)
-    for c, (name, t, z, h, of) in enumerate(columns):
-        for ax, lam, what in ((axes[c], z, of), (axes[len(columns) + c], h, "Cov h")):
-            _draw_spectra(ax, Course(name, t, t, lam, what), lam.shape[1], log=True)
-        axes[c].set_title(name)
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """Embeddings and representations of one run to draw.
+
+    Attributes:
+        name: name of the run.
+        times: t = Σ lr, (T,).
+        z, h: eigenvalues of the embeddings and of the representations, (T, k).
+        of: name of the matrix that has the eigenvalues z.
+        around: shares of z and of h along new modes at the records around each step, (K, records); None: not known.
+    """
+
+    name: str
+    times: NDArray
+    z: NDArray
+    h: NDArray
+    of: str
+    around: tuple[NDArray, NDArray] | None = None
+
+
+def draw_layers(runs: Sequence[Layers]) -> Figure:
+    """One row per run: eigenvalues of z, of h and, where they are known, shares along new modes around the steps."""
+    columns = 3 if any(run.around for run in runs) else 2
+    figure, axes = panels(columns, rows=len(runs), height=2.0)
+    for i, run in enumerate(runs):
+        row = axes[columns * i : columns * (i + 1)]
+        for ax, lam, what in zip(row, (run.z, run.h), (run.of, "Cov h"), strict=False):
+            _draw_spectra(ax, Course(run.name, run.times, run.times, lam, what), lam.shape[1], log=True)
+        row[0].set_title(run.name)
+        if run.around:
+            _draw_around(row[2], *run.around)
+        elif columns == 3:
+            row[2].set_visible(False)
     return figure
+
+
+def _draw_around(ax: Axes, z: NDArray, h: NDArray) -> None:
+    """Shares around the steps: one thin line per step for h, and the medians of both."""
+    reach = h.shape[1] // 2
+    x = np.arange(-reach, reach + 1)
+    ax.plot(x, h.T, color=WAITING, linewidth=0.7)
+    for shares, name, color in ((z, "z", "#1b4a7a"), (h, "h", "#c08a2d")):
+        ax.plot(x, np.nanmedian(shares, axis=0), **{**MEASURED, "color": color}, label=name)
+    ax.set(xlabel="records from the step", ylabel="share along new mode", xlim=(-reach, reach), ylim=(0, 2))
+    ax.legend(loc="upper left")
 
 
 def draw_apart(
     runs: Mapping[str, tuple[NDArray, NDArray]], numbers: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> Figure:
     """Top: relative variances (T, k) over time, one panel per run. Below: one panel per number, one dot per seed."""
-    columns = max(len(runs), len(numbers))
-    figure, axes = panels(columns, rows=2, height=2.2)
-    for ax, (name, (t, x)) in zip(axes, runs.items(), strict=False):
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    parts: Any = figure.subfigures(2, 1)
+    top, bottom = parts
+    for ax, (name, (t, x)) in zip(top.subplots(1, len(runs), squeeze=False)[0], runs.items(), strict=True):
         for j, color in reversed(list(enumerate(mode_colors(x.shape[1])))):
             ax.plot(t, x[:, j], **{**THIN, "color": color})
         ax.axhline(0.5, **PREDICTED)
         ax.set(xscale="log", yscale="log", title=name, xlabel="time $t$ = Σ lr", ylabel="λ / typical variance")
         ax.minorticks_off()
-    for ax, (name, values) in zip(axes[columns:], numbers.items(), strict=False):
+    for ax, (name, values) in zip(bottom.subplots(1, len(numbers), squeeze=False)[0], numbers.items(), strict=True):
         for i, seeds in enumerate(values.values()):
             ax.plot(np.full(len(seeds), i), seeds, "o", color="#1b4a7a", alpha=0.7)
         ax.set(title=name, xlim=(-0.5, len(values) - 0.5), ylim=(0, None))
         ax.set_xticks(range(len(values)), [title.replace(" ", "\n", 1) for title in values])
-    for ax in [*axes[len(runs) : columns], *axes[columns + len(numbers) :]]:
-        ax.set_visible(False)
     return figure
 
 
 def draw_probes(methods: Sequence[tuple[str, dict[str, list[NDArray]]]]) -> Figure:
     """Two panels per method: name and, by kind of initialization, [progress, grown modes, accuracy]."""
-    figure, axes = panels(2, rows=len(methods), height=2.3)
-    colors = ("#1b4a7a", "#c08a2d", "#8c3b52")
+    figure, axes = panels(2, rows=len(methods), height=2.6)
+    colors = ("#1b4a7a", "#c08a2d", "#8c3b52", "#4f8a5b", "#7a6aa8")
     for (name, curves), left, right in zip(methods, axes[::2], axes[1::2], strict=True):
-        for (kind, (x, modes, y)), color in zip(curves.items(), colors, strict=False):
-            look = {**MEASURED, "linewidth": 1.6, "color": color, "marker": "o", "markersize": 3}
+        for i, (kind, (x, modes, y)) in enumerate(curves.items()):
+            look = {**MEASURED, "linewidth": 1.6, "color": colors[i % len(colors)], "marker": "o", "markersize": 3}
             left.plot(x, 100 * y, **look, label=kind)
             right.plot(modes, 100 * y, **look)
         left.set(xlabel="share of the training", ylabel="probe accuracy in %", title=name)
         right.set(xlabel="grown modes", ylabel="probe accuracy in %", xlim=(0, None))
-    axes[0].legend(title="initialization", loc="lower right")
+    most = max(axes[::2], key=lambda ax: len(ax.lines))
+    most.legend(title="initialization", loc="lower right")
     return figure
 
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from stairwise.checks import InputError
-from stairwise.figures.training import draw_layers
+from stairwise.figures.training import Layers, draw_layers
 from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
@@ -210,18 +210,14 @@ def table(arrays: Arrays) -> Table:
 
 
 def draw(arrays: Arrays) -> Figure:
-    return draw_layers(
-        [
-            (
-                TITLES[m],
-                arrays[f"{m}.z.t"],
-                arrays[f"{m}.z.lam"],
-                arrays[f"{m}.h.lam"],
-                "C" if m.startswith("bt") else "Cov z",
-            )
-            for m in trained.methods_in(arrays)
-        ]
-    )
+    return draw_layers([_layers(arrays, m) for m in trained.methods_in(arrays)])
+
+
+def _layers(arrays: Arrays, method: str) -> Layers:
+    t, z = arrays[f"{method}.z.t"], arrays[f"{method}.z.lam"]
+    of = "C" if method.startswith("bt") else "Cov z"
+    around = along(arrays, method).around() if f"{method}.share.h" in arrays else None
+    return Layers(TITLES[method], t, z, arrays[f"{method}.h.lam"], of, around)
 
 
 def page(arrays: Arrays) -> Page:

@@ -1,8 +1,9 @@
 """Is SimCLR more stepwise than Barlow Twins and VICReg at standard initialization? A footnote of the paper says so.
 
-    stairwise reproduce sharpness                          nine runs of 3200 updates, CIFAR-10, not yet trained
+    stairwise reproduce sharpness                          nine runs of 3200 updates, CIFAR-10, five minutes on one H200
     stairwise reproduce sharpness --set methods=simclr     one method alone; --store FOLDER --join adds it
-    stairwise reproduce sharpness --set control=true       also SimCLR with VICReg's optimizer, three more runs
+    stairwise reproduce sharpness --set control=lars,warm  also SimCLR with VICReg's optimizer, and with a warm-up
+    stairwise reproduce sharpness --set seeds=1 --set run_seed=2      the third seed alone
     stairwise reproduce sharpness --smoke                  seconds on a CPU, photographs; its numbers mean nothing
 
 "We found that SimCLR showed noticeably more apparent stepwise behavior in the standard case …, with steps visible even
@@ -13,17 +14,18 @@ defined before any of these runs was made (`stairwise.staircase.separation`): th
 and the next one, and how much faster the loss falls while modes rise. Neither depends on the scale of the loss or of
 the embedding, and the first not on time at all. They are taken of C after batch norm for Barlow Twins and of the
 centred covariance for the others, as in Fig. 3. The paper's claim holds for a number if the lowest of SimCLR's seeds is
-above the highest of the other method's. Three predictions on the means over seeds are judged beside it
+above the highest of the other method's. Predictions on the means over seeds are judged beside it
 (docs/results/sharpness.md).
 """
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, one_of
 from stairwise.figures.training import draw_apart
 from stairwise.paper import trained
 from stairwise.paper.fig3 import SPECTRA
@@ -35,23 +37,24 @@ from stairwise.staircase.separation import Separation, loss_contrast, relative_v
 from stairwise.staircase.steps import FEWEST, detect_steps
 from stairwise.table import Table
 
-CONTROL = "simclr-lars"
-TITLES = trained.METHODS | {CONTROL: "SimCLR with LARS"}
+CONTROLS = {"lars": "SimCLR with LARS", "warm": "SimCLR with a warm-up"}
+TITLES = trained.METHODS | {f"simclr-{control}": title for control, title in CONTROLS.items()}
 NUMBERS = {"gap": "gap", "contrast": "contrast of the loss"}
 TWICE, ALIKE = 2.0, 1.5  # predicted: SimCLR's gap is at least twice the others'; less than this factor is "hardly"
-MODES, RECORDS = 32, 320  # that are stored of each run
+MODES, RECORDS = 28, 320  # that are stored of each run
 SMOKE = {"seeds": 1}
 ALT = "Relative eigenvalues over time, standard initialization, and the gap and the contrast of every run."
 
 
 @dataclass(frozen=True)
 class Config(trained.RunsConfig):
-    """E3, E5 and E7 of the paper; seeds: number of runs per method; control: also SimCLR with VICReg's optimizer."""
+    """E3, E5 and E7 of the paper; seeds: number of runs per method; control: also SimCLR with VICReg's optimizer
+    ("lars"), with an epoch of warm-up ("warm") or both ("lars,warm")."""
 
-    kinds = ("-standard", "-standard-lars", trained.STANDARD)
+    kinds = ("-standard", *(f"-standard-{control}" for control in CONTROLS), trained.STANDARD)
     data: str = "cifar10"
     seeds: int = 3
-    control: bool = False
+    control: str = ""
 
     def source(self) -> str:
         return " ".join(trained.RunsConfig.source(one) for one in _by_seed(self))
@@ -69,17 +72,18 @@ def _kind(config: Config) -> str:
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    if config.control and _kind(config) == trained.STANDARD:
+    controls = [one_of(name.strip(), "control", CONTROLS) for name in config.control.split(",") if name.strip()]
+    if controls and _kind(config) == trained.STANDARD:
         raise InputError("control", "needs data=cifar10 and no smoke", config.data, "leave it out")
     runs: dict[str, Run] = {}
     every = _by_seed(config)
     share = 1 / len(every)
     for i, one in enumerate(every):
-        middle = (i + (0.75 if config.control else 1)) * share
-        found = trained.obtain(one, _kind(config), progress, (i * share, middle))
-        if config.control:
+        parts = np.linspace(i * share, (i + 1) * share, 2 + len(controls))
+        found = trained.obtain(one, _kind(config), progress, (parts[0], parts[1]))
+        for control, span in zip(controls, pairwise(parts[1:]), strict=True):
             only = replace(one, methods="simclr")
-            found[CONTROL] = trained.obtain(only, "-standard-lars", progress, (middle, (i + 1) * share))["simclr"]
+            found[f"simclr-{control}"] = trained.obtain(only, f"-standard-{control}", progress, span)["simclr"]
         runs |= {f"{method} {one.run_seed}": run for method, run in found.items()}
     arrays = trained.about(runs)
     for name, run in runs.items():
@@ -149,9 +153,13 @@ def _predictions(arrays: Arrays) -> list[Claim]:
         low, high = sorted((gap["bt"], gap["vicreg"]))
         text = "predicted: gaps of Barlow Twins and VICReg, larger over smaller"
         claims.append(Claim.at_most(text, _ratio(high, low), ALIKE))
-    if {"simclr", CONTROL} <= gap.keys():
-        text = "predicted: gap of SimCLR over that of SimCLR with LARS"
-        claims.append(Claim.at_most(text, _ratio(gap["simclr"], gap[CONTROL]), ALIKE))
+    for control, title in CONTROLS.items():
+        if {"simclr", f"simclr-{control}"} <= gap.keys():
+            text = f"predicted: gap of SimCLR over that of {title}"
+            ratio = _ratio(gap["simclr"], gap[f"simclr-{control}"])
+            claims.append(
+                Claim.at_most(text, ratio, ALIKE) if control == "lars" else Claim.at_least(text, ratio, TWICE)
+            )
     return claims
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, vector
-from stairwise.staircase.events import Events, share_events
+from stairwise.staircase.events import Events, places_of, share_events
 from stairwise.staircase.steps import Steps
 
 Floats = NDArray[np.float64]
@@ -43,6 +43,18 @@ class Shares:
     def correlation(self) -> float:
         """Of the changes of both shares from record to record; the median over steps."""
         return float(np.median([_correlation(x, y) for x, y in zip(self.z.T, self.h.T, strict=True)]))
+
+    def around(self, reach: int = 12) -> tuple[Floats, Floats]:
+        """Shares of z and of h at the `reach` records before and after each step, relative to their mean in the latter,
+        (K, 2 reach + 1) each; nan where there is no record."""
+        middle = np.round(places_of(self.t, self.times)).astype(int) + 1  # the first record after the step
+        rows = middle[:, None] + np.arange(-reach, reach + 1)
+        inside = (rows >= 0) & (rows < len(self.t))
+        columns = np.arange(len(middle))[:, None]
+        both = [np.where(inside, x[rows.clip(0, len(self.t) - 1), columns], np.nan) for x in (self.z, self.h)]
+        later = [np.nanmean(x[:, reach:], axis=1, keepdims=True) for x in both]
+        z, h = (np.asarray(x / np.maximum(mean, 1e-300)) for x, mean in zip(both, later, strict=True))
+        return z, h
 
 
 def shares_along(t: ArrayLike, z: ArrayLike, h: ArrayLike, steps: Steps) -> Shares:

@@ -55,13 +55,15 @@ def test_sharper_runs_are_found(tmp_path, sharper):
     if sharper:
         for seed in (0, 1):
             standard(runs, "simclr-standard-lars", seed, 1.2)
-        controlled = run("sharpness", tmp_path, settings | {"control": True})
+        controlled = run("sharpness", tmp_path, settings | {"control": "lars"})
         values = sharpness.numbers(controlled.arrays, "gap")
         assert max(values["simclr-lars"]) < min(values["simclr"])
         assert len(sharpness.table(controlled.arrays).rows) == 8
         (third,) = (c for c in controlled.claims if c.text.endswith("SimCLR with LARS") and "predicted" in c.text)
         assert third.measured > sharpness.ALIKE
         assert not third.holds
+        with pytest.raises(InputError, match="control"):
+            run("sharpness", tmp_path, settings | {"control": "adam"})
 
 
 def gaps(monkeypatch, **by_method):
@@ -84,6 +86,9 @@ def test_the_three_predictions(monkeypatch):
     assert not gaps(monkeypatch, **right | {"vicreg": [0.3]})[second], "they differ"
     assert not gaps(monkeypatch, **right | {"simclr-lars": [0.5]})[third], "the reason is the optimizer"
     assert gaps(monkeypatch, **right | {"simclr-lars": [3.0]})[third], "as large, or larger"
+    fourth = "gap of SimCLR over that of SimCLR with a warm-up"
+    assert gaps(monkeypatch, simclr=[2.0], **{"simclr-warm": [0.9]}) == {fourth: True}
+    assert gaps(monkeypatch, simclr=[2.0], **{"simclr-warm": [1.1]}) == {fourth: False}
     assert gaps(monkeypatch, **right | {"bt": [0.0]})[first[0]], "no mode rises: any gap is larger"
     assert not gaps(monkeypatch, simclr=[0.0], bt=[0.0])[first[0]]
     assert gaps(monkeypatch, simclr=[1.0]) == {}, "one method alone"
@@ -96,8 +101,8 @@ def test_the_page_says_what_is_judged():
     assert f"differ by a factor of {sharpness.ALIKE:g} at most" in page
 
 
-def test_twelve_noisy_runs_can_be_stored(tmp_path):
-    """Three seeds of three methods and the control, whose digits cannot be compressed."""
+def test_fifteen_noisy_runs_can_be_stored(tmp_path):
+    """Three seeds of three methods and the controls, whose digits cannot be compressed."""
     rng = np.random.default_rng(0)
 
     class Noisy:
