@@ -7,10 +7,10 @@
     stairwise reproduce fig1cd --smoke            seconds on a CPU, photographs; its numbers mean nothing
 
 Trained on 9000 of STL-10's 13,000 labelled images (docs/results/stl10.md); the paper used 105,000. Expected: the loss
-falls from d in steps, and the eigenvalues of C rise one after another: nine of them, fewer than the ten we require, and
-thirteen at twice the rate. Predicted before those runs: 17 to 19 grown modes at four times the rate, 23 to 29 at eight
-times. `detect_steps` finds the steps in C and in the centred covariance; in the paper the latter
-are sometimes sharper. Images not trained on have as many grown modes.
+falls from d in steps, and the eigenvalues of C rise one after another: nine of them, fewer than the ten we require,
+thirteen at twice the rate, 15 at four times (17 to 19 were predicted) and 20 at eight times (23 to 29). `detect_steps`
+finds the steps in C and in the centred covariance; in the paper the latter are sometimes sharper. Images not trained on
+have as many grown modes.
 """
 
 from dataclasses import dataclass

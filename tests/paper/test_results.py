@@ -194,6 +194,15 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
         assert all(arrays[f"{r}C.grown"][0] - arrays[f"{r}covariance.grown"][0] == 1 for r in ("", "fast "))
         rows = steps_table(arrays, {"C": "C", "fast C": "C, twice the rate"}).rows
         assert len(rows) == 9 + 13
+        for kind in ("x4", "x8"):
+            *first, last = (f"{t:.0f}" for t in steps_of(arrays, f"{kind} C").times)
+            assert f"{', '.join(first)} and {last}" in page
+        ninth = [f"{steps_of(arrays, f'{kind}C').times[8]:,.0f}" for kind in ("", "fast ", "x4 ", "x8 ")]
+        assert f"the ninth step comes at {', '.join(ninth[:3])} and {ninth[3]}" in page
+        counts = [arrays[f"{kind}C.grown"][0] for kind in ("", "x8 ")]
+        assert (
+            f"from 9 to 20 modes in eight times the t it is t^{np.log(counts[1] / counts[0]) / np.log(8):.2f}" in page
+        )
         for run, steps, next_one in (("C", 9, 0.005), ("fast C", 13, 0.02)):
             lam = arrays[f"{run}.lam"]
             passed = [int(np.argmax(lam[:, j] > 0.5)) for j in range(steps)]
@@ -216,12 +225,19 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
         assert f"they differ by {max(pairs):.1f} points at most" in page
         twelve = 100 * arrays["bt.fast.accuracy"][modes[2] == 12]
         assert f"from {twelve[0]:.1f} to {twelve.max():.1f} % while twelve modes have grown" in page
+        ends = [100 * arrays[f"bt.{kind}.accuracy"][-1] for kind in ("fast", "x4", "x8")]
+        assert "{:.1f}, {:.1f} and {:.1f} % at two, four and eight times the rate".format(*ends) in page
+        fifteen = [100 * arrays[f"bt.{kind}.accuracy"][arrays[f"bt.{kind}.grown"] == 15] for kind in ("x8", "x4")]
+        text = "at eight times the rate 15 modes go with {} %, at four times with {} %"
+        assert text.format(*(f"{found.min():.1f} to {found.max():.1f}" for found in fifteen)) in page
         early = 100 * float(arrays["bt.standard.accuracy"][0])
         assert f"{modes[0][0]} modes after a twentieth of the training, with {early:.1f} %" in page
     else:
         rows = module.table(arrays).rows
     if name == "fig5":
         rows += fig5.events_table(arrays).rows
+        held = [np.median(np.nanmean(fig5.along(arrays, m).around()[1][:, :9], axis=1)) for m in ("bt-x4", "bt-x8")]
+        assert held == pytest.approx([1 / 3, 1 / 2], abs=0.02), "a third to a half, says the page"
         few, many = (steps_of(arrays, f"{m}.h").rise_times for m in ("bt", "bt-fast"))
         assert (len(few), len(many)) == (4, 8)
         assert f"rise times of {few.min():.0f} to {few.max():.0f}, and eight in the second" in page
@@ -233,7 +249,8 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
 def test_grown_modes_on_images_not_trained_on():
     page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
     small = load_arrays(RESULTS / "fig1cd.npz")
-    found = (load_arrays(RESULTS / "fig3.npz")["bt-unseen"], small["unseen"], small["fast unseen"])
+    kinds = ("", "fast ", "x4 ", "x8 ")
+    found = (load_arrays(RESULTS / "fig3.npz")["bt-unseen"], *(small[f"{kind}unseen"] for kind in kinds))
     for of, *runs in zip(("C", "the centred covariance"), *found, strict=True):
         (row,) = (line for line in page.splitlines() if line.startswith(f"| grown modes of {of},"))
         assert row.endswith("".join(f" | {a}, {b}" for a, b in runs) + " |")
@@ -245,7 +262,8 @@ def test_scores_at_the_end_of_the_stl10_runs():
     (row,) = (line.split(" | ") for line in page.splitlines() if line.startswith("| at the end"))
     about = [load_arrays(RESULTS / f"{name}.npz")["about"] for name in ("fig3", "fig1cd", "stl10-bt-d50")]
     runs = [one for text in about for one in json.loads(str(text)).values()]
-    assert [one["recipe"] for one in runs] == ["stl10-bt", "stl10-bt-small", "stl10-bt-small-fast", "stl10-bt-d50"]
+    names = [one["recipe"].removeprefix("stl10-bt") for one in runs]
+    assert names == ["", "-small", "-small-fast", "-small-x4", "-small-x8", "-d50"]
     for one, cell in zip(runs, (*row[1:], page), strict=True):
         loss, knn, logistic = (one["end"][k] for k in ("loss", "knn", "logistic"))
         assert f"loss {loss:.1f}" in cell
@@ -269,8 +287,10 @@ def test_numbers_in_the_index():
     assert f"correlation {whole[0]:.2f}, without the opening {later[0]:.2f} ({chance})" in index
     chance = f"({fast[1]:.2f} and {fast_later[1]:.2f})"
     assert f"at twice the rate {fast[0]:.2f} and {fast_later[0]:.2f} {chance}" in index
-    steps = [len(steps_of(load_arrays(RESULTS / "fig1cd.npz"), name)) for name in ("C", "fast C")]
-    assert steps == [9, 13], "nine and thirteen, says the index"
+    assert f"{100 * gaps[2]:.1f} at four and eight times" in index
+    stored = load_arrays(RESULTS / "fig1cd.npz")
+    steps = [len(steps_of(stored, f"{kind}C")) for kind in ("", "fast ", "x4 ", "x8 ")]
+    assert steps == [9, 13, 15, 20], "says the index"
 
 
 @pytest.mark.slow

@@ -94,6 +94,17 @@ def test_the_three_predictions(monkeypatch):
     assert gaps(monkeypatch, simclr=[1.0]) == {}, "one method alone"
 
 
+def test_numbers_on_the_page():
+    page = (RESULTS / "sharpness.md").read_text(encoding="utf-8").replace("\n", " ")
+    arrays = load_arrays(RESULTS / "sharpness.npz")
+    for row in sharpness.table(arrays).rows:
+        assert f"| {' | '.join(row)} |" in page
+    gap = {method: np.mean(values) for method, values in sharpness.numbers(arrays, "gap").items()}
+    words = "the next one is {simclr:.1f} decades below it; Barlow Twins has {bt:.1f} and VICReg {vicreg:.2f}"
+    assert words.format(**gap) in page
+    assert f"SimCLR's gap is {gap['simclr-lars']:.2f} instead of {gap['simclr']:.1f}" in page
+
+
 def test_the_page_says_what_is_judged():
     page = (RESULTS / "sharpness.md").read_text(encoding="utf-8").replace("\n", " ")
     assert "at least twice that of each other method" in page

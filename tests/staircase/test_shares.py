@@ -48,6 +48,22 @@ def test_coupled():
         assert found.h[last, j] > 2 * found.h[first, j]
 
 
+def test_around_the_steps():
+    """Relative to what comes after, at records before and after, nan where the run has none."""
+    t, z, h, steps = simulated(STEPS)
+    found = shares_along(t, z, h, steps)
+    around_z, around_h = found.around(reach=8)
+    assert around_z.shape == around_h.shape == (len(STEPS), 17)
+    for shares in (around_z, around_h):
+        assert np.nanmean(shares[:, 8:], axis=1) == pytest.approx(1)
+        assert (np.nanmedian(shares[1:, :4], axis=1) < 0.6).all()  # the first mode is all that z has at first
+    at = int(np.searchsorted(t, STEPS[1]))
+    assert around_h[1, 8] / around_h[1, 9] == pytest.approx(found.h[at, 1] / found.h[at + 1, 1])
+    beyond = found.around(reach=len(t))[1]
+    assert np.isnan(beyond[:, 0]).all()
+    assert np.isfinite(beyond).sum() == len(STEPS) * len(t)
+
+
 def test_the_scale_of_h_does_not_matter():
     drift = simulated(STEPS, scale=lambda t: np.exp(0.3 * np.sin(t)) * (1 + t) ** -1.5)
     plain = simulated(STEPS)
