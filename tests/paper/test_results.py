@@ -19,7 +19,7 @@ from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
 from stairwise.paper import batch, coming, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
 from stairwise.paper.harness import CATALOG, LARGEST, Claim, from_stored, stored_names
-from stairwise.paper.trained import METHODS, steps_of, steps_table
+from stairwise.paper.trained import METHODS, RATES, steps_of, steps_table
 from stairwise.theory.spectra import grown
 from stairwise.training.recipe import load_recipe
 from tests.command_lines import stairwise
@@ -49,8 +49,9 @@ def clean_steps(spectra):
 
 
 def stored_run(loss, seed):
-    if loss in (of_resnet50 := {"stl10": "C.every", "stl10, twice the rate": "fast C.every"}):
-        every = load_arrays(RESULTS / "fig1cd.npz")[of_resnet50[loss]].astype(float)
+    of_resnet50 = {"stl10": "", **{f"stl10, {words}": f"{kind} " for kind, words in RATES.items()}}
+    if loss in of_resnet50:
+        every = load_arrays(RESULTS / "fig1cd.npz")[f"{of_resnet50[loss]}C.every"].astype(float)
         return every[:, 0], every[:, 1:]
     stored = load_arrays(RESULTS / "staircases.npz")
     name = loss if seed == 0 else f"{loss}.seed{seed}"
@@ -74,6 +75,8 @@ def test_staircases_on_cifar10(loss):
         ("simclr", 1, "6 | 21 % | 83 %"),
         ("stl10", 0, "7 | 22 % | 100 %"),
         ("stl10, twice the rate", 0, "10 | 19 % | 80 %"),
+        ("stl10, four times the rate", 0, "10 | 59 % | 50 %"),
+        ("stl10, eight times the rate", 0, "9 | 25 % | 67 %"),
     ],
 )
 def test_forecasts_of_real_networks(loss, seed, row):
