@@ -478,8 +478,8 @@ def test_polar_factors_in_bfloat16():
         assert torch.nn.functional.cosine_similarity(-w.flatten(), (left @ right).flatten(), dim=0) > 0.97
 
 
-@pytest.mark.parametrize("rest", ["sgd", "adamw"])
-def test_muon_in_a_cuda_graph(rest):
+@pytest.mark.parametrize("changes", [{}, {"rest": "adamw"}, {"foreach": False}, {"groups": True}])
+def test_muon_in_a_cuda_graph(changes):
     """Recorded steps equal ordinary ones, follow lr, and leave everything as it is if the gradient is not finite."""
 
     def build():
@@ -491,7 +491,10 @@ def test_muon_in_a_cuda_graph(rest):
             torch.nn.Linear(16 * 36, 10),
         ).to("cuda", memory_format=torch.channels_last)
         lr = torch.full((), 0.02, device="cuda")
-        return network, lr, sw.Muon(network.parameters(), lr=lr, rest=rest, rest_lr=1e-3, dtype=torch.float32)
+        options = {key: value for key, value in changes.items() if key != "groups"}
+        params = [{"params": layer.parameters()} for layer in (network[0], network[1], network[3])]
+        given = params if "groups" in changes else network.parameters()
+        return network, lr, sw.Muon(given, lr=lr, rest_lr=1e-3, dtype=torch.float32, **options)
 
     x = torch.empty(8, 3, 8, 8, device="cuda")
 
@@ -525,6 +528,11 @@ def test_muon_in_a_cuda_graph(rest):
         step(theirs, ordinary)
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(p, q, rtol=1e-3, atol=1e-4)
+    places = [state["momentum_buffer"].data_ptr() for state in optimizer.state.values() if "length" in state]
+    ours[0].weight.grad, kept = None, ours[0].weight.grad  # an ordinary step with fewer gradients moves no momentum
+    optimizer.step()
+    ours[0].weight.grad = kept
+    assert places == [state["momentum_buffer"].data_ptr() for state in optimizer.state.values() if "length" in state]
     before = [p.detach().clone() for p in ours.parameters()]
     x.fill_(float("nan"))
     graph.replay()

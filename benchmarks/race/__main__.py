@@ -37,7 +37,7 @@ def main() -> None:
         return
     rules = _rules(options)
     if options.plan and options.queue:
-        print(_plan_of_queue(rules, store, options.jobs == 1))
+        print(_plan_of_queue(rules, store, options.jobs == 1 and not options.shared))
         return
     if options.plan:
         print(_plan(rules, store))

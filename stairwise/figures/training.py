@@ -141,7 +141,8 @@ def _draw_around(ax: Axes, z: NDArray, h: NDArray) -> None:
     x = np.arange(-reach, reach + 1)
     ax.plot(x, h.T, color=WAITING, linewidth=0.7)
     for shares, name, color in ((z, "z", "#1b4a7a"), (h, "h", "#c08a2d")):
-        ax.plot(x, np.nanmedian(shares, axis=0), **{**MEASURED, "color": color}, label=name)
+        seen = np.isfinite(shares).any(axis=0)
+        ax.plot(x[seen], np.nanmedian(shares[:, seen], axis=0), **{**MEASURED, "color": color}, label=name)
     ax.set(xlabel="records from the step", ylabel="share along new mode", xlim=(-reach, reach), ylim=(0, 2))
     ax.legend(loc="upper left")
 

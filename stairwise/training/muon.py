@@ -1,6 +1,7 @@
 r"""Muon for any training loop: matrices and filters move along the polar factor of their momentum, the rest by SGD or
 AdamW, in one `torch.optim.Optimizer`. `optimizer = "muon"` in recipes shares its steps (`newton_schulz.descend`)."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -30,6 +31,7 @@ from stairwise.training.newton_schulz import (
 )
 from stairwise.training.rest import move_by_adamw, move_by_sgd
 
+Set = tuple[list[Tensor], Tensor]  # parameters that move together, and their gradients as one vector
 MOST_DECAY = 1 + 1e-6  # share of the weights that decays in a step, with room for rounding in float32
 
 
@@ -143,6 +145,12 @@ class Muon(Optimizer):
             check_parameter(_tensor(item), values["rule"])
         super().add_param_group(group)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without this, each momentum would bring along the memory of all."""
+        held = super().__getstate__()
+        state = {p: {name: x.clone() for name, x in own.items()} for p, own in held["state"].items()}
+        return {**held, "state": defaultdict(dict, state)}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what `state_dict` of another `sw.Muon` returned; a state that cannot be used is refused."""
         try:
@@ -184,17 +192,13 @@ class Muon(Optimizer):
         if self._skipped is None:
             _refuse_recording()
             self._skipped = torch.zeros((), device=first)
-        sets = [(group, params) for group in self.param_groups for params in _sets(group)]
-        gradients = [_gradients(params, group["rule"]) for group, params in sets]
-        usable = _usable(gradients)
+        work = [(group, [(ps, _gradients(ps, group["rule"])) for ps in _sets(group)]) for group in self.param_groups]
+        usable = _usable([gradient for _, sets in work for _, gradient in sets])
         self._check_changes()
-        for good in _in_range([group for group, _ in sets]):
+        for good in _in_range([group for group, sets in work if sets]):
             usable = {device: so_far & good.to(device) for device, so_far in usable.items()}
-        moves = [
-            partial(self._move, *one, gradient, usable[gradient.device])
-            for one, gradient in zip(sets, gradients, strict=True)
-        ]
-        in_parallel([*moves, partial(_count, self._skipped, usable[first])])
+        self._skipped.add_(~usable[first])
+        in_parallel([partial(self._move, group, sets, usable) for group, sets in work if sets])
         return loss
 
     def _check_changes(self) -> None:
@@ -205,60 +209,74 @@ class Muon(Optimizer):
                 check_settings(group)
             self._checked = now
 
-    def _move(self, group: dict[str, Any], params: list[Tensor], gradient: Tensor, usable: Tensor) -> None:
-        """Move parameters that are handled together; `gradient` is a copy of theirs, as one vector."""
-        lr = _rate(group)
-        device = params[0].device
-        rate = torch.full((), lr, device=device) if isinstance(lr, float) else lr.reshape(()).to(device, torch.float32)
-        rate = torch.where(usable, rate, 0.0)
-        gradient.masked_fill_(~usable, 0.0)
-        self._begin(group["rule"], params)
-        if group["rule"] == "muon":
-            self._move_matrices(group, params, gradient, rate, usable)
-        else:
-            parts = [part.view(p.shape) for part, p in zip(_parts(gradient, params), params, strict=True)]
-            move = move_by_sgd if group["rule"] == "sgd" else move_by_adamw
-            move(params, parts, [self.state[p] for p in params], rate, usable, group)
+    def _move(self, group: dict[str, Any], sets: Sequence[Set], usable: dict[torch.device, Tensor]) -> None:
+        """Move the parameters of a group, one set after the other."""
+        for params, gradient in sets:
+            if len(params) == 1:
+                gradient = gradient.clone()
+            good = usable[gradient.device]
+            gradient.masked_fill_(~good, 0.0)
+            lr = _rate(group)
+            rate = torch.full((), lr, device=good.device) if isinstance(lr, float) else lr.reshape(()).to(good.device)
+            rate = torch.where(good, rate.float(), 0.0)
+            self._begin(group["rule"], params)
+            if group["rule"] == "muon":
+                self._move_matrices(group, params, gradient, rate, good)
+            else:
+                parts = [part.view(p.shape) for part, p in zip(_parts(gradient, params), params, strict=True)]
+                move = move_by_sgd if group["rule"] == "sgd" else move_by_adamw
+                move(params, parts, [self.state[p] for p in params], rate, good, group)
 
     def _begin(self, rule: str, params: list[Tensor]) -> None:
-        """Make the state of parameters that have none."""
+        """Make the state of parameters that have none. Momenta of matrices lie one after the other in memory, so that
+        all of them move in a few operations."""
         new = [p for p in params if not self.state[p]]
         if not new:
             return
         _refuse_recording()
-        names = [name for name in STATES[rule] if name in SHAPED]
+        if rule == "muon":
+            lengths = start_lengths([as_matrix(p) for p in new])
+            joint = new[0].new_zeros(sum(p.numel() for p in new))
+            for p, length, v in zip(new, lengths, _parts(joint, new), strict=True):
+                # torch loads states in the format of the parameter
+                self.state[p] = {"momentum_buffer": _shaped(v, p), "length": length.to(p.dtype)}
+            return
         for p in new:
-            self.state[p] = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names}
+            self.state[p] = {name: torch.zeros_like(p) for name in STATES[rule] if name in SHAPED}
             if rule == "adamw":
                 self.state[p]["step"] = torch.zeros((), device=p.device)
-        if rule == "muon":
-            for p, length in zip(new, start_lengths([as_matrix(p, p) for p in new]), strict=True):
-                self.state[p]["length"] = length.to(p.dtype)  # torch loads states in the format of the parameter
 
-    def _momenta(self, params: list[Tensor]) -> Tensor:
-        """The momenta of matrices as one vector, which takes fewer and faster operations than many tensors.
+    def _momenta(self, params: list[Tensor]) -> list[Tensor]:
+        """Momenta of matrices, each with its axes in the memory order of the parameter.
 
-        If they do not lie one after the other in memory, as after `load_state_dict`, they are moved there."""
-        states = [self.state[p] for p in params]
-        momenta = [state["momentum_buffer"] for state in states]
-        joined = _joined([_in_order(v, p) for v, p in zip(momenta, params, strict=True)])
-        if joined is None:
-            _refuse_recording()
-            joined = torch.cat([_in_order(v, p).reshape(-1) for v, p in zip(momenta, params, strict=True)])
-            for state, part, p in zip(states, _parts(joined, params), params, strict=True):
-                state["momentum_buffer"] = _shaped(part, p)
-        return joined
+        One in another order or number format, loaded from another model for example, is copied; otherwise a momentum
+        stays where it is, because recordings refer to it."""
+        momenta = []
+        for p in params:
+            v = _in_order(self.state[p]["momentum_buffer"], p)
+            if not v.is_contiguous() or v.dtype != p.dtype:
+                _refuse_recording()
+                v = v.to(p.dtype).contiguous()
+                self.state[p]["momentum_buffer"] = _shaped(v.view(-1), p)
+            momenta.append(v)
+        return momenta
 
     def _move_matrices(
         self, group: dict[str, Any], params: list[Tensor], gradient: Tensor, rate: Tensor, usable: Tensor
     ) -> None:
-        m, v = group["momentum"], self._momenta(params)
-        v.lerp_(gradient, usable.to(v.dtype) * (1 - m))
-        along = gradient.lerp_(v, m) if group["nesterov"] else v
-        weights = [as_matrix(p, p) for p in params]
+        m, momenta = group["momentum"], self._momenta(params)
+        vectors = _joined(momenta)
+        gradient = gradient.to(momenta[0].dtype)  # a gradient may have a number format of its own
+        new = usable.to(gradient.dtype) * (1 - m)
+        for v, g in zip(vectors, gradient.split([len(v) for v in vectors]), strict=True):
+            v.lerp_(g, new)
+            if group["nesterov"]:
+                g.lerp_(v, m)
+        weights = [as_matrix(p) for p in params]
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["weight_decay"] * rate)
-        updates = [part.view(w.shape) for part, w in zip(_parts(along, params), weights, strict=True)]
+        along = _parts(gradient, params) if group["nesterov"] else momenta
+        updates = [u.view(w.shape) for u, w in zip(along, weights, strict=True)]
         lengths = [self.state[p]["length"] for p in params]
         descend(weights, updates, rate, group["scaling"], lengths, steps=group["steps"], dtype=group["dtype"])
 
@@ -283,15 +301,10 @@ def _in_order(x: Tensor, like: Tensor) -> Tensor:
     return x if like.ndim < 3 or like.is_contiguous() else x.movedim(1, -1)
 
 
-def as_matrix(x: Tensor, like: Tensor) -> Tensor:
-    """View x as (out, rest), with columns in the memory order of the parameter `like`; copy x if its own order differs.
-
-    The order of the columns does not matter, because polar factors permute with them.
-    """
-    if like.ndim == 2:
-        return x
-    ordered = _in_order(x, like)
-    return ordered.view(len(x), -1) if x.stride() == like.stride() else ordered.reshape(len(x), -1)
+def as_matrix(p: Tensor) -> Tensor:
+    """View a parameter as (out, rest). Columns are in the order of its memory, which does not matter, because polar
+    factors permute with them."""
+    return p if p.ndim == 2 else _in_order(p, p).view(len(p), -1)
 
 
 def _shaped(part: Tensor, like: Tensor) -> Tensor:
@@ -306,16 +319,23 @@ def _parts(vector: Tensor, params: Sequence[Tensor]) -> Sequence[Tensor]:
     return vector.split([p.numel() for p in params])
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """One vector over tensors that lie one after the other in the same memory; None if they do not."""
-    first, total = tensors[0], 0
-    start, memory = first.storage_offset(), first.untyped_storage().data_ptr()
+def _joined(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """As few vectors as possible over contiguous tensors: those that lie one after the other in memory are one.
+
+    >>> a, b = torch.arange(5.0).split([2, 3])
+    >>> _joined([a, b, torch.ones(1)])
+    [tensor([0., 1., 2., 3., 4.]), tensor([1.])]
+    """
+    runs: list[tuple[Tensor, int]] = []  # the first tensor of each, and the number of entries
     for x in tensors:
-        here = x.untyped_storage().data_ptr() == memory and x.storage_offset() == start + total
-        if not here or not x.is_contiguous():
-            return None
-        total += x.numel()
-    return first.as_strided((total,), (1,))
+        if runs:
+            first, count = runs[-1]
+            here = first.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+            if here and x.storage_offset() == first.storage_offset() + count:
+                runs[-1] = first, count + x.numel()
+                continue
+        runs.append((x, x.numel()))
+    return [first.as_strided((count,), (1,)) for first, count in runs]
 
 
 def _most(group: dict[str, Any]) -> float:
@@ -344,14 +364,16 @@ def _in_range(groups: Sequence[dict[str, Any]]) -> list[Tensor]:
         if isinstance(lr := _rate(group), Tensor):
             decay = group["weight_decay"]
             bound = min(_most(group), MOST_DECAY / decay if decay else LARGEST)
-            most[id(lr)] = lr.reshape(()), min(bound, most.get(id(lr), (lr, bound))[1])
+            value = lr.reshape(()).to(torch.promote_types(lr.dtype, torch.float32))  # 1e6 overflows in float16
+            most[id(lr)] = value, min(bound, most.get(id(lr), (lr, bound))[1])
     return [lr.clamp(0.0, bound) == lr for lr, bound in most.values()]  # false for NaN
 
 
 def _gradients(params: Sequence[Tensor], rule: str) -> Tensor:
-    """A copy of the gradients as one vector; those of matrices are in the memory order of their parameters."""
-    given = [(_gradient(p), p) for p in params]
-    return torch.cat([(_in_order(g, p) if rule == "muon" else g).reshape(-1) for g, p in given])
+    """Gradients as one vector; those of matrices are in the memory order of their parameters. A copy, unless there is
+    only one."""
+    parts = [(_in_order(_gradient(p), p) if rule == "muon" else _gradient(p)).reshape(-1) for p in params]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _gradient(p: Tensor) -> Tensor:
@@ -375,10 +397,6 @@ def _usable(gradients: Sequence[Tensor]) -> dict[torch.device, Tensor]:
         joint = torch.stack([usable.to(first) for usable in flags.values()]).all()
         flags = {device: joint.to(device) for device in flags}
     return flags
-
-
-def _count(skipped: Tensor, usable: Tensor) -> None:
-    skipped.add_(~usable)
 
 
 def _tensor(item: Any) -> Tensor:
