@@ -143,24 +143,37 @@ def _draw_around(ax: Axes, z: NDArray, h: NDArray) -> None:
     for shares, name, color in ((z, "z", "#1b4a7a"), (h, "h", "#c08a2d")):
         seen = np.isfinite(shares).any(axis=0)
         ax.plot(x[seen], np.nanmedian(shares[:, seen], axis=0), **{**MEASURED, "color": color}, label=name)
-    ax.set(xlabel="records from the step", ylabel="share along new mode", xlim=(-reach, reach), ylim=(0, 2))
+    ax.set(xlabel="records from the step", ylabel="share, mean after step = 1", xlim=(-reach, reach), ylim=(0, 2))
     ax.legend(loc="upper left")
 
 
 def draw_apart(
-    runs: Mapping[str, tuple[NDArray, NDArray]], numbers: Mapping[str, Mapping[str, Sequence[float]]]
+    runs: Mapping[str, tuple[NDArray, NDArray]],
+    losses: Mapping[str, Sequence[tuple[NDArray, NDArray]]],
+    numbers: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> Figure:
-    """Top: relative variances (T, k) over time, one panel per run. Below: one panel per number, one dot per seed."""
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    parts: Any = figure.subfigures(2, 1)
-    top, bottom = parts
-    for ax, (name, (t, x)) in zip(top.subplots(1, len(runs), squeeze=False)[0], runs.items(), strict=True):
+    """Top: relative variances (T, k) over time of one run per method. Middle: losses of all its runs. Below: one panel
+    per number, one dot per run."""
+    figure = Figure(figsize=(WIDTH, 5.9), layout="constrained")
+    parts: Any = figure.subfigures(3, 1, height_ratios=[1.1, 0.9, 1.0])
+    top, middle, bottom = (
+        part.subplots(1, n, squeeze=False)[0]
+        for part, n in zip(parts, (len(runs), len(losses), len(numbers)), strict=True)
+    )
+    for ax, (name, (t, x)) in zip(top, runs.items(), strict=True):
         for j, color in reversed(list(enumerate(mode_colors(x.shape[1])))):
             ax.plot(t, x[:, j], **{**THIN, "color": color})
         ax.axhline(0.5, **PREDICTED)
-        ax.set(xscale="log", yscale="log", title=name, xlabel="time $t$ = Σ lr", ylabel="λ / typical variance")
+        ax.set(xscale="log", yscale="log", title=name, xlabel="time $t$ = Σ lr")
         ax.minorticks_off()
-    for ax, (name, values) in zip(bottom.subplots(1, len(numbers), squeeze=False)[0], numbers.items(), strict=True):
+    top[0].set_ylabel("λ / typical variance")
+    for ax, curves in zip(middle, losses.values(), strict=True):
+        for t, loss in curves:
+            ax.plot(t, loss, **THIN)
+        ax.set(xscale="log", xlabel="time $t$ = Σ lr", xlim=(curves[0][0][-1] / 300, None))
+        ax.minorticks_off()
+    middle[0].set_ylabel("loss")
+    for ax, (name, values) in zip(bottom, numbers.items(), strict=True):
         for i, seeds in enumerate(values.values()):
             ax.plot(np.full(len(seeds), i), seeds, "o", color="#1b4a7a", alpha=0.7)
         ax.set(title=name, xlim=(-0.5, len(values) - 0.5), ylim=(0, None))

@@ -43,7 +43,7 @@ NUMBERS = {"gap": "gap", "contrast": "contrast of the loss"}
 TWICE, ALIKE = 2.0, 1.5  # predicted: SimCLR's gap is at least twice the others'; less than this factor is "hardly"
 MODES, RECORDS = 28, 320  # that are stored of each run
 SMOKE = {"seeds": 1}
-ALT = "Relative eigenvalues over time, standard initialization, and the gap and the contrast of every run."
+ALT = "Relative eigenvalues over time, standard initialization; losses, gaps and contrasts of every run."
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,13 @@ def draw(arrays: Arrays) -> Figure:
     shown: dict[str, tuple[Any, Any]] = {}
     for name in trained.methods_in(arrays):
         shown.setdefault(TITLES[name.split()[0]], (arrays[f"{name}.t"], arrays[f"{name}.x"].astype(float)))
+    losses: dict[str, list[tuple[Any, Any]]] = {}
+    for name in trained.methods_in(arrays):
+        losses.setdefault(TITLES[name.split()[0]], []).append((arrays[f"{name}.t"], arrays[f"{name}.loss"]))
     dots = {
         words: {TITLES[m]: values for m, values in numbers(arrays, number).items()} for number, words in NUMBERS.items()
     }
-    return draw_apart(shown, dots)
+    return draw_apart(shown, losses, dots)
 
 
 def page(arrays: Arrays) -> Page:

@@ -100,9 +100,10 @@ def test_numbers_on_the_page():
     for row in sharpness.table(arrays).rows:
         assert f"| {' | '.join(row)} |" in page
     gap = {method: np.mean(values) for method, values in sharpness.numbers(arrays, "gap").items()}
-    words = "the next one is {simclr:.1f} decades below it; Barlow Twins has {bt:.1f} and VICReg {vicreg:.2f}"
-    assert words.format(**gap) in page
-    assert f"SimCLR's gap is {gap['simclr-lars']:.2f} instead of {gap['simclr']:.1f}" in page
+    least = min(sharpness.numbers(arrays, "gap")["simclr"])
+    assert f"the next one is at least {least:.1f} decades below it" in page
+    assert "Barlow Twins has {bt:.1f} and VICReg {vicreg:.2f}".format(**gap) in page
+    assert f"SimCLR's gap is {gap['simclr-lars']:.2f}," in page
 
 
 def test_the_page_says_what_is_judged():
