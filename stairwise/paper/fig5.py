@@ -11,7 +11,8 @@ Top: eigenvalues of the embeddings (of C for Barlow Twins, of the covariance for
 of the representations before the head. Expected from the paper: the changes of their total variances correlate with
 almost no lag, and more than if one is shifted in time. In our runs this correlation is weak. The shape of the spectrum
 of h, and the share of h along each new mode of z on fixed views, are scored against shifted times: z of at least 4.
-In runs that have followed fixed views, which all new ones do, the share alone is judged and the others are notes.
+In runs that have followed fixed views, which all new ones do, the share alone is judged and the others are notes. So is
+a control: the share along directions that are chosen in the same way, but between the steps.
 """
 
 from dataclasses import astuple, dataclass
@@ -28,7 +29,7 @@ from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 from stairwise.runs.reader import Run
-from stairwise.staircase.events import Events, spectrum_events
+from stairwise.staircase.events import Events, share_events, spectrum_events
 from stairwise.staircase.growth import Rest
 from stairwise.staircase.shares import Shares
 from stairwise.staircase.steps import coupling
@@ -37,7 +38,7 @@ from stairwise.training.following import followed_summary
 
 TITLES = trained.METHODS | {f"bt-{kind}": f"Barlow Twins, {rate}" for kind, rate in trained.RATES.items()}
 OPENING = 0.06  # share of the time that one comparison leaves out, because everything grows at first
-ALONG = "share of h along new modes"
+ALONG, CONTROL = "share of h along new modes", "share of h along directions between steps"
 ENOUGH = 24  # records, for a score
 ALT = "Eigenvalues of embeddings and of hidden representations over training time."
 
@@ -85,9 +86,10 @@ def _shares(method: str, run: Run) -> dict[str, Any]:
     views = {f"{method}.followed": np.array(follow)}
     if "share.h" not in found:
         return views
-    for name in ("t", "share.times", "share.z", "share.h"):
-        x = found[name].astype(np.float16 if found[name].ndim > 1 else np.float32)
-        views[f"{method}.share.{name.removeprefix('share.')}"] = x
+    views[f"{method}.share.t"] = found["t"].astype(np.float32)
+    for name in ("share.times", "share.z", "share.h", "control.times", "control.h"):
+        if name in found:
+            views[f"{method}.{name}"] = found[name].astype(np.float16 if found[name].ndim > 1 else np.float32)
     return views
 
 
@@ -98,6 +100,9 @@ def events(arrays: Arrays, method: str) -> dict[str, Events]:
     found = {"shape of the spectrum of h": Events(score, shifted, z, int(lag), int(count))} if count else {}
     if f"{method}.share.h" in arrays and len(arrays[f"{method}.share.t"]) > ENOUGH:
         found[ALONG] = along(arrays, method).events
+        if f"{method}.control.h" in arrays:
+            t, h, times = (arrays[f"{method}.{x}"].astype(float) for x in ("share.t", "control.h", "control.times"))
+            found[CONTROL] = share_events(t, h, times)
     return found
 
 

@@ -6,7 +6,7 @@ the head makes free. If h learns the mode when z does, it rises at the step; if 
 holds, it does not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -81,6 +81,21 @@ def shares_along(t: ArrayLike, z: ArrayLike, h: ArrayLike, steps: Steps) -> Shar
     if not times:
         raise InputError("steps", "must include one with records before and after it", len(steps))
     return Shares(moments, np.array(times), np.array(along_z).T, np.array(along_h).T)
+
+
+def between(steps: Steps) -> Steps:
+    """Times without a step, halfway between successive ones, each with the mode that steps next: a control.
+
+    Along directions that are chosen there in the same way, h should rise no more than at shifted times. Steps that are
+    too near each other leave no such time."""
+    rise = np.maximum(steps.rise_times[1:], steps.rise_times[:-1])
+    far = np.flatnonzero(np.diff(steps.times) > 2 * (APART + 1) * rise)
+    middle = (steps.times[far] + steps.times[far + 1]) / 2
+    return replace(
+        steps,
+        **{name: getattr(steps, name)[far + 1] for name in ("modes", "rise_times", "levels", "events")},
+        times=middle,
+    )
 
 
 def _centred(x: ArrayLike, name: str, count: int) -> Floats:

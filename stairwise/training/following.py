@@ -1,5 +1,6 @@
 """Follow fixed views through training: embeddings and representations of the same images at every record."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from stairwise.evaluate.representations import eval_mode
 from stairwise.runs.folder import FOLLOWED
 from stairwise.runs.followed import read_followed, write_followed
 from stairwise.runs.reader import Run
-from stairwise.staircase.shares import shares_along
+from stairwise.staircase.shares import between, shares_along
 from stairwise.staircase.steps import FEWEST, detect_steps
 from stairwise.training.objective import AbstractObjective, Bootstrap
 from stairwise.training.recipe import Recipe
@@ -45,7 +46,8 @@ def follow(objective: AbstractObjective, recipe: Recipe, material: Material, fol
 
 def followed_summary(run: Run) -> dict[str, NDArray]:
     """What a run has followed, in few numbers: `t`, `spectrum.z` (and of BYOL's predictor and target), and, if there
-    are steps, `share.times`, `share.z` and `share.h`, the shares along their new modes. Empty if it followed nothing.
+    are steps, `share.times`, `share.z` and `share.h`, the shares along their new modes; the same of a control, along
+    directions between the steps, as `control.…`. Empty if it followed nothing.
 
     It is written to RUN/followed/summary.npz and read from there once the records are gone."""
     path = run.folder / FOLLOWED / "summary.npz"
@@ -55,11 +57,11 @@ def followed_summary(run: Run) -> dict[str, NDArray]:
     found: dict[str, NDArray] = {"t": followed.t}
     found |= {f"spectrum.{name}": lam.astype(np.float32) for name, lam in followed.spectra.items()}
     if len(run.times) >= FEWEST:
-        try:
-            shares = shares_along(followed.t, followed.z, followed.h, detect_steps(run.times, run.series("covariance")))
-            found |= {"share.times": shares.times, "share.z": shares.z, "share.h": shares.h}
-        except InputError:  # no step has records before and after it
-            pass
+        steps = detect_steps(run.times, run.series("covariance"))
+        for name, at in (("share", steps), ("control", between(steps))):
+            with suppress(InputError):  # no step has records before and after it
+                shares = shares_along(followed.t, followed.z, followed.h, at)
+                found |= {f"{name}.times": shares.times, f"{name}.z": shares.z, f"{name}.h": shares.h}
     save_arrays(path, found)
     return found
 

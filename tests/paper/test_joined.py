@@ -26,7 +26,7 @@ def follow(folder, coupled, seed=0):
     """Fixed views of an invented run: h learns each mode with z, or holds all of them from the beginning."""
     rng = np.random.default_rng(seed)
     made = Run(folder)
-    k = len(RATES)
+    k = len(made.records[0].covariance)
     modes = np.linalg.qr(rng.standard_normal((VIEWS, k)))[0]
     represent = np.linalg.qr(rng.standard_normal((20, k)))[0].T
     for record in made.records:
@@ -67,6 +67,19 @@ def test_representations_along_new_modes(tmp_path, method, coupled):
     (folder / "followed" / "summary.npz").unlink()
     with pytest.raises(InputError, match=r"must have the 48 images that it has followed .*summary.npz"):
         run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method}, force=True)
+
+
+def test_a_control_between_steps_that_are_far_apart(tmp_path):
+    folder = tmp_path / "runs" / "stl10-bt-small"
+    invented(folder, "stl10-bt-small", np.concatenate([[1.0, 0.4, 0.16], np.full(8, 1e-4)]))
+    follow(folder, coupled=True)
+    result = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "bt"})
+    control = fig5.events(result.arrays, "bt")[fig5.CONTROL]
+    assert control.count == 2
+    assert control.z < 4, "between the steps nothing rises"
+    assert [row[1] for row in fig5.events_table(result.arrays).rows][1:] == [fig5.ALONG, fig5.CONTROL]
+    (claim,) = (c for c in result.claims if fig5.CONTROL in c.text)
+    assert not claim.judged
 
 
 def test_runs_that_followed_nothing_are_judged_as_before(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from stairwise.checks import InputError
 from stairwise.staircase.events import score_events, share_events, spectrum_events
-from stairwise.staircase.shares import shares_along
+from stairwise.staircase.shares import between, shares_along
 from stairwise.staircase.steps import detect_steps
 
 T, VIEWS, K = 300, 128, 7
@@ -46,6 +46,15 @@ def test_coupled():
     before, after = (np.searchsorted(t, STEPS + apart) for apart in (-1.0, 1.0))
     for j, (first, last) in enumerate(zip(before, after, strict=True)):
         assert found.h[last, j] > 2 * found.h[first, j]
+
+
+def test_between_the_steps_nothing_rises():
+    t, z, h, steps = simulated(STEPS)
+    control = between(steps)
+    assert len(control) >= 3
+    assert (np.abs(control.times[:, None] - steps.times).min(axis=1) > 4 * control.rise_times).all()
+    assert set(control.modes) <= set(steps.modes[1:])
+    assert shares_along(t, z, h, control).events.z < 4 < shares_along(t, z, h, steps).events.z
 
 
 def test_around_the_steps():
