@@ -5,7 +5,8 @@ are a straight line of slope 8γ (`theory.modes`). A step is such a rise that ha
 line, and its rise time is the inverse of the slope.
 
 Modes that rise by another law are still found, but not placed as well: under Muon λ grows as t², and steps are placed
-15 to 20 % early. If plateaus are known to be 1, `Trajectory.step_times` gives the crossings of ½ themselves.
+15 to 20 % early. A mode that grows slowly for long and then goes from a few hundredths of its plateau to all of it
+between two records is placed late, by up to three rise times or four records in our runs. If plateaus are known to be 1, `Trajectory.step_times` gives the crossings of ½ themselves.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ class Steps:
 
     Attributes:
         times: when the eigenvalue crossed half of its plateau, (K,); accurate to about a rise time or the spacing of
-            records.
+            records, if it rises by the law above.
         modes: indices, counted from 0, (K,).
         rise_times: 1/8γ, (K,); smaller means sharper.
         levels: plateaus, (K,); those of modes within a factor of four of each other are averaged, because few samples
