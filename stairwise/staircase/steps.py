@@ -6,7 +6,8 @@ line, and its rise time is the inverse of the slope.
 
 Modes that rise by another law are still found, but not placed as well: under Muon λ grows as t², and steps are placed
 15 to 20 % early. A mode that grows slowly for long and then goes from a few hundredths of its plateau to all of it
-between two records is placed late, by up to three rise times or four records in our runs. If plateaus are known to be 1, `Trajectory.step_times` gives the crossings of ½ themselves.
+between two records is placed late, by up to three rise times or four records in our runs. If plateaus are known to be
+1, `Trajectory.step_times` gives the crossings of ½ themselves.
 """
 
 from dataclasses import dataclass, replace
