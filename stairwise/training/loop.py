@@ -159,7 +159,7 @@ class Trainer:
 
     def step(self, x_a: Tensor, x_b: Tensor, measure: bool) -> None:
         """Embed two views, compute loss and gradient, and update, without waiting for the device."""
-        if not self.recipe.channels_last:  # else one such view makes convolutions give that order to all that follows
+        if not self.recipe.channels_last:  # a view in that order would make all that follows channels-last
             x_a, x_b = x_a.contiguous(), x_b.contiguous()
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.material.bf16, cache_enabled=False):

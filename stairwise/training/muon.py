@@ -213,7 +213,7 @@ class Muon(Optimizer):
         """Move the parameters of a group, one set after the other."""
         for params, gradient in sets:
             if len(params) == 1:
-                gradient = gradient.clone()
+                gradient = gradient.clone()  # so far it is the parameter's own
             good = usable[gradient.device]
             gradient.masked_fill_(~good, 0.0)
             lr = _rate(group)
