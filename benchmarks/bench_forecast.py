@@ -46,12 +46,23 @@ def runs_of(arrays):
     return found
 
 
-def score(t, lam, level=1.0):
-    """Relative errors of forecasts at a hundredth of the plateau, and whether the intervals hold the step."""
+def half_times(t, lam, steps):
+    """When the mode of each step first passes half of its plateau, linear between records."""
+    first = [int(np.argmax(lam[:, mode] > level / 2)) for mode, level in zip(steps.modes, steps.levels, strict=True)]
+    around = zip(steps.modes, steps.levels, first, strict=True)
+    return np.array([np.interp(level / 2, lam[[i - 1, i], mode], t[[i - 1, i]]) for mode, level, i in around])
+
+
+def score(t, lam, level=1.0, fitted=True):
+    """Relative errors of forecasts at a hundredth of the plateau, and whether the intervals hold the step.
+
+    A step is where `detect_steps` places it or, if not `fitted`, where the mode passes half of its plateau.
+    """
     lam = lam if level is not None else relative(lam)
     steps = sw.detect_steps(t, lam)
+    times = steps.times if fitted else half_times(t, lam, steps)
     errors, inside = [], []
-    for step, mode, plateau in zip(steps.times, steps.modes, steps.levels, strict=True):
+    for step, mode, plateau in zip(times, steps.modes, steps.levels, strict=True):
         low = np.flatnonzero((lam[:, mode] < EARLY * plateau) & (t < step))
         if len(low) and low[-1] >= 10 and t[low[-1] + 1] < step:
             end = low[-1] + 2

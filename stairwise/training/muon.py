@@ -20,19 +20,14 @@ from stairwise.training.muon_checks import (
     check_parameter,
     check_settings,
     check_state,
+    rate_of,
+    rates_in_range,
 )
-from stairwise.training.newton_schulz import (
-    LARGEST,
-    LONGEST,
-    check_rate,
-    descend,
-    largest_rate,
-    start_lengths,
-)
+from stairwise.training.newton_schulz import LONGEST, descend, start_lengths
 from stairwise.training.rest import move_by_adamw, move_by_sgd
+from stairwise.training.vectors import as_matrix, in_order, joined, parts_of, shaped
 
 Set = tuple[list[Tensor], Tensor]  # parameters that move together, and their gradients as one vector
-MOST_DECAY = 1 + 1e-6  # share of the weights that decays in a step, with room for rounding in float32
 
 
 class Muon(Optimizer):
@@ -139,8 +134,8 @@ class Muon(Optimizer):
     def _add_checked(self, group: dict[str, Any], lr_name: str = "lr") -> None:
         values = {**self.defaults, **group}
         check_settings(values)
-        if isinstance(lr := _rate(values, lr_name), Tensor):
-            _rate({**values, "lr": lr.item()}, lr_name)
+        if isinstance(lr := rate_of(values, lr_name), Tensor):
+            rate_of({**values, "lr": lr.item()}, lr_name)
         for item in group["params"]:
             check_parameter(_tensor(item), values["rule"])
         super().add_param_group(group)
@@ -195,7 +190,7 @@ class Muon(Optimizer):
         work = [(group, [(ps, _gradients(ps, group["rule"])) for ps in _sets(group)]) for group in self.param_groups]
         usable = _usable([gradient for _, sets in work for _, gradient in sets])
         self._check_changes()
-        for good in _in_range([group for group, sets in work if sets]):
+        for good in rates_in_range([group for group, sets in work if sets]):
             usable = {device: so_far & good.to(device) for device, so_far in usable.items()}
         self._skipped.add_(~usable[first])
         in_parallel([partial(self._move, group, sets, usable) for group, sets in work if sets])
@@ -216,14 +211,14 @@ class Muon(Optimizer):
                 gradient = gradient.clone()  # so far it is the parameter's own
             good = usable[gradient.device]
             gradient.masked_fill_(~good, 0.0)
-            lr = _rate(group)
+            lr = rate_of(group)
             rate = torch.full((), lr, device=good.device) if isinstance(lr, float) else lr.reshape(()).to(good.device)
             rate = torch.where(good, rate.float(), 0.0)
             self._begin(group["rule"], params)
             if group["rule"] == "muon":
                 self._move_matrices(group, params, gradient, rate, good)
             else:
-                parts = [part.view(p.shape) for part, p in zip(_parts(gradient, params), params, strict=True)]
+                parts = [part.view(p.shape) for part, p in zip(parts_of(gradient, params), params, strict=True)]
                 move = move_by_sgd if group["rule"] == "sgd" else move_by_adamw
                 move(params, parts, [self.state[p] for p in params], rate, good, group)
 
@@ -237,9 +232,9 @@ class Muon(Optimizer):
         if rule == "muon":
             lengths = start_lengths([as_matrix(p) for p in new])
             joint = new[0].new_zeros(sum(p.numel() for p in new))
-            for p, length, v in zip(new, lengths, _parts(joint, new), strict=True):
+            for p, length, v in zip(new, lengths, parts_of(joint, new), strict=True):
                 # torch loads states in the format of the parameter
-                self.state[p] = {"momentum_buffer": _shaped(v, p), "length": length.to(p.dtype)}
+                self.state[p] = {"momentum_buffer": shaped(v, p), "length": length.to(p.dtype)}
             return
         for p in new:
             self.state[p] = {name: torch.zeros_like(p) for name in STATES[rule] if name in SHAPED}
@@ -253,11 +248,11 @@ class Muon(Optimizer):
         stays where it is, because recordings refer to it."""
         momenta = []
         for p in params:
-            v = _in_order(self.state[p]["momentum_buffer"], p)
+            v = in_order(self.state[p]["momentum_buffer"], p)
             if not v.is_contiguous() or v.dtype != p.dtype:
                 _refuse_recording()
                 v = v.to(p.dtype).contiguous()
-                self.state[p]["momentum_buffer"] = _shaped(v.view(-1), p)
+                self.state[p]["momentum_buffer"] = shaped(v.view(-1), p)
             momenta.append(v)
         return momenta
 
@@ -265,7 +260,7 @@ class Muon(Optimizer):
         self, group: dict[str, Any], params: list[Tensor], gradient: Tensor, rate: Tensor, usable: Tensor
     ) -> None:
         m, momenta = group["momentum"], self._momenta(params)
-        vectors = _joined(momenta)
+        vectors = joined(momenta)
         gradient = gradient.to(momenta[0].dtype)  # a gradient may have a number format of its own
         new = usable.to(gradient.dtype) * (1 - m)
         for v, g in zip(vectors, gradient.split([len(v) for v in vectors]), strict=True):
@@ -275,7 +270,7 @@ class Muon(Optimizer):
         weights = [as_matrix(p) for p in params]
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["weight_decay"] * rate)
-        along = _parts(gradient, params) if group["nesterov"] else momenta
+        along = parts_of(gradient, params) if group["nesterov"] else momenta
         updates = [u.view(w.shape) for u, w in zip(along, weights, strict=True)]
         lengths = [self.state[p]["length"] for p in params]
         descend(weights, updates, rate, group["scaling"], lengths, steps=group["steps"], dtype=group["dtype"])
@@ -296,83 +291,10 @@ def _sets(group: dict[str, Any]) -> list[list[Tensor]]:
     return list(sets.values())
 
 
-def _in_order(x: Tensor, like: Tensor) -> Tensor:
-    """x with its axes in the memory order of the parameter `like`: channels come last if they do there."""
-    return x if like.ndim < 3 or like.is_contiguous() else x.movedim(1, -1)
-
-
-def as_matrix(p: Tensor) -> Tensor:
-    """View a parameter as (out, rest). Columns are in the order of its memory, which does not matter, because polar
-    factors permute with them."""
-    return p if p.ndim == 2 else _in_order(p, p).view(len(p), -1)
-
-
-def _shaped(part: Tensor, like: Tensor) -> Tensor:
-    """View a part of a vector in the shape of a parameter, and in its memory order: the inverse of `_in_order`."""
-    if like.ndim < 3 or like.is_contiguous():
-        return part.view(like.shape)
-    return part.view(len(like), *like.shape[2:], like.shape[1]).movedim(-1, 1)
-
-
-def _parts(vector: Tensor, params: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The parts of a vector that belong to each parameter."""
-    return vector.split([p.numel() for p in params])
-
-
-def _joined(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """As few vectors as possible over contiguous tensors: those that lie one after the other in memory are one.
-
-    >>> a, b = torch.arange(5.0).split([2, 3])
-    >>> _joined([a, b, torch.ones(1)])
-    [tensor([0., 1., 2., 3., 4.]), tensor([1.])]
-    """
-    runs: list[tuple[Tensor, int]] = []  # the first tensor of each, and the number of entries
-    for x in tensors:
-        if runs:
-            first, count = runs[-1]
-            here = first.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-            if here and x.storage_offset() == first.storage_offset() + count:
-                runs[-1] = first, count + x.numel()
-                continue
-        runs.append((x, x.numel()))
-    return [first.as_strided((count,), (1,)) for first, count in runs]
-
-
-def _most(group: dict[str, Any]) -> float:
-    return largest_rate(group["scaling"]) if group["rule"] == "muon" else LARGEST
-
-
-def _rate(group: dict[str, Any], name: str = "lr") -> float | Tensor:
-    """The learning rate of a group; the value of a tensor is checked by `_in_range`, without waiting for its device."""
-    lr = group["lr"]
-    if not isinstance(lr, Tensor):
-        lr = check_rate(lr, name, _most(group))
-        if lr * group["weight_decay"] > MOST_DECAY:
-            remedy = f"weight_decay at most {1 / lr:.3g}"
-            raise InputError(f"{name} × weight_decay", "must be at most 1", lr * group["weight_decay"], remedy)
-        return lr
-    if lr.numel() != 1:
-        raise InputError(name, "must have one element", f"shape {tuple(lr.shape)}")
-    return lr
-
-
-def _in_range(groups: Sequence[dict[str, Any]]) -> list[Tensor]:
-    """Whether learning rates that are tensors are such that `_rate` would accept them as numbers, one flag per
-    tensor."""
-    most: dict[int, tuple[Tensor, float]] = {}
-    for group in groups:
-        if isinstance(lr := _rate(group), Tensor):
-            decay = group["weight_decay"]
-            bound = min(_most(group), MOST_DECAY / decay if decay else LARGEST)
-            value = lr.reshape(()).to(torch.promote_types(lr.dtype, torch.float32))  # 1e6 overflows in float16
-            most[id(lr)] = value, min(bound, most.get(id(lr), (lr, bound))[1])
-    return [lr.clamp(0.0, bound) == lr for lr, bound in most.values()]  # false for NaN
-
-
 def _gradients(params: Sequence[Tensor], rule: str) -> Tensor:
     """Gradients as one vector; those of matrices are in the memory order of their parameters. A copy, unless there is
     only one."""
-    parts = [(_in_order(_gradient(p), p) if rule == "muon" else _gradient(p)).reshape(-1) for p in params]
+    parts = [(in_order(_gradient(p), p) if rule == "muon" else _gradient(p)).reshape(-1) for p in params]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

@@ -1,11 +1,13 @@
-"""What `sw.Muon` accepts: settings of its groups, parameters, and states to continue from."""
+"""What `sw.Muon` accepts: settings and learning rates of its groups, parameters, and states to continue from."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, bfloat16, float32, float64
 
 from stairwise.checks import InputError, flag, number, one_of, positive_int
-from stairwise.training.newton_schulz import SCALINGS
+from stairwise.training.newton_schulz import LARGEST, SCALINGS, check_rate, largest_rate
 
 RULES = ("muon", "sgd", "adamw")
 STATES = {"muon": ("momentum_buffer", "length"), "sgd": ("momentum_buffer",)}
@@ -27,6 +29,7 @@ SETTINGS = (
 )
 OTHER_STATE = "begin with a new state, or use the optimizer that the state is from"
 DTYPES = (float32, float64, bfloat16)
+MOST_DECAY = 1 + 1e-6  # share of the weights that decays in a step, with room for rounding in float32
 
 
 def check_settings(group: dict[str, Any]) -> None:
@@ -87,3 +90,34 @@ def check_parameter(p: Tensor, rule: str) -> None:
     dense = p.ndim == 2 or p.is_contiguous() or p.movedim(1, -1).is_contiguous()
     if not dense:
         raise InputError(what, "must be contiguous or channels-last", p.stride(), "call .contiguous() on it")
+
+
+def _most(group: dict[str, Any]) -> float:
+    return largest_rate(group["scaling"]) if group["rule"] == "muon" else LARGEST
+
+
+def rate_of(group: dict[str, Any], name: str = "lr") -> float | Tensor:
+    """The learning rate of a group. The value of a tensor is checked by `rates_in_range`, which does not wait for the
+    device."""
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        lr = check_rate(lr, name, _most(group))
+        if lr * group["weight_decay"] > MOST_DECAY:
+            remedy = f"weight_decay at most {1 / lr:.3g}"
+            raise InputError(f"{name} × weight_decay", "must be at most 1", lr * group["weight_decay"], remedy)
+        return lr
+    if lr.numel() != 1:
+        raise InputError(name, "must have one element", f"shape {tuple(lr.shape)}")
+    return lr
+
+
+def rates_in_range(groups: Sequence[dict[str, Any]]) -> list[Tensor]:
+    """One flag per learning rate that is a tensor: would `rate_of` accept its value as a number?"""
+    most: dict[int, tuple[Tensor, float]] = {}
+    for group in groups:
+        if isinstance(lr := rate_of(group), Tensor):
+            decay = group["weight_decay"]
+            bound = min(_most(group), MOST_DECAY / decay if decay else LARGEST)
+            value = lr.reshape(()).to(torch.promote_types(lr.dtype, torch.float32))  # 1e6 overflows in float16
+            most[id(lr)] = value, min(bound, most.get(id(lr), (lr, bound))[1])
+    return [lr.clamp(0.0, bound) == lr for lr, bound in most.values()]  # false for NaN
