@@ -207,10 +207,8 @@ class Muon(Optimizer):
     def _move(self, group: dict[str, Any], sets: Sequence[Set], usable: dict[torch.device, Tensor]) -> None:
         """Move the parameters of a group, one set after the other."""
         for params, gradient in sets:
-            if len(params) == 1:
-                gradient = gradient.clone()  # so far it is the parameter's own
             good = usable[gradient.device]
-            gradient.masked_fill_(~good, 0.0)
+            gradient = gradient.masked_fill(~good, 0.0)  # a copy: so far it may be the memory of the user's gradients
             lr = rate_of(group)
             rate = torch.full((), lr, device=good.device) if isinstance(lr, float) else lr.reshape(()).to(good.device)
             rate = torch.where(good, rate.float(), 0.0)
@@ -292,10 +290,10 @@ def _sets(group: dict[str, Any]) -> list[list[Tensor]]:
 
 
 def _gradients(params: Sequence[Tensor], rule: str) -> Tensor:
-    """Gradients as one vector; those of matrices are in the memory order of their parameters. A copy, unless there is
-    only one."""
-    parts = [(in_order(_gradient(p), p) if rule == "muon" else _gradient(p)).reshape(-1) for p in params]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    """Gradients as one vector; those of matrices are in the memory order of their parameters. Not copied if they
+    already lie one after the other, as in this package's training."""
+    parts = [(in_order(_gradient(p), p) if rule == "muon" else _gradient(p)).reshape(-1).contiguous() for p in params]
+    return vectors[0] if len(vectors := joined(parts)) == 1 else torch.cat(parts)
 
 
 def _gradient(p: Tensor) -> Tensor:

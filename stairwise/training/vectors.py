@@ -41,7 +41,7 @@ def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
         if runs:
             first, count = runs[-1]
             here = first.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-            if here and x.storage_offset() == first.storage_offset() + count:
+            if here and x.dtype == first.dtype and x.storage_offset() == first.storage_offset() + count:
                 runs[-1] = first, count + x.numel()
                 continue
         runs.append((x, x.numel()))

@@ -117,6 +117,33 @@ def test_momenta_lie_one_after_the_other():
     assert [v.data_ptr() for v in found[1:]] == ends[:-1]
 
 
+@pytest.mark.parametrize("foreach", [True, False])
+def test_gradients_may_lie_anywhere_and_are_left_as_they_are(foreach):
+    """One after the other in memory, in other orders, and as views of a single number."""
+    found = []
+    for layout in ("apart", "joint", "backwards"):
+        network = net(channels_last=True)
+        optimizer, flat = Muon(network.parameters(), foreach=foreach), FlatOptimizer(network)  # makes gradients joint
+        for step in range(3):
+            flat.gradient.normal_(generator=torch.Generator().manual_seed(step))
+            if layout == "apart":
+                for p in network.parameters():
+                    p.grad = p.grad.clone()
+            if layout == "backwards":
+                memory, start = torch.zeros_like(flat.gradient), 0
+                for p in reversed(list(network.parameters())):
+                    view = memory[start : start + p.numel()].as_strided(p.shape, p.stride(), start)
+                    p.grad, start = view.copy_(p.grad), start + p.numel()
+            last = network[-1].weight
+            last.grad = torch.ones(1, 1).expand(last.shape)
+            before = [p.grad.clone() for p in network.parameters()]
+            optimizer.step()
+            assert all(torch.equal(p.grad, g) for p, g in zip(network.parameters(), before, strict=True))
+            flat = FlatOptimizer(network)
+        found.append([p.detach().clone() for p in network.parameters()])
+    assert same(found[0], found[1], rtol=0, atol=0) and same(found[0], found[2], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_loaded_momenta_may_lie_anywhere(channels_last):
     a, b = net(channels_last), net(channels_last)
