@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ def draw_apart(
         for j, color in reversed(list(enumerate(mode_colors(x.shape[1])))):
             ax.plot(t, x[:, j], **{**THIN, "color": color})
         ax.axhline(0.5, **PREDICTED)
-        ax.set(xscale="log", yscale="log", title=name, xlabel="time $t$ = Σ lr")
+        ax.set(xscale="log", yscale="log", title=fill(name, 12), xlabel="time $t$ = Σ lr")
         ax.minorticks_off()
     top[0].set_ylabel("λ / typical variance")
     for ax, curves in zip(middle, losses.values(), strict=True):
@@ -177,7 +178,7 @@ def draw_apart(
         for i, seeds in enumerate(values.values()):
             ax.plot(np.full(len(seeds), i), seeds, "o", color="#1b4a7a", alpha=0.7)
         ax.set(title=name, xlim=(-0.5, len(values) - 0.5), ylim=(0, None))
-        ax.set_xticks(range(len(values)), [title.replace(" ", "\n", 1) for title in values])
+        ax.set_xticks(range(len(values)), [fill(title, 10) for title in values])
     return figure
 
 

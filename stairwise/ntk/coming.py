@@ -3,7 +3,8 @@
 Modes that have grown at one moment of a training are compared with those at the first later moment at which more have
 grown. Directions in the later span that are farthest from the earlier one are *new*. From a kernel of the network at
 the earlier moment we predict a fixed number of modes, by the theory or by kernel PCA, and ask for the share of the new
-modes that lies in their span, beyond the modes that had grown by then.
+modes that lies in their span, beyond the modes that had grown by then. Two simple kernels are for comparison: that of
+the inputs of the last layer, and that of the embeddings, which hold each next mode already, small as it may be.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,9 @@ from stairwise.progress import Progress, silent
 from stairwise.theory.spectra import grown
 
 Floats = NDArray[np.float64]
-KERNELS = ("as it is", "unit diagonal", "directions", "directions, unit diagonal", "filters")
+TANGENT = ("as it is", "unit diagonal", "directions", "directions, unit diagonal", "filters")
+SIMPLE = ("inputs of the last layer", "embeddings")  # for comparison: what can be seen without a tangent kernel
+KERNELS = (*TANGENT, *SIMPLE)  # runs of 2026-11-18 have the first five only
 WAYS = ("theory", "kernel PCA")
 TARGETS = ("next", "end")
 PREDICTED = 50  # modes predicted from a kernel, at most d
@@ -119,7 +122,7 @@ def study_coming(
             progress(i * len(views) + draw, T * len(views), f"kernels at step {step}")
             before = grown_modes(z[i][draw], counts[i])
             new = [new_modes(before, grown_modes(z[j][draw], counts[j])) for j in (until[i], T)]
-            for k, K in enumerate(_every(kernels_of(model, x, hidden, precision=precision))):
+            for k, K in enumerate(_every(kernels_of(model, x, hidden, precision=precision), z[i][draw])):
                 for way, F in enumerate(_predictions(K, most)):
                     if np.isnan(F).any():
                         continue
@@ -144,10 +147,11 @@ def next_growth(counts: NDArray[np.int64], d: int) -> NDArray[np.int64]:
     return np.array([found[0] if found and i in usable else -1 for i, found in enumerate(later)])
 
 
-def _every(kernels: Kernels) -> list[Matrix]:
+def _every(kernels: Kernels, z: Floats) -> list[Matrix]:
     """The kernels of `KERNELS`."""
-    plain, directions = kernels.at(1.0), kernels.directions
-    return [plain, unit_diagonal(plain), directions, unit_diagonal(directions), kernels.filters]
+    plain, directions, last = kernels.at(1.0), kernels.directions, kernels.layers()["readout"]
+    z = z - z.mean(axis=0)
+    return [plain, unit_diagonal(plain), directions, unit_diagonal(directions), kernels.filters, last, z @ z.T]
 
 
 def _predictions(K: Matrix, most: int) -> list[Floats]:

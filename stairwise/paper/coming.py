@@ -10,7 +10,8 @@ From the weights that a run has kept (`keep = 16` in its recipe): grown modes on
 the modes that are new at the first later moment at which more have grown. Each kernel of the earlier network predicts
 50 modes, by the theory and by kernel PCA, beyond those that had grown. All runs see one and the same tensor of views;
 means and spreads are over three draws of pairs. The kernels "directions" and "filters" do not depend on the lengths of
-weights that batch norm hides (docs/results/tables.md).
+weights that batch norm hides (docs/results/tables.md). For comparison, the same from two kernels that need no
+derivatives: of the inputs of the last layer, and of the embeddings themselves.
 Expected: no prediction was made; the bar is twice chance, for the theory from the kernel of directions.
 """
 
@@ -108,6 +109,11 @@ def means(arrays: Arrays, name: str, target: str = "next") -> tuple[NDArray, NDA
     return one, other
 
 
+def kernels_in(arrays: Arrays, name: str) -> tuple[str, ...]:
+    """The kernels of a run; the first runs do not have the two for comparison."""
+    return KERNELS[: arrays[f"{name}.shares"].shape[-2]]
+
+
 def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for name in methods_in(arrays):
@@ -118,7 +124,7 @@ def check(arrays: Arrays) -> list[Claim]:
         text = f"{title}: share of the next modes, theory, kernel of {JUDGED}"
         expected = f"> {bar.mean():.3f}, twice chance, in every draw"
         claims.append(Claim(text, float(one.mean()), expected, bool((one > bar).all())))
-        for k, kernel in enumerate(KERNELS):
+        for k, kernel in enumerate(kernels_in(arrays, name)):
             for w, way in enumerate(WAYS):
                 if (kernel, way) != (JUDGED, "theory"):
                     text = f"{title}: share of the next modes, {way}, kernel {kernel}"
@@ -134,7 +140,7 @@ def table(arrays: Arrays) -> Table:
             shares, chance = means(arrays, name, target)
             rows += [
                 [TITLES[name], words, kernel, *(spread(shares[:, k, w]) for w in range(2)), spread(chance[:, k, 0])]
-                for k, kernel in enumerate(KERNELS)
+                for k, kernel in enumerate(kernels_in(arrays, name))
             ]
     return Table("Share of new modes that kernels predict", ["run", "modes", "kernel", *WAYS, "chance"], rows)
 
@@ -147,7 +153,7 @@ def moments_table(arrays: Arrays) -> Table:
         for i, j in enumerate(until):
             if j >= 0:
                 shares, chance = arrays[f"{name}.shares"][:, i, 0, :, 0], arrays[f"{name}.chance"][:, i, 0, 0]
-                cells = [spread(shares[:, k]) for k in range(len(KERNELS))]
+                cells = [spread(column) for column in shares.T] + ["–"] * (len(KERNELS) - shares.shape[1])
                 when = f"{steps[i]:,} to {steps[j]:,}"
                 rows.append([TITLES[name], when, f"{grown[i]} → {grown[j]}", *cells, f"{chance.mean():.3f}"])
     header = ["run", "updates", "grown modes", *KERNELS, "chance"]
@@ -159,7 +165,7 @@ def draw(arrays: Arrays) -> Figure:
     for name in methods_in(arrays):
         some = np.flatnonzero(arrays[f"{name}.until"] >= 0)
         steps, shares = arrays[f"{name}.steps"][some], arrays[f"{name}.shares"][:, some, 0]
-        lines = {kernel: shares[:, :, k, 0] for k, kernel in enumerate(KERNELS)}
+        lines = {kernel: shares[:, :, k, 0] for k, kernel in enumerate(kernels_in(arrays, name))}
         lines[f"kernel PCA, {JUDGED}"] = shares[:, :, KERNELS.index(JUDGED), 1]
         rows.append((TITLES[name], steps, lines, arrays[f"{name}.chance"][:, some, 0, 0].mean(axis=0)))
     return draw_coming(rows)

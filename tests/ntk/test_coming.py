@@ -101,6 +101,10 @@ def test_study():
     assert plain.min() > 0.9
     assert plain[:, 1:] == pytest.approx(found.shares[:, 1:, 1, 0, 0]), "there the next moment is the end"
     assert found.chance[:, 0, 0] == pytest.approx(np.full((3, 2), 5 / (160 - 2)), rel=0.25)
+    own = found.shares[:, :, 0, KERNELS.index("embeddings"), 1]
+    assert own.min() > 0.4, "modes that have not grown are alike in size here, and some of them are the next"
+    last = found.shares[:, :, 0, KERNELS.index("inputs of the last layer")]
+    assert last.min() > 0.9, "which are the inputs here"
     still = study_coming("still", [models[0], (1, deepcopy(models[0][1]))], views)
     assert still.until.tolist() == [-1]
     assert np.isnan(still.shares).all()

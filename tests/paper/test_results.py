@@ -267,6 +267,24 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
         assert "| " + " | ".join(row) + " |" in page
 
 
+def test_numbers_on_the_page_of_simclr_on_stl10():
+    arrays = load_arrays(RESULTS / "fig2cf.npz")
+    page = (RESULTS / "fig2cf.md").read_text(encoding="utf-8").replace("\n", " ")
+    for row in steps_table(arrays, {"simclr": "SimCLR"}).rows:
+        assert "| " + " | ".join(row) + " |" in page
+    assert arrays["simclr.grown"][0] == 13, "thirteen in all"
+    every = arrays["simclr.every"].astype(float)
+    t, lam = every[:, 0], every[:, 1:]
+    x = lam / ((lam**2).sum(axis=1) / lam.sum(axis=1))[:, None]
+    passed = [int(np.argmax(x[:, j] > 0.5)) for j in range(11)]
+    assert t[passed[3]] < 21
+    assert max(x[passed[j], j + 1] for j in range(3, 11)) < 0.003
+    errors, inside = forecasts_of(t, lam, followed="Cov z")
+    row = f"{len(errors)} | {100 * np.median(errors):.0f} % | {100 * np.mean(inside):.0f} %"
+    assert f"| SimCLR, ResNet-50 on STL-10 | {row} |" in PAGE
+    assert f"with a median error of {100 * np.median(errors):.0f} % of the remaining time; six of eight" in page
+
+
 def test_grown_modes_on_images_not_trained_on():
     page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
     small = load_arrays(RESULTS / "fig1cd.npz")
@@ -372,7 +390,7 @@ def tables_of(name, arrays):
     if name == "table2":
         return table2.table(arrays).rows + table2.grown_table(arrays).rows
     rows = table1.table(arrays).rows + table1.draws_table(arrays).rows + table1.pairs_table(arrays).rows
-    rows += [row for row in table1.lengths_table(arrays).rows if row[1] in ("s = 1", "s = 4", "directions", "filters")]
+    rows += table1.lengths_table(arrays).rows
     every = table1.drift_table(arrays).rows
     last = {row[0]: row for row in every}
     return rows + [row for row in every if row[1] == "0" or row in last.values()]
@@ -385,6 +403,24 @@ def test_tables_on_the_page(place, name):
     assert rows
     for row in rows:
         assert "| " + " | ".join(row) + " |" in page
+
+
+def test_what_the_page_says_of_lengths_and_of_the_modes_that_come_next():
+    page = (RESULTS / "tables.md").read_text(encoding="utf-8").replace("\n", " ")
+    arrays = load_arrays(RESULTS / "table1.npz")
+    scales, shares = table1.by_scale(arrays, "bt-large")
+    theory, pca = shares.mean(axis=0)[:, :2].T
+    assert f"goes from {theory[0]:.2f} to {theory[-1]:.2f} as these lengths change" in page
+    lead = theory - pca
+    assert f"is largest near s = {scales[lead.argmax()]:g} ({lead.max():.3f})" in page
+    assert f"Hidden weights are {100 * arrays['bt-large.hidden'][:, 0].mean():.1f} % of K's trace" in page
+    above, _, visible = arrays["bt-large.carried"]
+    assert (above, visible) == (50, 49), "as the page says"
+    found = load_arrays(RESULTS / "coming.npz")
+    until_end = [coming.means(found, m, "end")[0][:, 2, 0].mean() for m in ("simclr", "bt-d50")]
+    assert "{:.2f} (SimCLR) and {:.2f} (Barlow Twins)".format(*until_end) in page
+    leads = [np.diff(coming.means(found, m)[0].mean(axis=0))[:, 0] for m in ("simclr", "bt-d50")]
+    assert f"only by {-np.max(leads):.2f} to {-np.min(leads):.2f}" in page
 
 
 def test_the_papers_tables_on_the_page():

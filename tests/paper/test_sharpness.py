@@ -104,6 +104,7 @@ def test_numbers_on_the_page():
     assert f"the next one is at least {least:.1f} decades below it" in page
     assert "Barlow Twins has {bt:.1f} and VICReg {vicreg:.2f}".format(**gap) in page
     assert f"SimCLR's gap is {gap['simclr-lars']:.2f}," in page
+    assert f"its gap is {gap['simclr-warm']:.2f}, where SimCLR has at least {gap['simclr']:.1f} in the mean" in page
 
 
 def test_the_page_says_what_is_judged():
