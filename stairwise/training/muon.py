@@ -25,7 +25,7 @@ from stairwise.training.muon_checks import (
 )
 from stairwise.training.newton_schulz import LONGEST, descend, start_lengths
 from stairwise.training.rest import move_by_adamw, move_by_sgd
-from stairwise.training.vectors import as_matrix, in_order, joined, parts_of, shaped
+from stairwise.training.vectors import as_matrix, in_order, joined, parts_of, same_memory, shaped
 
 Set = tuple[list[Tensor], Tensor]  # parameters that move together, and their gradients as one vector
 
@@ -208,7 +208,8 @@ class Muon(Optimizer):
         """Move the parameters of a group, one set after the other."""
         for params, gradient in sets:
             good = usable[gradient.device]
-            gradient = gradient.masked_fill(~good, 0.0)  # a copy: so far it may be the memory of the user's gradients
+            users = same_memory(gradient, cast(Tensor, params[0].grad))  # which must not be changed
+            gradient = gradient.masked_fill(~good, 0.0) if users else gradient.masked_fill_(~good, 0.0)
             lr = rate_of(group)
             rate = torch.full((), lr, device=good.device) if isinstance(lr, float) else lr.reshape(()).to(good.device)
             rate = torch.where(good, rate.float(), 0.0)
@@ -292,7 +293,10 @@ def _sets(group: dict[str, Any]) -> list[list[Tensor]]:
 def _gradients(params: Sequence[Tensor], rule: str) -> Tensor:
     """Gradients as one vector; those of matrices are in the memory order of their parameters. Not copied if they
     already lie one after the other, as in this package's training."""
-    parts = [(in_order(_gradient(p), p) if rule == "muon" else _gradient(p)).reshape(-1).contiguous() for p in params]
+    grads = [_gradient(p).resolve_neg() for p in params]
+    if rule == "muon":
+        grads = [in_order(g, p) for g, p in zip(grads, params, strict=True)]
+    parts = [g.reshape(-1).contiguous() for g in grads]
     return vectors[0] if len(vectors := joined(parts)) == 1 else torch.cat(parts)
 
 

@@ -28,6 +28,12 @@ def parts_of(vector: Tensor, params: Sequence[Tensor]) -> Sequence[Tensor]:
     return vector.split([p.numel() for p in params])
 
 
+def same_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are parts of one and the same memory."""
+    a, b = x.untyped_storage(), y.untyped_storage()
+    return (a.data_ptr(), a.nbytes()) == (b.data_ptr(), b.nbytes())
+
+
 def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
     """As few vectors as possible over contiguous tensors: those that lie one after the other in memory are one.
 
@@ -40,8 +46,8 @@ def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
     for x in tensors:
         if runs:
             first, count = runs[-1]
-            here = first.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-            if here and x.dtype == first.dtype and x.storage_offset() == first.storage_offset() + count:
+            alike = x.dtype == first.dtype and same_memory(x, first)
+            if alike and x.storage_offset() == first.storage_offset() + count:
                 runs[-1] = first, count + x.numel()
                 continue
         runs.append((x, x.numel()))

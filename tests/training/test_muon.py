@@ -12,9 +12,10 @@ from torch import nn
 import stairwise as sw
 from benchmarks.bench_muon_angle import SPEEDRUN, law, noise, predicted, stored_runs
 from stairwise.checks import InputError
-from stairwise.training.muon import Muon
+from stairwise.training.muon import Muon, _gradients
 from stairwise.training.newton_schulz import SCALINGS
 from stairwise.training.optimizer import FlatOptimizer
+from stairwise.training.vectors import joined, same_memory
 from tests.two_processes import run_two
 
 
@@ -117,31 +118,59 @@ def test_momenta_lie_one_after_the_other():
     assert [v.data_ptr() for v in found[1:]] == ends[:-1]
 
 
+LAYOUTS = ("apart", "joint", "backwards", "expanded", "negated")
+
+
+def laid_out(network, layout, seed):
+    """Give a network gradients, whose values do not depend on how they lie in memory; that of the last is constant."""
+    flat = FlatOptimizer(network)  # makes gradients joint, with matrices first
+    flat.gradient.normal_(generator=torch.Generator().manual_seed(seed))
+    last = network[-1].weight
+    last.grad.fill_(0.5)
+    if layout == "apart":
+        for p in network.parameters():
+            p.grad = p.grad.clone()
+    if layout == "backwards":
+        memory, start = torch.zeros_like(flat.gradient), 0
+        for p in reversed(list(network.parameters())):
+            view = memory[start : start + p.numel()].as_strided(p.shape, p.stride(), start)
+            p.grad, start = view.copy_(p.grad), start + p.numel()
+    if layout == "expanded":
+        last.grad = torch.full((1, 1), 0.5).expand(last.shape)
+    if layout == "negated":
+        last.grad = torch._neg_view(last.grad.neg_())
+
+
 @pytest.mark.parametrize("foreach", [True, False])
 def test_gradients_may_lie_anywhere_and_are_left_as_they_are(foreach):
-    """One after the other in memory, in other orders, and as views of a single number."""
     found = []
-    for layout in ("apart", "joint", "backwards"):
+    for layout in LAYOUTS:
         network = net(channels_last=True)
-        optimizer, flat = Muon(network.parameters(), foreach=foreach), FlatOptimizer(network)  # makes gradients joint
+        optimizer = Muon(network.parameters(), foreach=foreach)
         for step in range(3):
-            flat.gradient.normal_(generator=torch.Generator().manual_seed(step))
-            if layout == "apart":
-                for p in network.parameters():
-                    p.grad = p.grad.clone()
-            if layout == "backwards":
-                memory, start = torch.zeros_like(flat.gradient), 0
-                for p in reversed(list(network.parameters())):
-                    view = memory[start : start + p.numel()].as_strided(p.shape, p.stride(), start)
-                    p.grad, start = view.copy_(p.grad), start + p.numel()
-            last = network[-1].weight
-            last.grad = torch.ones(1, 1).expand(last.shape)
+            laid_out(network, layout, step)
             before = [p.grad.clone() for p in network.parameters()]
             optimizer.step()
             assert all(torch.equal(p.grad, g) for p, g in zip(network.parameters(), before, strict=True))
-            flat = FlatOptimizer(network)
         found.append([p.detach().clone() for p in network.parameters()])
-    assert same(found[0], found[1], rtol=0, atol=0) and same(found[0], found[2], rtol=0, atol=0)
+    assert all(same(found[0], other, rtol=0, atol=0) for other in found[1:])
+
+
+def test_joint_gradients_are_not_copied():
+    network = net(channels_last=True)
+    matrices = [p for p in network.parameters() if p.ndim > 1]
+    for layout in LAYOUTS:
+        laid_out(network, layout, 0)
+        assert same_memory(_gradients(matrices, "muon"), matrices[0].grad) == (layout == "joint")
+
+
+def test_only_what_is_one_memory_is_joined():
+    values = torch.arange(8.0)
+    assert len(joined([values[:3], values[3:]])) == 1
+    assert len(joined([values[3:], values[:3]])) == 2
+    assert len(joined([values[:4], values.view(torch.int32)[4:]])) == 2
+    array = values.numpy()
+    assert len(joined([torch.from_numpy(array[:4]), torch.from_numpy(array)[4:]])) == 2, "the first ends at 4"
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
