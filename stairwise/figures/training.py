@@ -15,7 +15,7 @@ from stairwise.figures.staircase import draw_loss, draw_spectrum
 from stairwise.figures.style import MEASURED, PREDICTED, WIDTH, mode_colors, panels
 
 THIN = {**MEASURED, "linewidth": 1.1}  # for dozens of curves per panel
-RISEN, WAITING = 0.02, "#c9ced6"  # modes that never reach this fraction of the largest eigenvalue are grey
+RISEN, WAITING = 0.02, "#c9ced6"  # modes that stay below this fraction of the largest are grey
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +205,7 @@ def _draw_loss(ax: Axes, course: Course) -> None:
 
 def _draw_spectra(ax: Axes, course: Course, shown: int, log: bool) -> None:
     curves = course.spectra[:, :shown]
-    risen = int((curves.max(axis=0) > RISEN * curves.max()).sum())
+    risen = int(((curves.max(axis=0) > RISEN * curves.max()) | (curves[-1] > RISEN * curves[-1].max())).sum())
     colors = [*mode_colors(risen), *[WAITING] * (curves.shape[1] - risen)]
     for j in reversed(range(curves.shape[1])):
         ax.plot(course.times, np.where(curves[:, j] > 0, curves[:, j], np.nan), **{**THIN, "color": colors[j]})

@@ -4,7 +4,7 @@ Modes that have grown at one moment of a training are compared with those at the
 grown. Directions in the later span that are farthest from the earlier one are *new*. From a kernel of the network at
 the earlier moment we predict a fixed number of modes, by the theory or by kernel PCA, and ask for the share of the new
 modes that lies in their span, beyond the modes that had grown by then. Two simple kernels are for comparison: that of
-the inputs of the last layer, and that of the embeddings, which hold each next mode already, small as it may be.
+the inputs of the last layer, and that of the embeddings, which already hold the next modes with a small variance.
 """
 
 from collections.abc import Sequence

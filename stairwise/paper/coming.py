@@ -156,7 +156,7 @@ def moments_table(arrays: Arrays) -> Table:
                 cells = [spread(column) for column in shares.T] + ["–"] * (len(KERNELS) - shares.shape[1])
                 when = f"{steps[i]:,} to {steps[j]:,}"
                 rows.append([TITLES[name], when, f"{grown[i]} → {grown[j]}", *cells, f"{chance.mean():.3f}"])
-    header = ["run", "updates", "grown modes", *KERNELS, "chance"]
+    header = ["run", "updates", "grown modes", *KERNELS, f"chance, {KERNELS[0]}"]
     return Table("Share of the next modes, theory, moment by moment", header, rows)
 
 
