@@ -62,7 +62,8 @@ def test_what_is_expected_of_simclr_comes_from_stored_runs():
     assert says in PAGE
     assert f"at t from {min(t):.0f} to {max(t):.0f}" in PAGE
     recipe = load_recipe("stl10-simclr-d50")
-    assert f"Here t is {recipe.steps * recipe.lr:g}, at lr {recipe.lr:g}." in PAGE
+    assert f"For SimCLR with d = 50 t is then {recipe.steps * recipe.lr:g}." in PAGE
+    assert f"at lr {recipe.lr:g}." in PAGE
 
 
 @pytest.mark.parametrize(("count", "holds"), [(16, False), (17, True), (19, True), (20, False)])
