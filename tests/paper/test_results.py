@@ -279,6 +279,15 @@ def test_numbers_on_the_page_of_simclr_on_stl10():
     passed = [int(np.argmax(x[:, j] > 0.5)) for j in range(11)]
     assert t[passed[3]] < 21
     assert max(x[passed[j], j + 1] for j in range(3, 11)) < 0.003
+    ends = [(load_arrays(RESULTS / f"{n}.npz")["about"], m) for n, m in (("fig2cf", "simclr"), ("table1", "bt-large"))]
+    runs = (RESULTS / "stl10.md").read_text(encoding="utf-8")
+    for about, name in ends:
+        one = json.loads(str(about))[name]
+        says = "kNN {:.1f} %, logistic {:.1f} %".format(*(100 * one["end"][k] for k in ("knn", "logistic")))
+        assert says in runs
+        assert says in load_recipe(one["recipe"]).label.replace("\n", " ")
+        assert f"{one['seconds']:.0f} s" in runs
+        assert f"{one['seconds'] / 60:.0f} minutes" in load_recipe(one["recipe"]).label
     errors, inside = forecasts_of(t, lam, followed="Cov z")
     row = f"{len(errors)} | {100 * np.median(errors):.0f} % | {100 * np.mean(inside):.0f} %"
     assert f"| SimCLR, ResNet-50 on STL-10 | {row} |" in PAGE
