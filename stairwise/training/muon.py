@@ -19,6 +19,7 @@ from stairwise.training.muon_checks import (
     STATES,
     check_parameter,
     check_settings,
+    check_start,
     check_state,
     rate_of,
     rates_in_range,
@@ -64,7 +65,7 @@ class Muon(Optimizer):
             "original" and "match_rms_adamw".
         rest: "sgd" or "adamw".
         rest_lr: its learning rate; None: lr for SGD, 1e-3 for AdamW.
-        betas, eps: of AdamW.
+        betas, eps: of AdamW; eps at least 1e-30, and at least 1e-8 if betas[0]² > betas[1].
         steps: of Newton–Schulz.
         dtype: number format of the iteration; None: bfloat16 on GPUs, float32 elsewhere.
         foreach: False handles one parameter after the other, which is slower.
@@ -193,6 +194,9 @@ class Muon(Optimizer):
         for good in rates_in_range([group for group, sets in work if sets]):
             usable = {device: so_far & good.to(device) for device, so_far in usable.items()}
         self._skipped.add_(~usable[first])
+        for group, sets in work:
+            for params, _ in sets:
+                self._begin(group["rule"], params)
         in_parallel([partial(self._move, group, sets, usable) for group, sets in work if sets])
         return loss
 
@@ -213,7 +217,6 @@ class Muon(Optimizer):
             lr = rate_of(group)
             rate = torch.full((), lr, device=good.device) if isinstance(lr, float) else lr.reshape(()).to(good.device)
             rate = torch.where(good, rate.float(), 0.0)
-            self._begin(group["rule"], params)
             if group["rule"] == "muon":
                 self._move_matrices(group, params, gradient, rate, good)
             else:
@@ -236,6 +239,7 @@ class Muon(Optimizer):
                 self.state[p] = {"momentum_buffer": shaped(v, p), "length": length.to(p.dtype)}
             return
         for p in new:
+            check_start(p)
             self.state[p] = {name: torch.zeros_like(p) for name in STATES[rule] if name in SHAPED}
             if rule == "adamw":
                 self.state[p]["step"] = torch.zeros((), device=p.device)

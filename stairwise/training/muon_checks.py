@@ -41,10 +41,7 @@ def check_settings(group: dict[str, Any]) -> None:
         number(value, name, least=0, below=1)
     number(group["weight_decay"], "weight_decay", least=0)
     one_of(group["rule"], "rule", RULES)
-    if group["rule"] == "adamw":
-        number(group["eps"], "eps", above=0)
-    else:
-        number(group["eps"], "eps", least=0)
+    number(group["eps"], "eps", least=_least_eps(betas) if group["rule"] == "adamw" else 0)
     one_of(group["scaling"], "scaling", SCALINGS)
     one_of(group["rest"], "rest", RULES[1:])
     flag(group["nesterov"], "nesterov")
@@ -52,6 +49,18 @@ def check_settings(group: dict[str, Any]) -> None:
     positive_int(group["steps"], "steps", most=99)
     if group["dtype"] not in (None, *DTYPES):
         raise InputError("dtype", "must be float32, float64 or bfloat16", group["dtype"], "leave it out")
+
+
+def _least_eps(betas: tuple[float, float]) -> float:
+    """The least eps with which AdamW's weights stay finite, although small squares are 0 in float32. If the average of
+    squares forgets sooner than the average of gradients, their quotient is bounded by eps alone."""
+    return 1e-30 if betas[0] ** 2 <= betas[1] else 1e-8
+
+
+def check_start(p: Tensor) -> None:
+    """A parameter that moves for the first time, other than a matrix (`start_lengths` checks these)."""
+    if not p.isfinite().all():
+        raise InputError(f"parameter of shape {tuple(p.shape)}", "must be finite at the start")
 
 
 def check_state(state: Any, p: Tensor, rule: str) -> None:

@@ -143,8 +143,9 @@ def start_lengths(matrices: Sequence[Tensor]) -> list[Tensor]:
     """‖w‖_F of every matrix; one of zeros counts as long as a matrix with orthonormal rows, so that it can move."""
     lengths = torch._foreach_norm([w.float() for w in matrices])
     for n, w in zip(lengths, matrices, strict=True):
-        if not torch.isfinite(n):
-            raise InputError(f"weights of shape {tuple(w.shape)}", "must be finite at the start", float(n))
+        if not n < LONGEST:  # also if it is nan
+            rule = f"must be finite at the start, and of a length below {LONGEST:.0e}"
+            raise InputError(f"weights of shape {tuple(w.shape)}", rule, f"length {float(n):g} in float32")
     return [torch.where(n > SHORTEST, n, min(w.shape) ** 0.5) for n, w in zip(lengths, matrices, strict=True)]
 
 

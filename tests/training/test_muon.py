@@ -606,7 +606,9 @@ def test_a_learning_rate_that_leaves_its_range_in_a_tensor_skips(lr, which):
         ({"betas": (0.9, "0.999")}, "betas must be a number"),
         ({"weight_decay": -1}, "weight_decay must be at least 0"),
         ({"weight_decay": 51.0}, "lr × weight_decay must be at most 1 .got 1.02.: weight_decay at most 50"),
-        ({"rest": "adamw", "eps": 0.0}, "eps must be greater than 0"),
+        ({"rest": "adamw", "eps": 0.0}, "eps must be at least 1e-30"),
+        ({"rest": "adamw", "eps": 1e-46}, "eps must be at least 1e-30"),
+        ({"rest": "adamw", "eps": 1e-9, "betas": (0.9, 0.8)}, "eps must be at least 1e-08"),
         ({"eps": -1.0}, "eps must be at least 0"),
         ({"scaling": "relativ"}, "did you mean 'relative'"),
         ({"rest": "muon"}, "rest is unknown"),
@@ -672,11 +674,39 @@ def test_what_shows_only_in_a_step():
         with pytest.raises(InputError, match=says):
             descend(network, optimizer, 1)
         assert same(network.parameters(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rest", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    ("which", "value", "says"),
+    [
+        ("3.weight", math.nan, r"weights of shape \(.*\) must be finite at the start"),
+        ("3.weight", 1e20, r"of a length below 1e\+18 .got length .* in float32"),
+        ("0.bias", math.inf, r"parameter of shape \(\d,?\) must be finite at the start"),
+    ],
+)
+def test_weights_that_are_not_usable_at_the_start_are_named_and_nothing_moves(which, value, says, rest):
     network = net()
+    parameters = dict(network.named_parameters())
     with torch.no_grad():
-        network[3].weight[0, 0] = math.nan
-    with pytest.raises(InputError, match="must be finite at the start"):
-        descend(network, Muon(network.parameters()), 1)
+        parameters[which].fill_(value)
+    before = [p.detach().clone() for p in network.parameters()]
+    for p in network.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.raises(InputError, match=says):
+        Muon(network.parameters(), rest=rest).step()
+    assert all(torch.equal(p.nan_to_num(), q.nan_to_num()) for p, q in zip(network.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(("betas", "eps"), [((0.9, 0.999), 1e-30), ((0.9, 0.0), 1e-8)])
+def test_weights_stay_finite_with_the_least_eps_and_the_largest_rate(betas, eps):
+    p = nn.Parameter(torch.ones(3))
+    optimizer = Muon([p], rest="adamw", rest_lr=1e6, betas=betas, eps=eps)
+    for gradient in ([5e17, 0.0, 1e-30], [0.0, 1e-23, 0.0], [0.0, 0.0, 0.0], [-5e17, 1e-38, 5e17]):
+        p.grad = torch.tensor(gradient)
+        optimizer.step()
+        assert p.isfinite().all()
+    assert optimizer.skipped == 0
 
 
 @pytest.mark.parametrize("rest", ["sgd", "adamw"])
