@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from benchmarks.race.entrants import METHODS, RACED
 from benchmarks.race.store import Result
@@ -44,6 +46,44 @@ def draw(
         methods = [m for m in METHODS if any(g.method == m for g in shown)]
         key(figure, [(METHOD_NAMES.get(m, m), {"color": COLORS.get(m, "tab:purple")}) for m in methods])
     return figure
+
+
+def draw_spectra(results: dict[str, Result], data: str) -> Figure | None:
+    """Eigenvalues at the end relative to the largest, one panel per loss: medians over seeds and their range, for
+    settings of several seeds; None without these."""
+    shown = [g for g in drawn(results, data) if len(_spectra(g)) > 1]
+    if not shown:
+        return None
+    lengths = sorted({g.steps for g in shown}, reverse=True)
+    with style():
+        figure, axes = panels(len(RACED), 1, height=2.4)
+        for axis, loss in zip(axes, RACED, strict=True):
+            for group in (g for g in shown if g.loss == loss):
+                values, color = _spectra(group), COLORS.get(group.method, "tab:purple")
+                number = np.arange(1, values.shape[1] + 1)
+                axis.fill_between(number, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
+                axis.plot(number, np.median(values, axis=0), color=color, **_dashes(group.steps, lengths))
+            axis.set(yscale="log", xlabel="mode", title=NAMES[loss])
+        low = min(axis.get_ylim()[0] for axis in axes)
+        for axis in axes:
+            axis.set_ylim(low, 2.0)
+        axes[0].set_ylabel("variance / largest")
+        about = sorted({(g.method, g.steps) for g in shown})
+        lines = [(f"{METHOD_NAMES[m]}, {n} updates", {"color": COLORS[m], **_dashes(n, lengths)}) for m, n in about]
+        key(figure, lines)
+    return figure
+
+
+def _spectra(group: Group) -> NDArray[np.float64]:
+    """The leading eigenvalues of the covariance on test images, relative to the largest, (seeds, modes)."""
+    found = [run["spectrum"] for run in group.runs if run.get("spectrum") and not run["diverged"]]
+    values = np.array([spectrum[: min(map(len, found))] for spectrum in found], dtype=float)
+    return values / values[:, :1] if len(found) else np.zeros((0, 0))
+
+
+def _dashes(steps: int, lengths: Sequence[int]) -> dict[str, Any]:
+    """The longest runs are solid, shorter ones dashed, then dotted."""
+    return {"linewidth": 1.2, "linestyle": ("-", "--", ":")[min(lengths.index(steps), 2)]}
 
 
 def drawn(results: dict[str, Result], data: str) -> list[Group]:

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.corpus.page import filled, markdown
 from benchmarks.race import appendix
 from benchmarks.race.entrants import BASELINES, LOSSES, METHODS, RACED
-from benchmarks.race.figures import FIGURES, METHOD_NAMES, NAMES, draw, drawn
+from benchmarks.race.figures import FIGURES, METHOD_NAMES, NAMES, draw, draw_spectra, drawn
 from benchmarks.race.store import Result, Store
 from benchmarks.race.summary import Group, at_equal_modes, groups, seconds_per_step, verdict
 from stairwise.figures.style import style
@@ -28,6 +28,7 @@ NOTHING = "*Not run yet.*"
 UNDECIDED = "*Not decided yet: a verdict needs five seeds. Those so far are in the table of final runs.*"
 ALT = "Accuracy over views and over seconds for three losses: runs along their way, means of final runs, their spread"
 ALT_BESIDE = "Nearest neighbours' accuracy, modes in use and effective rank over views, for three losses"
+ALT_SPECTRA = "Variances of the modes at the end, relative to the largest, for three losses: LARS and Muon"
 HALF, SECONDS = 0.5, 0.6  # at most this share of views and of seconds
 
 
@@ -348,6 +349,7 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
         **{"engine": engine_table(engine), "kernels": kernels_table(engine), "large": engine_table(large)},
         "figure": f"![{ALT}](speed.png)" if shown else "",
         "beside": f"![{ALT_BESIDE}](speed_modes.png)" if shown else "",
+        "spectra": f"![{ALT_SPECTRA}](speed_spectra.png)" if shown else "",
         **{"small": finals_table(results, data, "small"), "stl": finals_table(results, OTHER)},
         **{"lost": lost_table(results, data), "transfer": transfer_table(results, data)},
         **{"span": span_table(folder / "span.jsonl"), "appendix": appendix_table(results, data)},
@@ -371,8 +373,8 @@ def main() -> None:
         path.write_text(text, encoding="utf-8")
         print(path)
     results = Store(RESULTS / "race.jsonl").results()
-    for name, rows in FIGURES.items():
-        figure = draw(results, dataset(results), rows)
+    made = {name: draw(results, dataset(results), rows) for name, rows in FIGURES.items()}
+    for name, figure in {**made, "speed_spectra.png": draw_spectra(results, dataset(results))}.items():
         if figure is not None:
             with style():
                 figure.savefig(RESULTS / name)

@@ -246,7 +246,7 @@ def test_a_group_with_a_diverged_seed_is_no_winner():
 
 def test_a_page_without_results_holds_no_numbers(tmp_path):
     for name, table in page.tables(tmp_path).items():
-        assert table == ("" if name in ("baselines", "figure", "beside") else page.NOTHING), name
+        assert table == ("" if name in ("baselines", "figure", "beside", "spectra") else page.NOTHING), name
     assert figures.draw({}, "cifar10") is None
 
 
@@ -274,6 +274,35 @@ def test_seconds_are_drawn_of_methods_that_were_timed(whole):
     lengths, others = 4, 3  # Muon's final lengths, and the baselines
     assert points[0] == 6 * [lengths + others]
     assert points[1] == 3 * [lengths + others] + 3 * [others]
+
+
+def test_spectra_are_drawn_of_settings_with_several_seeds(whole):
+    results, _ = whole
+    assert figures.draw_spectra(results, "cifar10") is None, "these results hold no spectra"
+    spectra = {key: r | {"spectrum": [4.0, 2.0 - r["seed"] / 9, 1.0]} for key, r in results.items()}
+    figure = figures.draw_spectra(spectra, "cifar10")
+    several = [g for g in figures.drawn(spectra, "cifar10") if len(g.runs) > 1]
+    assert sum(len(axis.lines) for axis in figure.axes) == len(several) >= 9
+    median = np.median([run["seed"] for run in next(g for g in several if g.loss == "simclr").runs])
+    values = figure.axes[0].lines[0].get_ydata()
+    assert values == pytest.approx([1.0, (2 - median / 9) / 4, 0.25])
+    single = {key: r for key, r in spectra.items() if r["seed"] == 0}
+    assert figures.draw_spectra(single, "cifar10") is None
+
+
+def test_what_the_page_says_of_spectra():
+    results = Store(page.RESULTS / "race.jsonl").results()
+    found = {
+        g.method: np.median(figures._spectra(g), axis=0)
+        for g in figures.drawn(results, "cifar10")
+        if g.loss == "simclr" and (g.method, g.steps) in (("lars", 2700), ("muon", 1350))
+    }
+    smaller = found["muon"] < found["lars"]
+    first = 1 + int(np.argmax(smaller & (np.arange(1, 65) > 40)))
+    assert smaller[first - 1 :].all()
+    times = found["lars"][-1] / found["muon"][-1]
+    text = (page.RESULTS / "speed.md").read_text(encoding="utf-8")
+    assert f"from the {first}nd on are smaller than LARS's, the last one {round(times, -1):.0f} times" in text.replace("\n", " ")
 
 
 def test_stored_results_are_those_on_the_page():
