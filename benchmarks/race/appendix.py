@@ -7,6 +7,7 @@ raced as `sw.precondition`, which couples the modes; its prediction is for the l
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,6 @@ IDEAS = (
     Idea("S4", "less steep beyond λ = 1", "smoothed", "sgd", Smoothed(epsilon=0.1)),
     Idea("S5", "fourth power", "fourth_power", "sgd", FourthPower()),
     Idea("S6", "flat around λ = 1", "hinged", "sgd", Hinged()),
-    Idea("S7", "larger learning rate", "plain", "sgd"),
 )
 
 
@@ -99,6 +99,15 @@ def bearable(idea: Idea) -> float:
     return largest_lr(idea.landscape, float(idea.landscape.solve(1e6, 0.5, 1.0))) / plain
 
 
+def bound(gamma: float, momentum: float) -> float:
+    """The largest stable rate of the plain loss at its minimum.
+
+    >>> round(bound(2.0, 0.0), 3), round(bound(2.0, 0.9), 4)
+    (0.125, 0.2375)
+    """
+    return (1 + momentum) / (4 * gamma)
+
+
 def trials(results: dict[str, Result], data: str, loss: str, method: str, start: str) -> list[Result]:
     """All short runs, one per learning rate."""
     about = (data, loss, method, start, "tune")
@@ -111,8 +120,8 @@ def best_trial(runs: list[Result]) -> Result | None:
     return max(kept, key=lambda r: r["logistic"][-1], default=None)
 
 
-def rows(results: dict[str, Result], data: str) -> list[list[str]]:
-    """The table: one row per idea; empty if nothing was measured."""
+def rows(results: dict[str, Result], data: str, initial: dict[str, Any] | None = None) -> list[list[str]]:
+    """The table: one row per idea; empty if nothing was measured. `initial`: what `largest_rate` has stored."""
     table, measured = [], False
     for idea in IDEAS:
         cells, rates, effects = [], [], []
@@ -121,18 +130,14 @@ def rows(results: dict[str, Result], data: str) -> list[list[str]]:
             found = trials(results, data, idea.loss, idea.method, start)
             measured |= bool(plain and found)
             cells.append(_cell(idea, plain, found))
-            rates.append("" if idea.number == "S7" else _rate(plain, found))
+            rates.append(_rate(plain, found))
             effects.append(_effect(plain, found))
-        table.append(
-            [idea.number, idea.name, _prediction(idea), *cells, ", ".join(filter(None, rates)), _verdict(idea, effects)]
-        )
-    return table if measured else []
+        table.append([idea.number, idea.name, _prediction(idea), *cells, ", ".join(rates), _verdict(idea, effects)])
+    return [*table, larger_rate(results, data, initial)] if measured else []
 
 
 @cache  # the largest rates are found by simulation
 def _prediction(idea: Idea) -> str:
-    if idea.number == "S7":
-        return f"the rate is bearable up to {largest_lr(BarlowTwins(), 1.0):.2f}/γ₁"
     small, standard = (sooner(idea, start) for start in STARTS.values())
     rate = bearable(idea)
     bound = "at least " if rate > 60 else ""  # where the search for the largest rate ends
@@ -148,10 +153,25 @@ def _cell(idea: Idea, plain: list[Result], found: list[Result]) -> str:
         return f"diverged at every rate from {min(r['lr'] for r in found):g} on"
     if before is None:
         return f"the plain loss diverged at every rate; with the idea {100 * after['logistic'][-1]:.1f} %"
-    if idea.number == "S7":
-        return ", ".join(f"{r['lr']:g}: {_end(r)}" for r in sorted(plain, key=lambda r: float(r["lr"])))
     change = f"{100 * before['logistic'][-1]:.1f} → {100 * after['logistic'][-1]:.1f} %"
     return f"{change}, {before['grown'][-1]} → {after['grown'][-1]} modes"
+
+
+def larger_rate(results: dict[str, Result], data: str, initial: dict[str, Any] | None) -> list[str]:
+    """S7, a larger learning rate: accuracies at all rates, and the largest bearable one over the predicted one."""
+    about, cells, predicted, ratios = ["S7", "larger learning rate"], [], [], []
+    for start in STARTS:
+        plain = sorted(trials(results, data, "plain", "sgd", start), key=lambda r: float(r["lr"]))
+        cells.append(", ".join(f"{r['lr']:g}: {_end(r)}" for r in plain) or NOT_RUN)
+        largest = _largest(plain)
+        if initial and largest:
+            predicted.append(bound(initial[start]["gamma"][0], initial[start]["momentum"]))
+            ratios.append(largest / predicted[-1])
+    if not ratios:
+        return [*about, f"bearable up to {largest_lr(BarlowTwins(), 1.0):.2f}/γ₁", *cells, "", NOT_RUN]
+    limits, times = ", ".join(f"{rate:.2g}" for rate in predicted), " and ".join(f"{ratio:.1f}" for ratio in ratios)
+    words = f"bears {times} times the predicted rate"
+    return [*about, f"bearable up to {limits}", *cells, ", ".join(f"{ratio:.1f}×" for ratio in ratios), words]
 
 
 def _end(run: Result) -> str:
@@ -183,8 +203,6 @@ def _effect(plain: list[Result], found: list[Result]) -> float | None:
 
 def _verdict(idea: Idea, effects: list[float | None]) -> str:
     """In words, from the effects at the starts that were measured; two points or less are no effect."""
-    if idea.number == "S7":
-        return "not tested: γ₁ of the network was not measured"
     found = {start: effect for start, effect in zip(STARTS, effects, strict=True) if effect is not None}
     helped = [start for start, effect in found.items() if effect > NO_EFFECT]
     harmed = [start for start, effect in found.items() if effect < -NO_EFFECT]

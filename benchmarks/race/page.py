@@ -290,8 +290,8 @@ def kernels_table(found: dict[str, Any]) -> str:
     )
 
 
-def appendix_table(results: dict[str, Result], data: str) -> str:
-    rows = appendix.rows(results, data)
+def appendix_table(results: dict[str, Result], data: str, initial: dict[str, Any]) -> str:
+    rows = appendix.rows(results, data, initial)
     head = [
         "",
         "idea",
@@ -338,8 +338,8 @@ def _best_trials(results: dict[str, Result], data: str, loss: str, method: str) 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
     """All tables of the pages by name."""
     results, runs = (Store(folder / name).results() for name in ("race.jsonl", "speedrun.jsonl"))
-    files = (folder / name for name in ("engine.json", "engine_large.json"))
-    engine, large = (json.loads(stored.read_text()) if stored.is_file() else {} for stored in files)
+    files = (folder / name for name in ("engine.json", "engine_large.json", "largest_rate.json"))
+    engine, large, initial = (json.loads(stored.read_text()) if stored.is_file() else {} for stored in files)
     data = dataset(results)
     shown = bool(drawn(results, data))
     return {
@@ -352,7 +352,7 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
         "spectra": f"![{ALT_SPECTRA}](speed_spectra.png)" if shown else "",
         **{"small": finals_table(results, data, "small"), "stl": finals_table(results, OTHER)},
         **{"lost": lost_table(results, data), "transfer": transfer_table(results, data)},
-        **{"span": span_table(folder / "span.jsonl"), "appendix": appendix_table(results, data)},
+        **{"span": span_table(folder / "span.jsonl"), "appendix": appendix_table(results, data, initial)},
     }
 
 

@@ -68,18 +68,24 @@ def fixed_views(trainer: Trainer, n: int) -> Tensor:
     return torch.cat([a for a, _ in both] + [b for _, b in both])
 
 
+def with_statistics_of(network: nn.Module, views: Tensor | None) -> Outputs:
+    """A copy of a network in evaluation mode, whose batch norms have the statistics of these views, if given."""
+    model = Outputs(deepcopy(network)).to(memory_format=torch.contiguous_format).eval()
+    if views is not None:
+        with torch.no_grad():
+            update_bn(views.split(BATCH), model)
+    return model
+
+
 def predicted_modes(network: nn.Module, views: Tensor) -> dict[str, Floats]:
     """Modes (2n, …) by name, leading ones first: of the theory and of kernel PCA, from two kernels of the network."""
     spans = {}
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # to search would take longer
-    for ending in ("", "_measured"):
-        model = Outputs(deepcopy(network)).to(memory_format=torch.contiguous_format).eval()
+    for ending, statistics in (("", None), ("_measured", views)):
+        model = with_statistics_of(network, statistics)
         last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
         if last.bias is not None:
             last.bias.requires_grad_(False)
-        if ending:
-            with torch.no_grad():
-                update_bn(views.split(BATCH), model)
         K = empirical_ntk(model, views, precision="float64").cpu().numpy()
         K = K - K.mean(axis=0) - K.mean(axis=1, keepdims=True) + K.mean()
         spans["theory" + ending] = theory_modes(K, min(2 * LEADING, len(K) // 2 - 1))

@@ -176,7 +176,7 @@ def draw_apart(
     middle[0].set_ylabel("loss")
     for ax, (name, values) in zip(bottom, numbers.items(), strict=True):
         for i, seeds in enumerate(values.values()):
-            ax.plot(np.full(len(seeds), i), seeds, "o", color="#1b4a7a", alpha=0.7)
+            ax.plot(np.full(len(seeds), i), seeds, "o", color="#1b4a7a", alpha=0.7, clip_on=False)
         ax.set(title=name, xlim=(-0.5, len(values) - 0.5), ylim=(0, None))
         ax.set_xticks(range(len(values)), [fill(title, 10) for title in values])
     return figure

@@ -302,7 +302,24 @@ def test_what_the_page_says_of_spectra():
     assert smaller[first - 1 :].all()
     times = found["lars"][-1] / found["muon"][-1]
     text = (page.RESULTS / "speed.md").read_text(encoding="utf-8")
-    assert f"from the {first}nd on are smaller than LARS's, the last one {round(times, -1):.0f} times" in text.replace("\n", " ")
+    assert f"from the {first}nd on are smaller than LARS's, the last one {round(times, -1):.0f} times" in text.replace(
+        "\n", " "
+    )
+
+
+def test_what_the_page_says_of_the_largest_rate():
+    text = (page.RESULTS / "speed.md").read_text(encoding="utf-8")
+    stored = json.loads((page.RESULTS / "largest_rate.json").read_text())
+    small, standard = (stored[start]["gamma"] for start in appendix.STARTS)
+    assert f"{small[0]:.1f} from the small start and {standard[0]:.0f} from the standard one" in text
+    seeds = f"{min(small):.1f} to {max(small):.1f} and {min(standard):.0f} to {max(standard):.0f}"
+    assert f"seeds 0 to 2: {seeds}" in text
+    results = Store(page.RESULTS / "race.jsonl").results()
+    largest = [
+        appendix._largest(appendix.trials(results, "cifar10", "plain", "sgd", start)) for start in appendix.STARTS
+    ]
+    times = standard[0] / small[0], largest[0] / largest[1]
+    assert "small start bears {:.0f} times the rate, and it bears {:.0f} times".format(*times) in text
 
 
 def test_stored_results_are_those_on_the_page():
@@ -333,6 +350,10 @@ def test_the_appendix_predicts_and_shows_only_what_was_measured():
     assert row[3] == "the plain loss diverged at every rate; with the idea 44.0 %"
     assert row[5] == f"plain diverged, {none}"
     assert table["S5"] == [none, none, f"{none}, {none}", none]
+    assert table["S7"] == ["0.1: 40.0 %", none, "", none]
+    initial = {start: {"gamma": [9.5], "momentum": 0.9} for start in appendix.STARTS}  # so 0.05 is the predicted rate
+    row = appendix.rows(made, "cifar10", initial)[-1]
+    assert row[2:] == ["bearable up to 0.05", "0.1: 40.0 %", none, "2.0×", "bears 2.0 times the predicted rate"]
 
 
 def test_where_every_rate_diverges_lower_ones_are_tried():

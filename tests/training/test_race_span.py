@@ -13,11 +13,13 @@ from benchmarks.race import page
 from benchmarks.race.__main__ import STORE, TINY
 from benchmarks.race.entrants import METHODS, RaceRun
 from benchmarks.race.images import read_images
+from benchmarks.race.largest_rate import leading_gamma
 from benchmarks.race.plan import Race, Rules
 from benchmarks.race.single import recipe_of
 from benchmarks.race.span import Group, chosen_rate, fixed_views, main, predicted_modes, shares, theory_modes
 from benchmarks.race.store import Store
 from stairwise.checks import InputError
+from stairwise.theory.correlation import Correlation
 from stairwise.theory.spectra import subspace_alignment
 from stairwise.training.loop import Trainer
 
@@ -222,3 +224,11 @@ def test_the_page_shows_overlaps_of_runs_that_have_both_methods(tmp_path):
     ]
     assert "| small | SimCLR | 3*, 3* | 1 |" in small
     assert small.endswith("| 0.250 | –, – |")
+
+
+def test_the_leading_eigenvalue_of_a_linear_network_is_that_of_its_inputs():
+    x_a, x_b = np.random.default_rng(0).standard_normal((2, 30, 6)) * np.linspace(3, 1, 6)
+    x_b = x_a + 0.1 * x_b
+    found = leading_gamma(Linear(), torch.tensor(np.concatenate([x_a, x_b]), dtype=torch.float32))
+    with_bias = [np.hstack([x, np.ones((30, 1))]) for x in (x_a, x_b)]
+    assert found == pytest.approx(Correlation.from_pairs(*with_bias).eigenvalues[0], rel=1e-5)
