@@ -11,10 +11,11 @@ ResNet-50 at 96 px, both with batch 256. Every row is timed in turn, in each of 
   serial   muon with its stacks one after the other, on one stream
   equal    muon that stacks equal shapes only, without padding
   naive    muon with one Newton–Schulz iteration after the other, as usually written
-  sw.Muon  the optimizer for anybody's loop, recorded with the rest of the step
+  sw.Muon  the optimizer for anybody's loop, recorded with the rest of the step; gradients lie one after the other
+  apart    the same with every gradient in memory of its own, as in most loops
 
 `cost` is 1 − time of none / time of the row; `alone` is the update alone, recorded too. `sw.Muon` is also timed alone
-in an ordinary loop, without recording. The last line is JSON.
+in an ordinary loop, without recording. The last line is JSON; --out also writes it to a file.
 """
 
 import argparse
@@ -32,12 +33,13 @@ import numpy as np
 import torch
 
 import stairwise as sw
+from stairwise.files import save_json
 from stairwise.training import newton_schulz, optimizer
 from stairwise.training.graph import Recorded
 from stairwise.training.loop import Trainer
 from stairwise.training.recipe import Recipe
 
-ROWS = ("none", "sgd", "lars", "muon", "fixed", "serial", "equal", "naive", "sw.Muon")
+ROWS = ("none", "sgd", "lars", "muon", "fixed", "serial", "equal", "naive", "sw.Muon", "apart")
 BASE = Recipe(
     data="photos", views="barlow", hidden=[512], d=128, batch=256, optimizer="lars", lr=1e-3, lr_bias=1e-3, steps=10
 )
@@ -79,7 +81,7 @@ def variant(row):
         "equal": lambda: patch.object(newton_schulz, "PADDING", 0.0),
         "naive": lambda: patch.object(optimizer, "descend", descend_one_by_one),
     }
-    kind = {"sgd": "sgd", "lars": "lars", "sw.Muon": "sgd"}.get(row, "muon")
+    kind = {"sgd": "sgd", "lars": "lars", "sw.Muon": "sgd", "apart": "sgd"}.get(row, "muon")
     scaling = "fixed" if row == "fixed" else "relative"
     return {"optimizer": kind, "scaling": scaling}, patches.get(row, nullcontext)
 
@@ -97,7 +99,12 @@ def prepared(recipe, row, device, folder):
     x_a, x_b = trainer.material.pairs.fixed(torch.arange(recipe.batch))
     if row == "none":
         trainer.optimizer.step = trainer.optimizer.gradient.norm
-    if row == "sw.Muon":
+    gradients = [trainer.optimizer.gradient]
+    if row == "apart":  # the trainer empties its own vector, so these grow, which takes as long
+        for p in trainer.network.parameters():
+            p.grad = torch.zeros_like(p)
+        gradients = [p.grad for p in trainer.network.parameters()]
+    if row in ("sw.Muon", "apart"):
         ours = sw.Muon(trainer.network.parameters(), lr=torch.full((), 1e-4, device=device))
 
         def step():
@@ -110,7 +117,8 @@ def prepared(recipe, row, device, folder):
         for _ in range(5 if device.type == "cuda" else 1):
             take(x_a, x_b, measure=False)
         for _ in range(5 if device.type == "cuda" else 1):
-            trainer.optimizer.gradient.normal_()
+            for gradient in gradients:
+                gradient.normal_()
             update()
     calls = partial(take, x_a, x_b, measure=False), update
     return [(call, patched) for call in calls], trainer
@@ -195,6 +203,7 @@ def main():
     parser.add_argument("--only", choices=("resnet18", "resnet50"))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
     torch.backends.cudnn.benchmark = device.type == "cuda"  # as in training
@@ -217,7 +226,11 @@ def main():
             found[encoder] = measure(name, recipe, device, options.steps, options.rounds)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-    print(json.dumps({"device": options.device, **rounded(found)}))
+    name = torch.cuda.get_device_name() if device.type == "cuda" else options.device
+    result = {"device": name, **rounded(found)}
+    if options.out:
+        save_json(options.out, result)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
