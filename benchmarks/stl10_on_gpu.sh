@@ -40,33 +40,44 @@ train() {  # run, options
     timed "$run" $stairwise train "${run%-seed*}" --out "$out/runs/$run" --set compile=true "$@"
 }
 
+# Measures beside other runs, and stores with the second call, which finds everything measured: one at a time, because
+# figures are joined with those that are stored.
 # shellcheck disable=SC2086
-reproduce() {  # folder of results, figure, options: one at a time, because they join results that are stored
+reproduce() {  # folder of results, figure, options
     place=$1; figure=$2; shift 2
+    set -- $stairwise reproduce "$figure" --set runs="$out/runs" --out "$out/work" "$@"
+    timed "$figure" "$@"
     (
         flock 9
-        timed "$figure" $stairwise reproduce "$figure" --set runs="$out/runs" --out "$out/work" --store "$place" "$@"
+        timed "$figure-stored" "$@" --store "$place" --join
     ) 9>"$out/lock"
 }
 
 small() {  # method: its run from small initialization
     train "stl10-$1-small"
-    reproduce "$results" fig2cf --set methods="$1" --join
-    reproduce "$results" fig5 --set methods="$1" --join
-    reproduce "$results" fig7 --set methods="$1" --set only=small --join
-    reproduce "$results" coming --set methods="$1" --join
+    reproduce "$results" fig2cf --set methods="$1"
+    reproduce "$results" fig5 --set methods="$1"
+    reproduce "$results" fig7 --set methods="$1" --set only=small
+    reproduce "$results" coming --set methods="$1"
 }
 
 standard() {  # method: its run from standard initialization
     train "stl10-$1"
-    reproduce "$results" fig3 --set methods="$1" --join
-    reproduce "$results" fig4 --set methods="$1" --join
-    reproduce "$results" fig7 --set methods="$1" --set only=standard --join
+    reproduce "$results" fig3 --set methods="$1"
+    reproduce "$results" fig4 --set methods="$1"
+    reproduce "$results" fig7 --set methods="$1" --set only=standard
 }
 
 byol() {  # suffix of the recipe, kind
     train "stl10-byol$1"
-    reproduce "$results" byol --set only="$2" --join
+    reproduce "$results" byol --set only="$2"
+}
+
+d50() {  # method, suffix of its run, option of Table 1
+    train "stl10-$1-d50$2"
+    method=$1; shift 2
+    reproduce "$results" table1 --set methods="$method" --set batches=3 --set lengths=true "$@"
+    reproduce "$results" coming --set methods="$method" --set d50=true
 }
 
 # several processes use a GPU at the same time only through this service
@@ -82,14 +93,11 @@ fi
 
 case $part in
 d50)
-    train stl10-bt-d50-large &
-    train stl10-simclr-d50 &
-    train stl10-vicreg-d50 &
+    d50 bt -large --set large=true &
+    d50 simclr "" &
+    d50 vicreg "" &
     wait
-    for table in table1 table2; do
-        reproduce "$results" $table --set large=true --set batches=3 --set lengths=true
-    done
-    reproduce "$results" coming --set d50=true --join
+    reproduce "$results" table2 --set large=true --set batches=3
     ;;
 vicreg-small)
     small vicreg &
@@ -106,7 +114,7 @@ simclr)
     for seed in 1 2; do
         options="--set methods=simclr --set control=warm --set seeds=1 --set run_seed=$seed"
         # shellcheck disable=SC2086
-        reproduce "$results" sharpness $options --join
+        reproduce "$results" sharpness $options
     done &
     wait
     ;;
@@ -114,7 +122,7 @@ seed1)
     train stl10-simclr-small-seed1 --set seed=1
     for figure in fig2cf fig5 "fig7 --set only=small" coming; do
         # shellcheck disable=SC2086
-        reproduce "$results/seed1" $figure --set methods=simclr --set run_seed=1 --join
+        reproduce "$results/seed1" $figure --set methods=simclr --set run_seed=1
     done
     ;;
 *)
