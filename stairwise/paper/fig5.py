@@ -139,8 +139,9 @@ def together(arrays: Arrays, method: str) -> dict[str, tuple[float, ...]]:
 
 def joined(arrays: Arrays) -> Arrays:
     """Fewer modes of each run, so that all runs together can be stored; scores of older runs are kept as they were."""
-    missing = [m for m in trained.methods_in(arrays) if f"{m}.shape" not in arrays]
-    return trained.lighter(arrays, 24) | {f"{m}.shape": _shape(arrays, m) for m in missing}
+    runs = trained.methods_in(arrays)
+    missing = [m for m in runs if f"{m}.shape" not in arrays]
+    return trained.lighter(arrays, 24 if len(runs) <= 5 else 20) | {f"{m}.shape": _shape(arrays, m) for m in missing}
 
 
 def check(arrays: Arrays) -> list[Claim]:

@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from stairwise.archives import load_arrays
+from stairwise.archives import load_arrays, save_arrays
 from stairwise.checks import InputError
 from stairwise.paper import fig5
-from stairwise.paper.harness import from_stored, joined, page, run, store
+from stairwise.paper.harness import LARGEST, from_stored, joined, page, run, store
 from stairwise.paper.trained import lighter
 from stairwise.report.run_page import run_page
 from stairwise.runs.followed import write_followed
@@ -17,6 +17,7 @@ from stairwise.runs.reader import Run
 from stairwise.staircase.steps import detect_steps
 from tests.command_lines import stairwise
 from tests.paper.test_figures import invented
+from tests.paper.test_results import RESULTS
 
 RATES = np.concatenate([1 / np.array([1.0, 1.7, 2.2, 3.6, 4.5, 6.8, 8.1]), np.full(4, 1e-4)])
 VIEWS = 96
@@ -184,6 +185,17 @@ def test_scores_do_not_change_when_other_runs_are_joined(tmp_path):
     assert both.arrays["simclr.h.lam"].shape[1] == 24
     assert fig5.events(both.arrays, "simclr") == before
     assert fig5.events(both.arrays, "vicreg") == fig5.events(second.arrays, "vicreg")
+
+
+def test_the_stored_figure_has_room_for_a_sixth_run(tmp_path):
+    """Of VICReg, which may take as many steps as the stored run with the most."""
+    arrays = load_arrays(RESULTS / "fig5.npz")
+    sixth = {f"vicreg.{k.removeprefix('bt-x8.')}": v for k, v in arrays.items() if k.startswith("bt-x8.")}
+    sixth |= {f"vicreg.control.{x}": arrays[f"simclr.control.{x}"] for x in ("times", "h")}
+    about = json.loads(str(arrays["about"]))
+    every = arrays | sixth | {"about": np.array(json.dumps(about | {"vicreg": about["bt-x8"]}))}
+    save_arrays(tmp_path / "six.npz", every | fig5.joined(every))
+    assert (tmp_path / "six.npz").stat().st_size <= LARGEST
 
 
 def test_runs_of_another_seed(tmp_path):
