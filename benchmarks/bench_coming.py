@@ -51,6 +51,8 @@ def measured(method: str, seed: int, folder: Path) -> dict[str, Any]:
     arrays = {f"run.{name}": array for name, array in found.items()}
     shares, chance = means(arrays, "run")
     moments = found["until"] >= 0
+    if not moments.any():
+        raise SystemExit(f"{method}, seed {seed}: no mode grew on the way, as in a collapse")
     return {
         "loss": method,
         "seed": seed,

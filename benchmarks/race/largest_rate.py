@@ -14,7 +14,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -67,7 +66,7 @@ def main() -> None:
         momentum = recipe_of(plain, {}).momentum
         found[start] = {"gamma": [float(f"{g:.6g}") for g in gammas], "momentum": momentum}
         rate = bound(gammas[0], momentum)
-        print(f"{start}: γ₁ = {np.mean(gammas):.4g}, largest rate with seed 0: {rate:.3g}", flush=True)
+        print(f"{start}: γ₁ = {gammas[0]:.4g} (seed 0), largest rate {rate:.3g}; all seeds: {gammas}", flush=True)
     save_json(options.out, {"data": options.data, "images": options.images, **found})
     print(json.dumps(found))
 

@@ -193,10 +193,14 @@ class Muon(Optimizer):
         self._check_changes()
         for good in rates_in_range([group for group, sets in work if sets]):
             usable = {device: so_far & good.to(device) for device, so_far in usable.items()}
+        sets_of = [(group["rule"], params) for group, sets in work for params, _ in sets]
+        new = [(rule, fresh) for rule, params in sets_of if (fresh := [p for p in params if not self.state.get(p)])]
+        if new:
+            _refuse_recording()
+        for act in (check_start, self._begin):  # all are checked before any has a state
+            for rule, params in new:
+                act(rule, params)
         self._skipped.add_(~usable[first])
-        for group, sets in work:
-            for params, _ in sets:
-                self._begin(group["rule"], params)
         in_parallel([partial(self._move, group, sets, usable) for group, sets in work if sets])
         return loss
 
@@ -224,13 +228,9 @@ class Muon(Optimizer):
                 move = move_by_sgd if group["rule"] == "sgd" else move_by_adamw
                 move(params, parts, [self.state[p] for p in params], rate, good, group)
 
-    def _begin(self, rule: str, params: list[Tensor]) -> None:
+    def _begin(self, rule: str, new: list[Tensor]) -> None:
         """Make the state of parameters that have none. Momenta of matrices lie one after the other in memory, so that
         all of them move in a few operations."""
-        new = [p for p in params if not self.state[p]]
-        if not new:
-            return
-        _refuse_recording()
         if rule == "muon":
             lengths = start_lengths([as_matrix(p) for p in new])
             joint = new[0].new_zeros(sum(p.numel() for p in new))
@@ -239,7 +239,6 @@ class Muon(Optimizer):
                 self.state[p] = {"momentum_buffer": shaped(v, p), "length": length.to(p.dtype)}
             return
         for p in new:
-            check_start(p)
             self.state[p] = {name: torch.zeros_like(p) for name in STATES[rule] if name in SHAPED}
             if rule == "adamw":
                 self.state[p]["step"] = torch.zeros((), device=p.device)

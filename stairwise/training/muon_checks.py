@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, bfloat16, float32, float64
 
 from stairwise.checks import InputError, flag, number, one_of, positive_int
-from stairwise.training.newton_schulz import LARGEST, SCALINGS, check_rate, largest_rate
+from stairwise.training.newton_schulz import LARGEST, SCALINGS, check_rate, largest_rate, start_lengths
+from stairwise.training.vectors import as_matrix
 
 RULES = ("muon", "sgd", "adamw")
 STATES = {"muon": ("momentum_buffer", "length"), "sgd": ("momentum_buffer",)}
@@ -57,10 +58,14 @@ def _least_eps(betas: tuple[float, float]) -> float:
     return 1e-30 if betas[0] ** 2 <= betas[1] else 1e-8
 
 
-def check_start(p: Tensor) -> None:
-    """A parameter that moves for the first time, other than a matrix (`start_lengths` checks these)."""
-    if not p.isfinite().all():
-        raise InputError(f"parameter of shape {tuple(p.shape)}", "must be finite at the start")
+def check_start(rule: str, params: list[Tensor]) -> None:
+    """Parameters that move for the first time."""
+    if rule == "muon":
+        start_lengths([as_matrix(p) for p in params])
+        return
+    for p in params:
+        if not p.isfinite().all():
+            raise InputError(f"parameter of shape {tuple(p.shape)}", "must be finite at the start")
 
 
 def check_state(state: Any, p: Tensor, rule: str) -> None:

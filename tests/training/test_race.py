@@ -318,6 +318,9 @@ def test_what_the_page_says_of_the_largest_rate():
     largest = [
         appendix._largest(appendix.trials(results, "cifar10", "plain", "sgd", start)) for start in appendix.STARTS
     ]
+    bounds = [appendix.bound(gamma[0], stored["small"]["momentum"]) for gamma in (small, standard)]
+    more = [rate / bound for rate, bound in zip(largest, bounds, strict=True)]
+    assert "bears at least {:.1f} and {:.1f} times as much".format(*more) in text
     times = standard[0] / small[0], largest[0] / largest[1]
     assert "small start bears {:.0f} times the rate, and it bears {:.0f} times".format(*times) in text
 
@@ -351,9 +354,18 @@ def test_the_appendix_predicts_and_shows_only_what_was_measured():
     assert row[5] == f"plain diverged, {none}"
     assert table["S5"] == [none, none, f"{none}, {none}", none]
     assert table["S7"] == ["0.1: 40.0 %", none, "", none]
-    initial = {start: {"gamma": [9.5], "momentum": 0.9} for start in appendix.STARTS}  # so 0.05 is the predicted rate
+    initial = {"data": "cifar10"} | {
+        start: {"gamma": [9.5], "momentum": 0.9} for start in appendix.STARTS
+    }  # so 0.05 is the predicted rate
     row = appendix.rows(made, "cifar10", initial)[-1]
-    assert row[2:] == ["bearable up to 0.05", "0.1: 40.0 %", none, "2.0×", "bears 2.0 times the predicted rate"]
+    assert row[2:] == [
+        "bearable up to 0.05",
+        "0.1: 40.0 %",
+        none,
+        "2.0×",
+        "bears at least 2.0 times the predicted rate",
+    ]
+    assert appendix.rows(made, "cifar10", initial | {"data": "stl10"})[-1][-1] == none
 
 
 def test_where_every_rate_diverges_lower_ones_are_tried():

@@ -1,0 +1,197 @@
+"""The STL-10 runs behind the paper's figures and tables that are left, several at once on one GPU.
+
+    python -m benchmarks.stl10_runs PART [--out runs/stl10] [--dry]
+
+    PART          runs                                                figures and tables
+    d50           Barlow Twins at batch 256, SimCLR, VICReg, d = 50   Tables 1 and 2, coming
+    vicreg-small  VICReg from small initialization; BYOL              Figs. 2E,F, 5, 7, coming, byol
+    vicreg        VICReg; BYOL from small initialization              Figs. 3, 4, 7, byol
+    simclr        SimCLR; SimCLR with a warm-up on CIFAR-10           Figs. 3, 4, 7, sharpness
+    seed1         SimCLR from small initialization, seed 1            Figs. 2C,D, 5, 7, coming
+
+Each part was planned for half an hour of one H200; none has been run yet. Figures are joined with the stored ones:
+OUT/results begins as a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same
+command continues them. A run that fails does not stop the others. OUT/times.txt says what ended with which status: a
+figure ends with 1 if one of its claims does not hold. The command itself ends with 1 if a run or a figure failed.
+--dry prints what would be done.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from benchmarks.bench_engine import multi_process_service
+from stairwise.paper.harness import stored_names, stored_results
+
+STAIRWISE = (sys.executable, "-m", "stairwise")
+HELD = (0, 1)  # exit status of a figure that was made, whether or not its claims hold
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure or table and its settings."""
+
+    name: str
+    settings: tuple[str, ...]
+    seed: int = 0
+
+    def command(self, out: Path) -> list[str]:
+        settings = [*self.settings, f"runs={out / 'runs'}", *([f"run_seed={self.seed}"] if self.seed else [])]
+        return [*STAIRWISE, "reproduce", self.name, *_set(settings), "--out", str(out / "work")]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A run, and what is drawn of it once it has ended; without a recipe, figures train their own short runs."""
+
+    recipe: str
+    figures: tuple[Drawn, ...]
+    seed: int = 0
+
+    @property
+    def folder(self) -> str:
+        return f"{self.recipe}-seed{self.seed}" if self.seed else self.recipe
+
+    def command(self, out: Path) -> list[str]:
+        settings = ["compile=true", *([f"seed={self.seed}"] if self.seed else [])]
+        return [*STAIRWISE, "train", self.recipe, "--out", str(out / "runs" / self.folder), *_set(settings)]
+
+
+def _set(settings: Iterable[str]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def small(method: str, seed: int = 0) -> Chain:
+    figures = [("fig2cf", ()), ("fig5", ()), ("fig7", ("only=small",)), ("coming", ())]
+    return Chain(
+        f"stl10-{method}-small",
+        tuple(Drawn(name, (f"methods={method}", *more), seed) for name, more in figures),
+        seed,
+    )
+
+
+def standard(method: str) -> Chain:
+    figures = [("fig3", ()), ("fig4", ()), ("fig7", ("only=standard",))]
+    return Chain(f"stl10-{method}", tuple(Drawn(name, (f"methods={method}", *more)) for name, more in figures))
+
+
+def byol(suffix: str, kind: str) -> Chain:
+    return Chain(f"stl10-byol{suffix}", (Drawn("byol", (f"only={kind}",)),))
+
+
+def d50(method: str, suffix: str = "", *more: str) -> Chain:
+    table = Drawn("table1", (f"methods={method}", "batches=3", "lengths=true", *more))
+    return Chain(f"stl10-{method}-d50{suffix}", (table, Drawn("coming", (f"methods={method}", "d50=true"))))
+
+
+WARM = tuple(Drawn("sharpness", ("methods=simclr", "control=warm", "seeds=1"), seed) for seed in (1, 2))
+PARTS = {
+    "d50": (d50("bt", "-large", "large=true"), d50("simclr"), d50("vicreg")),
+    "vicreg-small": (small("vicreg"), byol("", "standard")),
+    "vicreg": (standard("vicreg"), byol("-small", "small")),
+    "simclr": (standard("simclr"), Chain("", WARM)),
+    "seed1": (small("simclr", seed=1),),
+}
+AFTER = {"d50": (Drawn("table2", ("large=true", "batches=3")),)}  # of all runs of a part
+
+
+@dataclass(eq=False)
+class Work:
+    """The commands of a part: chains beside one another; figures are stored one at a time, because they are joined."""
+
+    out: Path
+    environment: dict[str, str]
+    dry: bool = False
+    storing: threading.Lock = field(default_factory=threading.Lock)
+    running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    stopped: bool = False
+    begun: float = field(default_factory=monotonic)
+
+    def chain(self, chain: Chain) -> bool:
+        """Train, and then draw; nothing is drawn of a run that failed."""
+        trained = not chain.recipe or self._call(chain.folder, chain.command(self.out)) == 0
+        drawn = [self.draw(figure) for figure in chain.figures] if trained else [False]
+        return all(drawn)
+
+    def draw(self, figure: Drawn) -> bool:
+        """Measure beside other runs; then store with a second call, which finds everything measured."""
+        command = figure.command(self.out)
+        if self._call(figure.name, command) not in HELD:
+            return False
+        place = self.out / "results" / (f"seed{figure.seed}" if figure.seed and figure.name != "sharpness" else "")
+        with self.storing:
+            return self._call(figure.name, [*command, "--store", str(place), "--join"]) in HELD
+
+    def stop(self) -> None:
+        """End all commands; trainings write a checkpoint first."""
+        self.stopped = True
+        for process in tuple(self.running):
+            process.terminate()
+
+    def _call(self, name: str, command: list[str]) -> int:
+        if self.dry:
+            print(*command[len(STAIRWISE) - 1 :])
+            return 0
+        if self.stopped:
+            return -signal.SIGTERM
+        with (self.out / f"{name}.txt").open("ab") as log:
+            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
+            self.running.add(process)
+            status = process.wait()
+            self.running.discard(process)
+        with (self.out / "times.txt").open("a") as times:
+            times.write(f"{monotonic() - self.begun:.0f} s: {name} ended with {status}\n")
+        return status
+
+
+def begin(out: Path) -> None:
+    """Make OUT/results, whole or not at all."""
+    results, part = out / "results", out / "results.part"
+    if results.is_dir():
+        return
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for name in stored_names(stored_results()):
+        for suffix in ("npz", "json"):
+            shutil.copy(stored_results() / f"{name}.{suffix}", part)
+    part.rename(results)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS, metavar="PART")
+    parser.add_argument("--out", type=Path, default=Path("runs/stl10"))
+    parser.add_argument("--dry", action="store_true", help="print the commands")
+    options = parser.parse_args()
+    out, chains = options.out.absolute(), PARTS[options.part]
+    if not options.dry:
+        begin(out)
+    with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as shared:
+        if shared is None and not options.dry:
+            print("NVIDIA's multi-process service could not be started: runs take turns on the GPU", file=sys.stderr)
+        work = Work(out, shared or dict(os.environ), options.dry)
+        signal.signal(signal.SIGTERM, lambda *_: work.stop())
+        with ThreadPoolExecutor(1 if options.dry else len(chains)) as pool:
+            try:
+                done = list(pool.map(work.chain, chains))
+            except KeyboardInterrupt:  # which the commands receive themselves
+                work.stopped = True
+                raise
+        done += [work.draw(figure) for figure in AFTER.get(options.part, ())]
+    if not options.dry:
+        print((out / "times.txt").read_text(), end="")
+    sys.exit(0 if all(done) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The command that makes the STL-10 runs several at once: which runs, which figures, in which order, and failures."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+from benchmarks import stl10_runs
+from benchmarks.stl10_runs import AFTER, PARTS, Work, begin
+from stairwise.paper import harness, trained
+from stairwise.paper.harness import stored_names, stored_results
+from stairwise.progress import silent
+from stairwise.training.recipe import load_recipe
+
+SMALL, STANDARD = {"fig2cf", "fig5", "fig7", "coming"}, {"fig3", "fig4", "fig7"}
+FIGURES = {  # what each run is for
+    "stl10-bt-d50-large": {"table1", "table2", "coming"},
+    "stl10-simclr-d50": {"table1", "table2", "coming"},
+    "stl10-vicreg-d50": {"table1", "table2", "coming"},
+    "stl10-vicreg-small": SMALL,
+    "stl10-simclr-small-seed1": SMALL,
+    "stl10-vicreg": STANDARD,
+    "stl10-simclr": STANDARD,
+    "stl10-byol": {"byol"},
+    "stl10-byol-small": {"byol"},
+}
+FAKE = """
+import sys, time
+about = sys.argv[2:]  # without "stairwise"
+with open(LOG, "a") as log:
+    log.write("begin " + " ".join(about) + chr(10))
+time.sleep(WAIT)
+with open(LOG, "a") as log:
+    log.write("end " + " ".join(about) + chr(10))
+sys.exit(3 if any(word == FAILING for word in about) else 1)
+"""
+
+
+def wanted(figure, monkeypatch):
+    """Names of the runs that a figure would read, or train if they were missing."""
+    folders = set()
+
+    def note(config, kind, *_):
+        folders.update(config.folder(method, kind).name for method in config.chosen())
+        return dict.fromkeys(config.chosen())
+
+    module = harness._module(figure.name)
+    for place in (trained, module, getattr(module, "table1", module)):
+        if hasattr(place, "obtain"):
+            monkeypatch.setattr(place, "obtain", note)
+    settings = dict(text.split("=") for text in figure.settings) | {"run_seed": figure.seed}
+    with suppress(AttributeError):  # there are no runs to go on with
+        module.compute(harness._configure(module, settings), silent)
+    return folders
+
+
+def test_every_figure_reads_the_runs_of_its_chain(monkeypatch):
+    found = {}
+    for part, chains in PARTS.items():
+        made = {chain.folder for chain in chains if chain.recipe}
+        for chain in chains:
+            for figure in chain.figures:
+                if chain.recipe:
+                    assert wanted(figure, monkeypatch) == {chain.folder}
+                    found.setdefault(chain.folder, set()).add(figure.name)
+        for figure in AFTER.get(part, ()):
+            assert wanted(figure, monkeypatch) == made
+            for name in made:
+                found[name].add(figure.name)
+    assert found == FIGURES
+
+
+def test_the_control_of_sharpness_has_the_seeds_that_are_missing(monkeypatch):
+    (chain,) = (chain for chains in PARTS.values() for chain in chains if not chain.recipe)
+    runs = [wanted(figure, monkeypatch) for figure in chain.figures]
+    names = [{f"cifar10-simclr-standard{kind}-seed{seed}" for kind in ("", "-warm")} for seed in (1, 2)]
+    assert runs == names
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_recipes_are_those_of_the_package(part, tmp_path):
+    for chain in PARTS[part]:
+        if chain.recipe:
+            settings = dict(word.split("=") for word in chain.command(tmp_path) if "=" in word)
+            recipe = load_recipe(chain.recipe, settings)
+            assert (recipe.compile, recipe.seed) == (True, chain.seed)
+
+
+@pytest.fixture
+def faked(tmp_path, monkeypatch):
+    """Commands that note when they begin and end; those that have FAILING among their words fail."""
+
+    def fake(failing, wait=0.1):
+        program = tmp_path / "fake.py"
+        program.write_text(f"LOG, FAILING, WAIT = {str(tmp_path / 'log')!r}, {failing!r}, {wait}\n{FAKE}")
+        monkeypatch.setattr(stl10_runs, "STAIRWISE", (sys.executable, str(program), "stairwise"))
+
+    return fake
+
+
+def log_of(tmp_path):
+    return [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+
+
+def test_figures_are_measured_and_then_stored_one_at_a_time(tmp_path, faked, monkeypatch):
+    faked("nothing")
+    monkeypatch.setattr(Work, "_call", trained_well(Work._call))
+    chains = PARTS["vicreg-small"]
+    work = Work(tmp_path, dict(os.environ))
+    with stl10_runs.ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(work.chain, chains))
+    lines = log_of(tmp_path)
+    for chain in chains:
+        mine = [words for words in lines if words[0] == "begin" and _chain_of(words) == chain.folder]
+        expected = [("train", False)] + [(f.name, stored) for f in chain.figures for stored in (False, True)]
+        assert [(_what(words), "--join" in words) for words in mine] == expected
+    storing = [words[0] for words in lines if "--store" in words]
+    assert storing == ["begin", "end"] * (len(storing) // 2), "never two at once"
+    places = {words[words.index("--store") + 1] for words in lines if "--store" in words}
+    assert places == {str(tmp_path / "results")}
+
+
+def trained_well(call):
+    """The fake ends with 1, as figures do whose claims fail; a training that ended well ends with 0."""
+
+    def changed(self, name, command):
+        status = call(self, name, command)
+        return 0 if "train" in command and status == 1 else status
+
+    return changed
+
+
+def _what(words):
+    return "train" if words[1] == "train" else words[2]
+
+
+def _chain_of(words):
+    return "stl10-byol" if any("byol" in word for word in words[1:4]) else "stl10-vicreg-small"
+
+
+def test_nothing_is_drawn_of_a_run_that_failed_and_others_go_on(tmp_path, faked, monkeypatch):
+    faked("stl10-vicreg-small")
+    monkeypatch.setattr(Work, "_call", trained_well(Work._call))
+    work = Work(tmp_path, dict(os.environ))
+    assert [work.chain(chain) for chain in PARTS["vicreg-small"]] == [False, True]
+    assert {_chain_of(words) for words in log_of(tmp_path) if words[1] == "reproduce"} == {"stl10-byol"}
+    assert "stl10-vicreg-small ended with 3" in (tmp_path / "times.txt").read_text()
+
+
+def test_a_figure_that_failed_is_not_stored_and_the_next_is_drawn(tmp_path, faked, monkeypatch):
+    faked("fig5")
+    monkeypatch.setattr(Work, "_call", trained_well(Work._call))
+    assert not Work(tmp_path, dict(os.environ)).chain(PARTS["seed1"][0])
+    stored = [words for words in log_of(tmp_path) if words[0] == "end" and "--store" in words]
+    assert [words[2] for words in stored] == ["fig2cf", "fig7", "coming"]
+    assert {words[words.index("--store") + 1] for words in stored} == {str(tmp_path / "results" / "seed1")}
+
+
+def test_stopping_ends_the_commands(tmp_path):
+    """A stopped command ends its trainings, and begins nothing more."""
+    program = tmp_path / "fake.py"
+    program.write_text(f"LOG, FAILING, WAIT = {str(tmp_path / 'log')!r}, '', 30\n{FAKE}")
+    code = (
+        "import sys; from benchmarks import stl10_runs; "
+        f"stl10_runs.STAIRWISE = (sys.executable, {str(program)!r}, 'stairwise'); stl10_runs.main()"
+    )
+    command = [sys.executable, "-c", code, "vicreg", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, cwd=stored_results().parents[1], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and (not (tmp_path / "log").exists() or len(log_of(tmp_path)) < 2):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 1
+    assert [words[0] for words in log_of(tmp_path)] == ["begin", "begin"]
+    assert (tmp_path / "out" / "times.txt").read_text().count(f"ended with {-signal.SIGTERM}") == 2
+
+
+def test_results_begin_as_those_that_are_stored(tmp_path):
+    (tmp_path / "results.part").mkdir()  # left by a command that was killed
+    (tmp_path / "results.part" / "fig5.npz").write_bytes(b"half")
+    begin(tmp_path)
+    assert stored_names(tmp_path / "results") == stored_names(stored_results())
+    (tmp_path / "results" / "fig5.npz").write_bytes(b"new")
+    begin(tmp_path)
+    assert (tmp_path / "results" / "fig5.npz").read_bytes() == b"new"
