@@ -42,7 +42,7 @@ def check_settings(group: dict[str, Any]) -> None:
         number(value, name, least=0, below=1)
     number(group["weight_decay"], "weight_decay", least=0)
     one_of(group["rule"], "rule", RULES)
-    number(group["eps"], "eps", least=_least_eps(betas) if group["rule"] == "adamw" else 0)
+    number(group["eps"], "eps", least=_least_eps(*betas) if group["rule"] == "adamw" else 0)
     one_of(group["scaling"], "scaling", SCALINGS)
     one_of(group["rest"], "rest", RULES[1:])
     flag(group["nesterov"], "nesterov")
@@ -52,10 +52,10 @@ def check_settings(group: dict[str, Any]) -> None:
         raise InputError("dtype", "must be float32, float64 or bfloat16", group["dtype"], "leave it out")
 
 
-def _least_eps(betas: tuple[float, float]) -> float:
+def _least_eps(beta_1: float, beta_2: float) -> float:
     """The least eps with which AdamW's weights stay finite, although small squares are 0 in float32. If the average of
     squares forgets sooner than the average of gradients, their quotient is bounded by eps alone."""
-    return 1e-30 if betas[0] ** 2 <= betas[1] else 1e-8
+    return 1e-30 if beta_1**2 <= beta_2 else 1e-8
 
 
 def check_start(rule: str, params: list[Tensor]) -> None:
