@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import pytest
 from scipy.stats import binom
 
 import stairwise as sw
-from benchmarks import bench_spectral
+from benchmarks import bench_coming, bench_spectral
 from benchmarks.bench_forecast import score
 from benchmarks.corpus.score import Share
 from stairwise.archives import load_arrays
 from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
+from stairwise.ntk.coming import KERNELS, TANGENT
 from stairwise.paper import batch, coming, fig1cd, fig2ab, fig3, fig4, fig5, fig7, table1, table2, width
 from stairwise.paper.harness import CATALOG, LARGEST, Claim, from_stored, stored_names
 from stairwise.paper.trained import METHODS, RATES, steps_of, steps_table
@@ -429,6 +431,30 @@ def test_what_the_page_says_of_lengths_and_of_the_modes_that_come_next():
     assert "{:.2f} (SimCLR) and {:.2f} (Barlow Twins)".format(*until_end) in page
     leads = [np.diff(coming.means(found, m)[0].mean(axis=0))[:, 0] for m in ("simclr", "bt-d50")]
     assert f"only by {-np.max(leads):.2f} to {-np.min(leads):.2f}" in page
+
+
+def test_what_the_page_says_of_the_next_modes_in_small_networks():
+    page = (RESULTS / "tables.md").read_text(encoding="utf-8").replace("\n", " ")
+    runs = json.loads((RESULTS / "coming_small.json").read_text())["runs"]
+    assert sorted((run["loss"], run["seed"]) for run in runs) == sorted(product(METHODS, (1, 2, 3)))
+    for row in bench_coming.rows(runs):
+        assert "| " + " | ".join(row) + " |" in page
+    moments = [run["moments"] for run in runs]
+    assert f"{min(moments)} to {max(moments)} moments" in page
+    shares = np.array([[run["shares"] for run in runs if run["loss"] == method] for method in METHODS])
+    last, embeddings, directions = (KERNELS.index(k) for k in ("inputs of the last layer", "embeddings", "directions"))
+    leads = shares[:, :, directions, None] - shares[:, :, [last, embeddings]]
+    assert (leads[:, :, 0, 0] > 0).all(), "in all nine runs"
+    by_loss = leads.mean(axis=1)
+    assert "by {:.2f} (Barlow Twins), {:.2f} (SimCLR) and {:.2f} (VICReg) in the mean".format(*by_loss[:, 0, 0]) in page
+    assert "ahead of the embeddings by {:.2f}, {:.2f} and {:.2f}".format(*by_loss[:, 1, 0]) in page
+    assert "finds all 50 there, and the lead is {:.2f}, {:.2f} and {:.2f}".format(*by_loss[:, 0, 1]) in page
+    alone = shares.mean(axis=1)[:, embeddings, 0]
+    assert f"the embeddings alone contain {alone.min():.2f} to {alone.max():.2f}" in page
+    assert (by_loss[:, 0, 0] <= 0.05).tolist() == [True, False, True], "SimCLR misses the prediction"
+    assert ((by_loss[:, 1, 0] >= 0.02) & (by_loss[:, 1, 0] <= 0.15)).all()
+    ways = shares.mean(axis=1)[:, : len(TANGENT)]
+    assert np.abs(ways[..., 0] - ways[..., 1]).max() < 0.03
 
 
 def test_the_papers_tables_on_the_page():

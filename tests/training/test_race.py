@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks.race import appendix, figures, jobs, page, single
 from benchmarks.race.__main__ import TINY, _name, _options, _plan, _plan_of_queue
-from benchmarks.race.entrants import LOSSES, METHODS, RACED, RaceRun
+from benchmarks.race.entrants import LOSSES, METHODS, RACED, WARMUP, RaceRun
 from benchmarks.race.images import RaceImages, named_images, read_images
 from benchmarks.race.jobs import OVERHEAD, run_here, run_jobs, run_teams, seconds_of
 from benchmarks.race.left import QUEUE, queue
@@ -27,6 +27,7 @@ from stairwise.checks import InputError
 from stairwise.data.images import DATASETS
 from stairwise.losses import MODULES, precondition
 from stairwise.theory.landscapes import BarlowTwins
+from stairwise.training.schedule import Schedule
 
 BEST = {"sgd": 0.3, "lars": 3.0, "adamw": 1e-3, "muon": 0.16}  # SGD's and Muon's lie at the edge of their grids
 HEIGHT = {"sgd": 0.60, "lars": 0.62, "adamw": 0.58, "muon": 0.68}
@@ -305,6 +306,24 @@ def test_what_the_page_says_of_spectra():
     assert f"from the {first}nd on are smaller than LARS's, the last one {round(times, -1):.0f} times" in text.replace(
         "\n", " "
     )
+
+
+def test_a_mode_under_the_schedule_of_the_race_diverges_at_half_of_the_bound():
+    """s̄ of one mode with γ = 1 and momentum, as the page of S7 says; 600 updates."""
+    bound = appendix.bound(1.0, 0.9)
+
+    def diverges(rate, s):
+        schedule, velocity = Schedule("cosine", total=600, warmup=round(600 * WARMUP), final=0.0), 0.0
+        for step in range(600):
+            velocity = 0.9 * velocity - 4 * (1 - s**2) * s
+            s -= rate * schedule.factor(step) * velocity
+            if abs(s) > 1e6:
+                return True
+        return False
+
+    for start in appendix.STARTS.values():
+        assert not diverges(0.45 * bound, start)
+        assert diverges(0.6 * bound, start)
 
 
 def test_what_the_page_says_of_the_largest_rate():
