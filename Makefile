@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 LIBRARIES := $(VENV)/libraries
+# a worker that has nothing left takes tests from the others
+WORKERS := -n auto --dist worksteal
 
 .PHONY: demo test checks lint types layers unit variants fuzz libraries bench docs clean
 
@@ -27,13 +29,13 @@ layers: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n auto -m "not libraries"
+	$(BIN)/pytest $(WORKERS) -m "not libraries"
 
 # the suite on a CPU without AVX-512, with one and two threads; warnings are errors in all of them. Not a part of CI.
 variants: $(VENV)/.dev
 	for isa in AVX2 DEFAULT; do for threads in 1 2; do \
 		echo "ONEDNN_MAX_CPU_ISA=$$isa OMP_NUM_THREADS=$$threads"; \
-		ONEDNN_MAX_CPU_ISA=$$isa OMP_NUM_THREADS=$$threads $(BIN)/pytest -n auto -m "not libraries" -W error \
+		ONEDNN_MAX_CPU_ISA=$$isa OMP_NUM_THREADS=$$threads $(BIN)/pytest $(WORKERS) -m "not libraries" -W error \
 			-W ignore::stairwise.checks.TheoryWarning || exit 1; \
 	done; done
 
@@ -45,7 +47,7 @@ fuzz: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --n $(N) --lines $(LINES) --faults $(FAULTS) --seed $(SEED)
 
 libraries: $(VENV)/.libraries
-	$(LIBRARIES)/bin/python -m pytest -n auto -m libraries tests/monitor tests/test_examples.py
+	$(LIBRARIES)/bin/python -m pytest $(WORKERS) -m libraries tests/monitor tests/test_examples.py
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
