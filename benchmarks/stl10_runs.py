@@ -128,7 +128,8 @@ class Work:
         command = figure.command(self.out)
         if self._call(figure.name, command) not in HELD:
             return False
-        place = self.out / "results" / (f"seed{figure.seed}" if figure.seed and figure.name != "sharpness" else "")
+        apart = figure.seed and figure.name != "sharpness"  # which holds several seeds
+        place = self.out / "results" / (f"seed{figure.seed}" if apart else "")
         with self.storing:
             return self._call(figure.name, [*command, "--store", str(place), "--join"]) in HELD
 
@@ -147,6 +148,8 @@ class Work:
         with (self.out / f"{name}.txt").open("ab") as log:
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
             self.running.add(process)
+            if self.stopped:  # since it was asked
+                process.terminate()
             status = process.wait()
             self.running.discard(process)
         with (self.out / "times.txt").open("a") as times:
@@ -174,22 +177,27 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print the commands")
     options = parser.parse_args()
     out, chains = options.out.absolute(), PARTS[options.part]
-    if not options.dry:
-        begin(out)
+    if options.dry:
+        work = Work(out, {}, dry=True)
+        for chain in chains:
+            work.chain(chain)
+        for figure in AFTER.get(options.part, ()):
+            work.draw(figure)
+        return
+    begin(out)
     with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as shared:
-        if shared is None and not options.dry:
+        if shared is None:
             print("NVIDIA's multi-process service could not be started: runs take turns on the GPU", file=sys.stderr)
-        work = Work(out, shared or dict(os.environ), options.dry)
+        work = Work(out, shared or dict(os.environ))
         signal.signal(signal.SIGTERM, lambda *_: work.stop())
-        with ThreadPoolExecutor(1 if options.dry else len(chains)) as pool:
+        with ThreadPoolExecutor(len(chains)) as pool:
             try:
                 done = list(pool.map(work.chain, chains))
             except KeyboardInterrupt:  # which the commands receive themselves
                 work.stopped = True
                 raise
         done += [work.draw(figure) for figure in AFTER.get(options.part, ())]
-    if not options.dry:
-        print((out / "times.txt").read_text(), end="")
+    print((out / "times.txt").read_text(), end="")
     sys.exit(0 if all(done) else 1)
 
 
