@@ -1,19 +1,18 @@
-"""The STL-10 runs behind the paper's figures and tables that are left, several at once on one GPU.
+"""The STL-10 runs behind the paper's figures and tables that are left, three at a time on one GPU.
 
     python -m benchmarks.stl10_runs PART [--out runs/stl10] [--dry]
 
-    PART          runs                                                figures and tables
-    d50           Barlow Twins at batch 256, SimCLR, VICReg, d = 50   Tables 1 and 2, coming
-    vicreg-small  VICReg from small initialization; BYOL              Figs. 2E,F, 5, 7, coming, byol
-    vicreg        VICReg; BYOL from small initialization              Figs. 3, 4, 7, byol
-    simclr        SimCLR; SimCLR with a warm-up on CIFAR-10           Figs. 3, 4, 7, sharpness
-    seed1         SimCLR from small initialization, seed 1            Figs. 2C,D, 5, 7, coming
+    PART     runs                                                        figures and tables
+    methods  Barlow Twins at batch 256, SimCLR and VICReg with d = 50    Tables 1 and 2, coming
+             VICReg from small and from standard initialization, SimCLR  Figs. 2E,F, 3, 4, 5, 7
+             BYOL from small and from standard initialization            byol
+    seeds    SimCLR and VICReg from small initialization, seed 1         Figs. 2C-F, 5, 7, coming
+             SimCLR with a warm-up on CIFAR-10, seeds 1 and 2            sharpness
 
-Each part was planned for half an hour of one H200; none has been run yet. Figures are joined with the stored ones:
-OUT/results begins as a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same
-command continues them. A run that fails does not stop the others. OUT/times.txt says what ended with which status: a
-figure ends with 1 if one of its claims does not hold. The command itself ends with 1 if a run or a figure failed.
---dry prints what would be done.
+Each part is meant for half an hour of one H200. Figures are joined with the stored ones: OUT/results begins as a copy
+of docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same command continues them. A run
+that fails does not stop the others. OUT/times.txt says what ended with which status: a figure ends with 1 if one of its
+claims does not hold. The command itself ends with 1 if a run or a figure failed. --dry prints what would be done.
 """
 
 import argparse
@@ -24,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +33,7 @@ from benchmarks.bench_engine import multi_process_service
 from stairwise.paper.harness import stored_names, stored_results
 
 STAIRWISE = (sys.executable, "-m", "stairwise")
+AT_ONCE = 3  # more trainings are not faster together
 HELD = (0, 1)  # exit status of a figure that was made, whether or not its claims hold
 
 
@@ -72,11 +72,9 @@ def _set(settings: Iterable[str]) -> list[str]:
 
 
 def small(method: str, seed: int = 0) -> Chain:
-    figures = [("fig2cf", ()), ("fig5", ()), ("fig7", ("only=small",)), ("coming", ())]
+    figures = (("fig2cf", ()), ("fig5", ()), ("fig7", ("only=small",)))
     return Chain(
-        f"stl10-{method}-small",
-        tuple(Drawn(name, (f"methods={method}", *more), seed) for name, more in figures),
-        seed,
+        f"stl10-{method}-small", tuple(Drawn(name, (f"methods={method}", *more), seed) for name, more in figures), seed
     )
 
 
@@ -91,37 +89,67 @@ def byol(suffix: str, kind: str) -> Chain:
 
 def d50(method: str, suffix: str = "", *more: str) -> Chain:
     table = Drawn("table1", (f"methods={method}", "batches=3", "lengths=true", *more))
-    return Chain(f"stl10-{method}-d50{suffix}", (table, Drawn("coming", (f"methods={method}", "d50=true"))))
+    return Chain(f"stl10-{method}-d50{suffix}", (table,))
 
 
+def coming(method: str, *more: str, seed: int = 0) -> Drawn:
+    return Drawn("coming", (f"methods={method}", *more), seed)
+
+
+TABLES = (d50("bt", "-large", "large=true"), d50("simclr"), d50("vicreg"))
+CURVES = (small("vicreg"), standard("vicreg"), standard("simclr"))
+SEEDS = (small("simclr", seed=1), small("vicreg", seed=1))
 WARM = tuple(Drawn("sharpness", ("methods=simclr", "control=warm", "seeds=1"), seed) for seed in (1, 2))
 PARTS = {
-    "d50": (d50("bt", "-large", "large=true"), d50("simclr"), d50("vicreg")),
-    "vicreg-small": (small("vicreg"), byol("", "standard")),
-    "vicreg": (standard("vicreg"), byol("-small", "small")),
-    "simclr": (standard("simclr"), Chain("", WARM)),
-    "seed1": (small("simclr", seed=1),),
+    "methods": (*TABLES, *CURVES, byol("-small", "small"), byol("", "standard")),
+    "seeds": (*SEEDS, Chain("", WARM)),
 }
-AFTER = {"d50": (Drawn("table2", ("large=true", "batches=3")),)}  # of all runs of a part
+AFTER: dict[
+    str, dict[Drawn, tuple[Chain, ...]]
+] = {  # figures that need the runs of several chains, or that can wait until these have been made
+    "methods": {
+        Drawn("table2", ("large=true", "batches=3")): TABLES,
+        coming("vicreg"): (*TABLES, *CURVES),
+        coming("bt", "d50=true"): (*TABLES, *CURVES),
+        coming("vicreg", "d50=true"): (*TABLES, *CURVES),
+    },
+    "seeds": {coming("simclr", seed=1): SEEDS, coming("vicreg", seed=1): SEEDS},
+}
 
 
 @dataclass(eq=False)
 class Work:
-    """The commands of a part: chains beside one another; figures are stored one at a time, because they are joined."""
+    """The commands of a part: chains beside one another; figures are stored one at a time, because they are joined.
+
+    Attributes:
+        after: figures, and the chains that must have been made before.
+        made: chains whose run was trained and whose figures were drawn.
+    """
 
     out: Path
     environment: dict[str, str]
+    after: Mapping[Drawn, tuple[Chain, ...]] = field(default_factory=dict)
     dry: bool = False
     storing: threading.Lock = field(default_factory=threading.Lock)
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    made: set[Chain] = field(default_factory=set)
+    ending: threading.Lock = field(default_factory=threading.Lock)
     stopped: bool = False
     begun: float = field(default_factory=monotonic)
 
     def chain(self, chain: Chain) -> bool:
         """Train, and then draw; nothing is drawn of a run that failed."""
         trained = not chain.recipe or self._call(chain.folder, chain.command(self.out)) == 0
-        drawn = [self.draw(figure) for figure in chain.figures] if trained else [False]
-        return all(drawn)
+        if not trained:
+            return False
+        drawn = [self.draw(figure) for figure in chain.figures]
+        return all(drawn + [self.draw(figure) for figure in self._after(chain)])
+
+    def _after(self, chain: Chain) -> list[Drawn]:
+        """The figures of several chains for which this one was the last; asked once those of its own are drawn."""
+        with self.ending:
+            self.made.add(chain)
+            return [one for one, needed in self.after.items() if chain in needed and self.made.issuperset(needed)]
 
     def draw(self, figure: Drawn) -> bool:
         """Measure beside other runs; then store with a second call, which finds everything measured."""
@@ -178,25 +206,22 @@ def main() -> None:
     options = parser.parse_args()
     out, chains = options.out.absolute(), PARTS[options.part]
     if options.dry:
-        work = Work(out, {}, dry=True)
+        work = Work(out, {}, AFTER[options.part], dry=True)
         for chain in chains:
             work.chain(chain)
-        for figure in AFTER.get(options.part, ()):
-            work.draw(figure)
         return
     begin(out)
     with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as shared:
         if shared is None:
             print("NVIDIA's multi-process service could not be started: runs take turns on the GPU", file=sys.stderr)
-        work = Work(out, shared or dict(os.environ))
+        work = Work(out, shared or dict(os.environ), AFTER[options.part])
         signal.signal(signal.SIGTERM, lambda *_: work.stop())
-        with ThreadPoolExecutor(len(chains)) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
                 done = list(pool.map(work.chain, chains))
             except KeyboardInterrupt:  # which the commands receive themselves
                 work.stopped = True
                 raise
-        done += [work.draw(figure) for figure in AFTER.get(options.part, ())]
     print((out / "times.txt").read_text(), end="")
     sys.exit(0 if all(done) else 1)
 

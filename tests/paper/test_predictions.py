@@ -12,6 +12,7 @@ from stairwise.paper import fig1cd, fig2cf, fig7
 from stairwise.paper.harness import Claim, run
 from stairwise.theory.spectra import grown
 from stairwise.training.recipe import load_recipe
+from stairwise.training.setup import Calendar
 from tests.paper.test_figures import invented
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -62,8 +63,8 @@ def test_what_is_expected_of_simclr_comes_from_stored_runs():
     assert says in PAGE
     assert f"at t from {min(t):.0f} to {max(t):.0f}" in PAGE
     recipe = load_recipe("stl10-simclr-d50")
-    assert f"For SimCLR with d = 50 t is then {recipe.steps * recipe.lr:g}." in PAGE
-    assert f"at lr {recipe.lr:g}." in PAGE
+    calendar = Calendar(recipe, recipe.pretrain, recipe.batch)
+    assert f"It now has lr {recipe.lr:g}, so that t is {calendar.total * recipe.lr:g}." in PAGE
 
 
 @pytest.mark.parametrize(("count", "holds"), [(16, False), (17, True), (19, True), (20, False)])

@@ -10,19 +10,21 @@ from contextlib import suppress
 import pytest
 
 from benchmarks import stl10_runs
-from benchmarks.stl10_runs import AFTER, PARTS, Work, begin
+from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, small
 from stairwise.paper import harness, trained
 from stairwise.paper.harness import stored_names, stored_results
 from stairwise.progress import silent
 from stairwise.training.recipe import load_recipe
 
+PAIR = (small("vicreg"), byol("", "standard"))
 SMALL, STANDARD = {"fig2cf", "fig5", "fig7", "coming"}, {"fig3", "fig4", "fig7"}
 FIGURES = {  # what each run is for
     "stl10-bt-d50-large": {"table1", "table2", "coming"},
-    "stl10-simclr-d50": {"table1", "table2", "coming"},
+    "stl10-simclr-d50": {"table1", "table2"},
     "stl10-vicreg-d50": {"table1", "table2", "coming"},
     "stl10-vicreg-small": SMALL,
     "stl10-simclr-small-seed1": SMALL,
+    "stl10-vicreg-small-seed1": SMALL,
     "stl10-vicreg": STANDARD,
     "stl10-simclr": STANDARD,
     "stl10-byol": {"byol"},
@@ -67,9 +69,9 @@ def test_every_figure_reads_the_runs_of_its_chain(monkeypatch):
                 if chain.recipe:
                     assert wanted(figure, monkeypatch) == {chain.folder}
                     found.setdefault(chain.folder, set()).add(figure.name)
-        for figure in AFTER.get(part, ()):
-            assert wanted(figure, monkeypatch) == made
-            for name in made:
+        for figure, needed in AFTER[part].items():
+            assert wanted(figure, monkeypatch) <= {chain.folder for chain in needed} <= made
+            for name in wanted(figure, monkeypatch):
                 found[name].add(figure.name)
     assert found == FIGURES
 
@@ -79,6 +81,28 @@ def test_the_control_of_sharpness_has_the_seeds_that_are_missing(monkeypatch):
     runs = [wanted(figure, monkeypatch) for figure in chain.figures]
     names = [{f"cifar10-simclr-standard{kind}-seed{seed}" for kind in ("", "-warm")} for seed in (1, 2)]
     assert runs == names
+
+
+def test_figures_of_several_chains_are_drawn_once_after_the_last_of_them(tmp_path, faked, monkeypatch):
+    faked("nothing")
+    monkeypatch.setattr(Work, "_call", trained_well(Work._call))
+    work = Work(tmp_path, dict(os.environ), AFTER["methods"])
+    with stl10_runs.ThreadPoolExecutor(stl10_runs.AT_ONCE) as pool:
+        assert all(pool.map(work.chain, PARTS["methods"]))
+    lines = log_of(tmp_path)
+    for figure, needed in AFTER["methods"].items():
+        drawn = [i for i, words in enumerate(lines) if words == ["begin", *figure.command(tmp_path)[3:]]]
+        ends = [max(i for i, words in enumerate(lines) if f"{chain.recipe}" in words) for chain in needed]
+        assert len(drawn) == 1
+        assert drawn[0] > max(ends)
+
+
+def test_figures_of_several_chains_need_all_of_them(tmp_path, faked, monkeypatch):
+    faked("stl10-simclr-d50")
+    monkeypatch.setattr(Work, "_call", trained_well(Work._call))
+    work = Work(tmp_path, dict(os.environ), AFTER["methods"])
+    assert [work.chain(chain) for chain in stl10_runs.TABLES] == [True, False, True]
+    assert {words[2] for words in log_of(tmp_path) if words[1] == "reproduce"} == {"table1"}
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -109,7 +133,7 @@ def log_of(tmp_path):
 def test_figures_are_measured_and_then_stored_one_at_a_time(tmp_path, faked, monkeypatch):
     faked("nothing")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    chains = PARTS["vicreg-small"]
+    chains = PAIR
     work = Work(tmp_path, dict(os.environ))
     with stl10_runs.ThreadPoolExecutor(2) as pool:
         assert all(pool.map(work.chain, chains))
@@ -146,7 +170,7 @@ def test_nothing_is_drawn_of_a_run_that_failed_and_others_go_on(tmp_path, faked,
     faked("stl10-vicreg-small")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
     work = Work(tmp_path, dict(os.environ))
-    assert [work.chain(chain) for chain in PARTS["vicreg-small"]] == [False, True]
+    assert [work.chain(chain) for chain in PAIR] == [False, True]
     assert {_chain_of(words) for words in log_of(tmp_path) if words[1] == "reproduce"} == {"stl10-byol"}
     assert "stl10-vicreg-small ended with 3" in (tmp_path / "times.txt").read_text()
 
@@ -154,9 +178,9 @@ def test_nothing_is_drawn_of_a_run_that_failed_and_others_go_on(tmp_path, faked,
 def test_a_figure_that_failed_is_not_stored_and_the_next_is_drawn(tmp_path, faked, monkeypatch):
     faked("fig5")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    assert not Work(tmp_path, dict(os.environ)).chain(PARTS["seed1"][0])
+    assert not Work(tmp_path, dict(os.environ)).chain(PARTS["seeds"][0])
     stored = [words for words in log_of(tmp_path) if words[0] == "end" and "--store" in words]
-    assert [words[2] for words in stored] == ["fig2cf", "fig7", "coming"]
+    assert [words[2] for words in stored] == ["fig2cf", "fig7"]
     assert {words[words.index("--store") + 1] for words in stored} == {str(tmp_path / "results" / "seed1")}
 
 
@@ -168,15 +192,15 @@ def test_stopping_ends_the_commands(tmp_path):
         "import sys; from benchmarks import stl10_runs; "
         f"stl10_runs.STAIRWISE = (sys.executable, {str(program)!r}, 'stairwise'); stl10_runs.main()"
     )
-    command = [sys.executable, "-c", code, "vicreg", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", code, "methods", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, cwd=stored_results().parents[1], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
-    while time.monotonic() < until and (not (tmp_path / "log").exists() or len(log_of(tmp_path)) < 2):
+    while time.monotonic() < until and (not (tmp_path / "log").exists() or len(log_of(tmp_path)) < 3):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 1
-    assert [words[0] for words in log_of(tmp_path)] == ["begin", "begin"]
-    assert (tmp_path / "out" / "times.txt").read_text().count(f"ended with {-signal.SIGTERM}") == 2
+    assert [words[0] for words in log_of(tmp_path)] == ["begin"] * 3
+    assert (tmp_path / "out" / "times.txt").read_text().count(f"ended with {-signal.SIGTERM}") == 3
 
 
 def test_results_begin_as_those_that_are_stored(tmp_path):

@@ -17,7 +17,7 @@ SETTINGS = {  # of the paper: α, lr, batch, d, and hidden widths where it gives
     "stl10-bt-d50-large": (0.542, 0.2, 256, 50, [2048]),
     "stl10-simclr": (1.0, 0.5, 256, 128, None),
     "stl10-simclr-small": (0.087, 0.01, 256, 128, None),
-    "stl10-simclr-d50": (0.284, 0.01, 256, 50, None),
+    "stl10-simclr-d50": (0.284, 0.1, 256, 50, None),
     "stl10-vicreg": (1.0, 0.5, 256, 128, [512, 512]),
     "stl10-vicreg-small": (0.133, 0.25, 256, 128, [512, 512]),
     "stl10-vicreg-d50": (0.604, 0.25, 256, 50, [512, 512]),
