@@ -1,6 +1,7 @@
 """Fig. 2C–F: SimCLR and VICReg learn in steps as well, from small initialization.
 
     stairwise reproduce fig2cf                    two runs, STL-10 (SimCLR: 22 minutes, one H200; VICReg: not yet)
+    stairwise reproduce fig2cf --set methods=simclr --set only=x4 --store FOLDER --join    at four times the rate
     stairwise reproduce fig2cf --data cifar10     two minutes on one H200, ResNet-18
     stairwise reproduce fig2cf --smoke            seconds on a CPU, photographs; its numbers mean nothing
 
@@ -19,6 +20,7 @@ from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
+from stairwise.runs.reader import Run
 
 PREDICTED = 5  # steps on STL-10; written on 2026-11-17 (docs/results/stl10.md)
 ALT = "Loss and eigenvalues of SimCLR and VICReg over training time."
@@ -26,34 +28,43 @@ ALT = "Loss and eigenvalues of SimCLR and VICReg over training time."
 
 @dataclass(frozen=True)
 class Config(trained.RunsConfig):
-    """E6 and E8 of the paper."""
+    """E6 and E8 of the paper; only: these kinds of runs."""
 
-    kinds = (trained.SMALL,)
+    kinds = (trained.SMALL, trained.KINDS["x4"])
     methods: str = "simclr,vicreg"
+    only: str = ""
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
-    runs = trained.obtain(config, trained.SMALL, progress)
+    kinds = trained.chosen_kinds(config.only, config.chosen(), ["small"])
+    runs: dict[str, Run] = {}
+    for i, kind in enumerate(kinds):
+        made = trained.obtain(config, trained.KINDS[kind], progress, (i / len(kinds), (i + 1) / len(kinds)))
+        runs |= {m if kind == "small" else f"{m}-{kind}": run for m, run in made.items()}
     arrays = trained.about(runs)
-    for method, run in runs.items():
-        arrays |= trained.curves(method, run, "covariance")
+    for name, run in runs.items():
+        arrays |= trained.curves(name, run, "covariance")
     return arrays
+
+
+def _title(arrays: Arrays, name: str) -> str:
+    return trained.TITLES[name] + trained.so_far(arrays, name)
 
 
 def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for m in trained.methods_in(arrays):
         steps = len(trained.steps_of(arrays, m))
-        claims.append(Claim.at_least(f"steps of {trained.METHODS[m]}", steps, 4))
+        claims.append(Claim.at_least(f"steps of {_title(arrays, m)}", steps, 4))
         if trained.data_of(arrays, m) == "stl10":
-            claims.append(Claim.at_least(f"steps of {trained.METHODS[m]}, predicted", steps, PREDICTED))
+            claims.append(Claim.at_least(f"steps of {_title(arrays, m)}, predicted", steps, PREDICTED))
     return claims
 
 
 def draw(arrays: Arrays) -> Figure:
     return draw_courses(
         [
-            Course(trained.METHODS[m], arrays[f"{m}.t"], arrays[f"{m}.loss"], arrays[f"{m}.lam"], "Cov z")
+            Course(_title(arrays, m), arrays[f"{m}.t"], arrays[f"{m}.loss"], arrays[f"{m}.lam"], "Cov z")
             for m in trained.methods_in(arrays)
         ],
         shown=max(arrays[f"{m}.lam"].shape[1] for m in trained.methods_in(arrays)),
@@ -64,6 +75,6 @@ def page(arrays: Arrays) -> Page:
     return Page(
         "Other losses, the same steps",
         "SimCLR and VICReg from small initialization: eigenvalues of the embedding's covariance.",
-        trained.spectrum_panels(arrays, [(m, trained.METHODS[m]) for m in trained.methods_in(arrays)]),
+        trained.spectrum_panels(arrays, [(m, _title(arrays, m)) for m in trained.methods_in(arrays)]),
         [trained.runs_table(arrays)],
     )

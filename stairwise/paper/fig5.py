@@ -36,7 +36,6 @@ from stairwise.staircase.steps import coupling
 from stairwise.table import Table
 from stairwise.training.following import followed_summary
 
-TITLES = trained.METHODS | {f"bt-{kind}": f"Barlow Twins, {rate}" for kind, rate in trained.RATES.items()}
 OPENING = 0.06  # share of the time that one comparison leaves out, because everything grows at first
 ALONG, CONTROL = "share of h along new modes", "share of h along directions between steps"
 ENOUGH = 24  # records, for a score
@@ -115,6 +114,10 @@ def _shape(arrays: Arrays, method: str) -> NDArray:
     return np.array(astuple(spectrum_events(t, lam, times)))
 
 
+def _title(arrays: Arrays, method: str) -> str:
+    return trained.TITLES[method] + trained.so_far(arrays, method)
+
+
 def along(arrays: Arrays, method: str) -> Shares:
     """The stored shares along new modes."""
     return Shares(*(arrays[f"{method}.share.{x}"].astype(float) for x in ("t", "times", "z", "h")))
@@ -149,10 +152,12 @@ def check(arrays: Arrays) -> list[Claim]:
     for m in trained.methods_in(arrays):
         followed = f"{m}.followed" in arrays
         for when, numbers in together(arrays, m).items():
-            claims += _notes(TITLES[m], when, *numbers) if followed else _judged(TITLES[m], when, *numbers)
+            claims += (
+                _notes(_title(arrays, m), when, *numbers) if followed else _judged(_title(arrays, m), when, *numbers)
+            )
         scores = {what: found.z for what, found in events(arrays, m).items()}
         for what, z in ((scores | {ALONG: scores.get(ALONG, np.nan)}) if followed else scores).items():
-            text = f"{TITLES[m]}: {what}, z against shifted times"
+            text = f"{_title(arrays, m)}: {what}, z against shifted times"
             judged = what == ALONG or not followed  # slow steps hardly change the shape, but the share
             claims.append(Claim.at_least(text, z, 4) if judged else Claim.note(text, z))
     return claims
@@ -183,7 +188,7 @@ def events_table(arrays: Arrays) -> Table:
             pair = f"{along(arrays, m).correlation:.2f}" if what == ALONG else "–"
             rows.append(
                 [
-                    TITLES[m],
+                    _title(arrays, m),
                     what,
                     str(found.count),
                     f"{found.score:.2f}",
@@ -209,7 +214,13 @@ def table(arrays: Arrays) -> Table:
     for m in trained.methods_in(arrays):
         for when, (unshifted, chance, correlation, lag) in together(arrays, m).items():
             rows.append(
-                [TITLES[m] + when, f"{unshifted:.3f}", f"{chance:.3f}", f"{correlation:.3f}", f"{100 * lag:+.2f} %"]
+                [
+                    _title(arrays, m) + when,
+                    f"{unshifted:.3f}",
+                    f"{chance:.3f}",
+                    f"{correlation:.3f}",
+                    f"{100 * lag:+.2f} %",
+                ]
             )
     header = ["method", "correlation", "99 % of shifts stay below", "at the best lag", "that lag, of the whole time"]
     return Table("Embeddings and representations", header, rows)
@@ -223,12 +234,12 @@ def _layers(arrays: Arrays, method: str) -> Layers:
     t, z = arrays[f"{method}.z.t"], arrays[f"{method}.z.lam"]
     of = "C" if method.startswith("bt") else "Cov z"
     around = along(arrays, method).around() if f"{method}.share.h" in arrays else None
-    return Layers(TITLES[method], t, z, arrays[f"{method}.h.lam"], of, around)
+    return Layers(_title(arrays, method), t, z, arrays[f"{method}.h.lam"], of, around)
 
 
 def page(arrays: Arrays) -> Page:
     layers = [
-        (f"{m}.{x}", f"{TITLES[m]}, {name}")
+        (f"{m}.{x}", f"{_title(arrays, m)}, {name}")
         for m in trained.methods_in(arrays)
         for x, name in (("z", "embeddings"), ("h", "representations"))
     ]

@@ -23,12 +23,17 @@ from stairwise.staircase.steps import Steps, detect_steps
 from stairwise.table import Table
 from stairwise.theory.spectra import grown
 from stairwise.training.loop import train
-from stairwise.training.recipe import Recipe, load_recipe, recipe_of
+from stairwise.training.recipe import Recipe, load_recipe, recipe_names, recipe_of
 
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 SMALL, STANDARD, D50, FAST, LARGE = "-small", "", "-d50", "-small-fast", "-d50-large"
-RATES = {"fast": "twice the rate", "x4": "four times the rate", "x8": "eight times the rate"}  # Barlow Twins only
+RATES = {
+    "fast": "twice the rate",
+    "x4": "four times the rate",
+    "x8": "eight times the rate",
+}  # from small initialization
+TITLES = METHODS | {f"{m}-{kind}": f"{title}, {rate}" for m, title in METHODS.items() for kind, rate in RATES.items()}
 KINDS = {"standard": STANDARD, "small": SMALL, "fast": FAST, "x4": "-small-x4", "x8": "-small-x8"}
 HELD = {"eigenvalues": "C", "covariance": "the covariance"}
 FREE = {"label", "keep", "held_out", "follow", "graph", "channels_last", "compile"}
@@ -71,6 +76,7 @@ class RunsConfig:
         kinds: kinds of runs that the experiment needs.
         smoke: tiny networks on photographs, for a test that takes seconds; its numbers mean nothing.
         run_seed: of the runs; those of other seeds than 0 are in RUNS/NAME-seedN.
+        unfinished: take runs that have not ended as far as they have come.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
@@ -81,6 +87,7 @@ class RunsConfig:
     device: str = "auto"
     smoke: bool = False
     run_seed: int = 0
+    unfinished: bool = False
 
     def chosen(self) -> list[str]:
         return [one_of(name.strip(), "methods", METHODS) for name in self.methods.split(",")]
@@ -96,7 +103,8 @@ class RunsConfig:
 
 
 def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float, float] = (0.0, 1.0)) -> dict[str, Run]:
-    """Finished runs of the chosen methods, by method; missing runs are trained. `kind` is the suffix of the recipe."""
+    """Runs of the chosen methods, by method; those that are missing or have not ended are trained, unless the setting
+    `unfinished` takes them as they are. `kind` is the suffix of the recipe."""
     runs = {}
     methods = config.chosen()
     for i, method in enumerate(methods):
@@ -108,7 +116,7 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
         if differing and not config.smoke:  # smoke runs of an older version are trained again
             remedy = "use another folder with --set runs=FOLDER, or train it again"
             raise InputError(str(folder), "must contain a run of its recipe", ", ".join(differing), remedy)
-        if differing or not _finished(folder):
+        if differing or not (_finished(folder) or (config.unfinished and _begun(folder))):
             _need_a_gpu(config, name)
             share = part(progress, low, high, f"{name} ")
             train(recipe, folder, device=config.device, restart=bool(differing), progress=share)
@@ -119,16 +127,20 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
 def chosen_kinds(only: str, methods: list[str], usual: Sequence[str]) -> list[str]:
     """Kinds of runs that a figure uses: those of its setting `only`, separated by commas, or the usual ones."""
     kinds = [one_of(name.strip(), "only", KINDS) for name in only.split(",")] if only else list(usual)
-    if set(kinds) & set(RATES) and methods != ["bt"]:
-        raise InputError("methods", "must be bt for runs at higher rates", ",".join(methods), "set methods=bt")
+    for kind in set(kinds) & set(RATES):
+        some = [m for m in METHODS if f"stl10-{m}{KINDS[kind]}" in recipe_names()]
+        if not set(methods) <= set(some):
+            rule = f"must be {' or '.join(some)} for runs at {RATES[kind]}"
+            raise InputError("methods", rule, ",".join(methods), f"set methods={some[0]}")
     return kinds
 
 
+def _begun(folder: Path) -> bool:
+    return (folder / RECIPE).is_file() and bool(Run(folder).records)
+
+
 def _finished(folder: Path) -> bool:
-    if not (folder / RECIPE).is_file():
-        return False
-    run = Run(folder)
-    return bool(run.records) and run.records[-1].step >= int(run.facts["steps"])
+    return _begun(folder) and Run(folder).records[-1].step >= int(Run(folder).facts["steps"])
 
 
 def _differing(run: Run, recipe: Recipe) -> list[str]:
@@ -162,11 +174,22 @@ def about(runs: dict[str, Run]) -> dict[str, Any]:
         facts[name] |= {key: run.recipe[key] for key in ("seed", "data")}
         facts[name]["pretrain"] = run.facts["training_images"]
         facts[name] |= {"code": run.facts["code"]} if "code" in run.facts else {}  # where there is no commit
+        facts[name] |= {"reached": last.step} if last.step < int(run.facts["steps"]) else {}
     return {"about": np.array(json.dumps(facts, default=str))}
 
 
 def methods_in(arrays: Arrays) -> list[str]:
     return list(json.loads(str(arrays["about"])))
+
+
+def so_far(arrays: Arrays, name: str) -> str:
+    """How far a run has come that had not ended, for its title; otherwise empty.
+
+    >>> so_far({"about": np.array('{"bt": {"steps": 200, "reached": 90}, "simclr": {"steps": 200}}')}, "bt")
+    ', 45 % of its training'
+    """
+    one = json.loads(str(arrays["about"]))[name]
+    return f", {100 * one['reached'] / one['steps']:.0f} % of its training" if "reached" in one else ""
 
 
 def data_of(arrays: Arrays, name: str) -> str:
@@ -190,7 +213,7 @@ def runs_table(arrays: Arrays) -> Table:
         [
             str(one["recipe"]),
             f"{float(one['alpha']):.3g}",
-            f"{int(one['steps']):,}",
+            (f"{one['reached']:,} of " if "reached" in one else "") + f"{int(one['steps']):,}",
             f"{float(one['seconds']):.0f} s",
             str(one["device"]),
             str(one["seed"]),
