@@ -1,6 +1,7 @@
 """The tangent kernel of a run: its spectrum, and how well its predictions align with the trained span."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -64,6 +65,7 @@ def draw_alignments(
             last.set(xlabel="hidden weights times s", ylabel="alignment", ylim=(0, 1))
             if name in lengths:
                 draw_lengths(last, *lengths[name])
+                last.legend(frameon=False, loc="upper left")
     axes[0].legend(frameon=False, loc="upper left")
     return figure
 
@@ -73,10 +75,8 @@ def draw_lengths(ax: Axes, scales: NDArray, shares: NDArray, fixed: dict[str, fl
     for i, color in enumerate((THEORY, PCA)):
         mean, spread = shares[..., i].mean(axis=0), shares[..., i].std(axis=0)
         ax.errorbar(scales, mean, spread, color=color, marker="o", markersize=4, linewidth=1.6)
-    ends = ((":", 0, "left"), ("-.", -1, "right"))
-    for (name, value), (style, at, side) in zip(fixed.items(), ends, strict=False):
-        ax.axhline(value, color=THEORY, linestyle=style, linewidth=1)
-        ax.annotate(name, (scales[at], value), fontsize=7, va="bottom", ha=side)
+    for (name, value), style in zip(fixed.items(), (":", "-."), strict=False):
+        ax.axhline(value, color=THEORY, linestyle=style, linewidth=1, label=f"theory, {name}")
     ax.set_xscale("log", base=2)
     ax.set_xticks(scales, [f"{s:g}" for s in scales])
     ax.minorticks_off()
@@ -89,8 +89,8 @@ def draw_matrix(names: Sequence[str], values: NDArray, chance: float) -> Figure:
     picture = ax.imshow(values, vmin=0, vmax=1, cmap="cividis")
     for (i, j), value in np.ndenumerate(values):
         ax.text(j, i, f"{value:.3f}", ha="center", va="center", color="black" if value > 0.5 else "white")
-    ax.set_xticks(range(len(names)), names)
-    ax.set_yticks(range(len(names)), names)
+    ax.set_xticks(range(len(names)), [fill(name, 13) for name in names])
+    ax.set_yticks(range(len(names)), [fill(name, 13) for name in names])
     ax.set_title(f"alignment of spans; chance {chance:.3f}")
     figure.colorbar(picture, ax=ax, shrink=0.8)
     return figure

@@ -89,7 +89,7 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
             moment = f"t = {t:.3g}" if t < 1e3 else f"t = {t:,.0f}"
             hidden = int((lam <= least).sum())  # too small for the logarithmic axis, or not positive
             ax.hist(lam[lam > least], bins=list(bins), color="#1b4a7a")
-            ax.set(xscale="log", title=moment if ax is not row[0] else f"{name}, {moment}")
+            ax.set(xscale="log", title=moment if ax is not row[0] else f"{name}\n{moment}")
             ax.set_xlabel(f"eigenvalue ({hidden} not shown)" if hidden else "eigenvalue")
             if threshold > 0:
                 ax.axvline(threshold, **PREDICTED)
@@ -193,8 +193,7 @@ def draw_probes(methods: Sequence[tuple[str, dict[str, list[NDArray]]]]) -> Figu
             right.plot(modes, 100 * y, **look)
         left.set(xlabel="share of the training", ylabel="probe accuracy in %", title=name)
         right.set(xlabel="grown modes", ylabel="probe accuracy in %", xlim=(0, None))
-    most = max(axes[::2], key=lambda ax: len(ax.lines))
-    most.legend(title="initialization", loc="lower right")
+        left.legend(title="initialization", loc="lower right")
     return figure
 
 

@@ -3,6 +3,7 @@
     stairwise reproduce coming                          three runs from small initialization, STL-10, ResNet-50
     stairwise reproduce coming --set methods=simclr --store FOLDER --join      one of them, added to the others
     stairwise reproduce coming --set d50=true           the runs of Table 1, Barlow Twins at batch 256
+    stairwise reproduce coming --set methods=simclr --set only=x4      at four times the rate
     stairwise reproduce coming --data cifar10           ResNet-18
     stairwise reproduce coming --smoke                  seconds on a CPU, photographs; its numbers mean nothing
 
@@ -22,9 +23,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from stairwise.checks import InputError
+from stairwise.checks import InputError, one_of
 from stairwise.figures.tangent import draw_coming
 from stairwise.ntk.coming import KERNELS, TARGETS, WAYS
+from stairwise.paper import trained
 from stairwise.paper.harness import Arrays, Claim
 from stairwise.paper.table1 import pipeline
 from stairwise.paper.trained import (
@@ -47,7 +49,7 @@ from stairwise.training.studies import stored_coming
 
 SMOKE = {"n": 40, "batches": 2}
 X4 = "-small-x4"  # Barlow Twins takes more steps in the same time at four times the rate
-TITLES = METHODS | {f"{m}{D50}": f"{title}, d = 50" for m, title in METHODS.items()}
+TITLES = trained.TITLES | {f"{m}{D50}": f"{title}, d = 50" for m, title in METHODS.items()}
 FEWEST = 3  # moments with new modes, for a mean over them
 JUDGED, BAR = "directions", 2.0  # the kernel that is judged, and by how many times chance
 ALT = "Share of the next modes that kernels of half-trained networks predict, over training."
@@ -60,6 +62,7 @@ class Config(RunsConfig):
     Attributes:
         n, batches: pairs, and how often they are drawn.
         d50: take the runs with d = 50 instead of those from small initialization with more dimensions.
+        only: take those at a higher rate, such as x4.
         views: pipeline of augmentations for all runs; default: that of Barlow Twins.
         precision, seed: of the kernels, and of the first draw.
     """
@@ -68,6 +71,7 @@ class Config(RunsConfig):
     n: int = 500
     batches: int = 3
     d50: bool = False
+    only: str = ""
     views: str = ""
     precision: str = "float16"
     seed: int = 0
@@ -75,6 +79,11 @@ class Config(RunsConfig):
 
 def kind_of(config: Config, method: str) -> str:
     """The kind of run that is studied."""
+    if config.only and config.d50:
+        raise InputError("only", "must be empty if d50 is true", config.only, "set one of them")
+    if config.only:
+        trained.chosen_kinds(one_of(config.only, "only", trained.KINDS), [method], [])
+        return trained.KINDS[config.only]
     special = method == "bt" and config.data == "stl10" and not config.smoke
     if config.d50:
         return LARGE if special else D50
@@ -85,7 +94,7 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     runs: dict[str, Run] = {}
     for i, method in enumerate(config.chosen()):
         share = part(progress, 0.5 * i / len(config.chosen()), 0.5 * (i + 1) / len(config.chosen()))
-        name = f"{method}{D50 if config.d50 else ''}"
+        name = f"{method}-{config.only}" if config.only else f"{method}{D50 if config.d50 else ''}"
         runs[name] = obtain(replace(config, methods=method), kind_of(config, method), share)[method]
     arrays = about(runs)
     seeds = range(config.seed, config.seed + config.batches)

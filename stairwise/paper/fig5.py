@@ -38,6 +38,7 @@ from stairwise.training.following import followed_summary
 
 OPENING = 0.06  # share of the time that one comparison leaves out, because everything grows at first
 ALONG, CONTROL = "share of h along new modes", "share of h along directions between steps"
+ELSEWHERE = "share of h along the modes of other steps"
 ENOUGH = 24  # records, for a score
 ALT = "Eigenvalues of embeddings and of hidden representations over training time."
 
@@ -46,7 +47,7 @@ ALT = "Eigenvalues of embeddings and of hidden representations over training tim
 class Config(trained.RunsConfig):
     """E4, E6 and E8 of the paper; fast: also Barlow Twins at twice the learning rate; only: these kinds of runs."""
 
-    kinds = tuple(trained.KINDS.values())[1:]
+    kinds = (trained.SMALL, trained.FAST)
     fast: bool = False
     only: str = ""
 
@@ -98,7 +99,10 @@ def events(arrays: Arrays, method: str) -> dict[str, Events]:
     score, shifted, z, lag, count = arrays[key] if key in arrays else _shape(arrays, method)
     found = {"shape of the spectrum of h": Events(score, shifted, z, int(lag), int(count))} if count else {}
     if f"{method}.share.h" in arrays and len(arrays[f"{method}.share.t"]) > ENOUGH:
-        found[ALONG] = along(arrays, method).events
+        shares = along(arrays, method)
+        found[ALONG] = shares.events
+        if len(shares.times) > 1:
+            found[ELSEWHERE] = shares.elsewhere
         if f"{method}.control.h" in arrays:
             t, h, times = (arrays[f"{method}.{x}"].astype(float) for x in ("share.t", "control.h", "control.times"))
             found[CONTROL] = share_events(t, h, times)

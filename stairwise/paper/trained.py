@@ -28,11 +28,8 @@ from stairwise.training.recipe import Recipe, load_recipe, recipe_names, recipe_
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 SMALL, STANDARD, D50, FAST, LARGE = "-small", "", "-d50", "-small-fast", "-d50-large"
-RATES = {
-    "fast": "twice the rate",
-    "x4": "four times the rate",
-    "x8": "eight times the rate",
-}  # from small initialization
+# from small initialization
+RATES = {"fast": "twice the rate", "x4": "four times the rate", "x8": "eight times the rate"}
 TITLES = METHODS | {f"{m}-{kind}": f"{title}, {rate}" for m, title in METHODS.items() for kind, rate in RATES.items()}
 KINDS = {"standard": STANDARD, "small": SMALL, "fast": FAST, "x4": "-small-x4", "x8": "-small-x8"}
 HELD = {"eigenvalues": "C", "covariance": "the covariance"}
@@ -73,7 +70,7 @@ class RunsConfig:
         data: stl10 (the paper's) or cifar10.
         methods: any of bt, simclr and vicreg, separated by commas.
         runs: folder of the runs.
-        kinds: kinds of runs that the experiment needs.
+        kinds: kinds of runs that the experiment needs, unless it has a setting `only`, which names others.
         smoke: tiny networks on photographs, for a test that takes seconds; its numbers mean nothing.
         run_seed: of the runs; those of other seeds than 0 are in RUNS/NAME-seedN.
         unfinished: take runs that have not ended as far as they have come.
@@ -98,7 +95,9 @@ class RunsConfig:
 
     def source(self) -> str:
         """A text that changes when the runs change."""
-        files = [self.folder(m, kind) / METRICS for m in self.chosen() for kind in self.kinds]
+        only = str(getattr(self, "only", ""))
+        kinds = [KINDS.get(name.strip(), name) for name in only.split(",")] if only else self.kinds
+        files = [self.folder(m, kind) / METRICS for m in self.chosen() for kind in kinds]
         return " ".join(f"{p.parent.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files if p.is_file())
 
 

@@ -40,6 +40,12 @@ class Shares:
         return share_events(self.t, self.h, self.times)
 
     @property
+    def elsewhere(self) -> Events:
+        """Whether the share of h along each new mode rises at the steps of the other modes: a control."""
+        mine, others = np.nonzero(~np.eye(len(self.times), dtype=bool))
+        return share_events(self.t, self.h[:, mine], self.times[others])
+
+    @property
     def correlation(self) -> float:
         """Of the changes of both shares from record to record; the median over steps."""
         return float(np.median([_correlation(x, y) for x, y in zip(self.z.T, self.h.T, strict=True)]))

@@ -78,7 +78,11 @@ def test_a_control_between_steps_that_are_far_apart(tmp_path):
     control = fig5.events(result.arrays, "bt")[fig5.CONTROL]
     assert control.count == 2
     assert control.z < 4, "between the steps nothing rises"
-    assert [row[1] for row in fig5.events_table(result.arrays).rows][1:] == [fig5.ALONG, fig5.CONTROL]
+    assert [row[1] for row in fig5.events_table(result.arrays).rows][1:] == [
+        fig5.ALONG,
+        fig5.ELSEWHERE,
+        fig5.CONTROL,
+    ]
     (claim,) = (c for c in result.claims if fig5.CONTROL in c.text)
     assert not claim.judged
 
@@ -254,7 +258,7 @@ def test_kinds_are_joined(tmp_path):
     ]
     found = run("fig1cd", tmp_path, {"runs": str(runs), "only": "x4"})
     assert {claim.text.split(":")[0] for claim in found.claims} == {"four times the rate"}
-    with pytest.raises(InputError, match="higher rates"):
-        run("fig7", tmp_path, {"runs": str(runs), "methods": "simclr", "only": "x4"})
+    with pytest.raises(InputError, match="methods must be bt or simclr for runs at four times the rate"):
+        run("fig7", tmp_path, {"runs": str(runs), "methods": "vicreg", "only": "x4"})
     with pytest.raises(InputError, match="only is unknown"):
         run("fig7", tmp_path, {"runs": str(runs), "methods": "bt", "only": "x16"})

@@ -39,9 +39,14 @@ def test_the_code_judges_what_the_page_says(kind):
     says = row(f"stl10-bt-small-{kind}")
     low, high = fig1cd.PREDICTED[kind]
     assert f"{low} to {high} grown modes" in says
-    bounds = [100 * x for x in fig7.PREDICTED[kind]]
+    bounds = [100 * x for x in fig7.PREDICTED["bt", kind]]
     assert ("{:g} to {:g} points below".format(*bounds) if len(bounds) == 2 else "no gap") in says
     assert {"`fig1cd`", "`fig7`"} <= set(re.findall(r"`fig\w+`", says))
+
+
+def test_the_gap_of_vicreg_is_what_the_page_says():
+    low, high = (100 * x for x in fig7.PREDICTED["vicreg", "small"])
+    assert f"the logistic probe is {low:g} to {high:g} points lower from small initialization" in PAGE
 
 
 def test_five_steps_are_what_the_page_says():
@@ -89,15 +94,33 @@ def test_grown_modes_at_four_times_the_rate(tmp_path, count, holds):
     ],
 )
 def test_gaps_at_higher_rates(kind, gap, holds):
-    arrays = {
-        f"bt.{one}.accuracy": np.array([0.1, at_end]) for one, at_end in (("standard", 0.624), (kind, 0.624 - gap))
-    }
+    arrays = probes("bt", {"standard": 0.624, kind: 0.624 - gap})
     claims = fig7.check(arrays)
     assert list(predicted(claims).values()) == [holds]
     assert len(claims) == 2, "the bar of 5 points stays"
-    assert predicted(fig7.check({k: v for k, v in arrays.items() if kind in k})) == {}, (
-        "there is nothing to compare with"
-    )
+    assert predicted(fig7.check(probes("bt", {kind: 0.6}))) == {}, "there is nothing to compare with"
+
+
+def probes(method, at_end, **about):
+    """Arrays of Fig. 7: accuracies at half and at the end of each run."""
+    arrays = {
+        "about": np.array(json.dumps({f"{method} {kind}": {"steps": 100} | about.get(kind, {}) for kind in at_end}))
+    }
+    for kind, accuracy in at_end.items():
+        arrays |= {f"{method}.{kind}.accuracy": np.array([accuracy - 0.1, accuracy])}
+        arrays |= {f"{method}.{kind}.progress": np.array([0.5, 1.0])}
+    return arrays
+
+
+def test_runs_that_have_not_ended_are_compared_where_both_have_been():
+    arrays = probes("vicreg", {"standard": 0.66, "small": 0.62}, standard={"reached": 45})
+    arrays |= {"vicreg.standard.accuracy": np.array([0.6, 0.63]), "vicreg.standard.progress": np.array([0.2, 0.4])}
+    arrays |= {"vicreg.small.accuracy": np.array([0.5, 0.61, 0.7]), "vicreg.small.progress": np.array([0.2, 0.4, 0.6])}
+    (claim,) = fig7.check(arrays)
+    assert claim.text == "VICReg: standard less small, after 40 % of the training"
+    assert claim.measured == pytest.approx(0.02)
+    assert claim.holds
+    assert not predicted([claim]), "what was predicted is judged at the end"
 
 
 @pytest.mark.parametrize(("count", "holds"), [(4, False), (7, True)])

@@ -57,6 +57,16 @@ def test_between_the_steps_nothing_rises():
     assert shares_along(t, z, h, control).events.z < 4 < shares_along(t, z, h, steps).events.z
 
 
+def test_at_the_steps_of_others_nothing_rises():
+    found = shares_along(*simulated(STEPS))
+    assert found.elsewhere.count == K * (K - 1)
+    assert found.elsewhere.z < 1 < 8 < found.events.z
+    t, z, h, steps = simulated(STEPS)
+    on = np.searchsorted(STEPS, t) % 2  # all modes at once, at every other step
+    restless = shares_along(t, z, h + 3 * on[:, None, None] * (z[-1] @ np.ones((12, 24))), steps)
+    assert restless.elsewhere.z > 4
+
+
 def test_around_the_steps():
     """Relative to what comes after, at records before and after, nan where the run has none."""
     t, z, h, steps = simulated(STEPS)

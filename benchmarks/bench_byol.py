@@ -1,0 +1,112 @@
+"""Does BYOL step? Small networks, on a CPU.
+
+    python -m benchmarks.bench_byol [--seeds 1 2 3] [--folder runs/byol] [--out FILE.npz]
+
+`stairwise reproduce byol` asks this of the paper's network. Here are networks that need no GPU, with several seeds:
+ResNet-18 of width 8 at 16 px, d = 64, CIFAR-10, from standard initialization and with all parameters times 0.093. The
+other losses, in the same network from small initialization, are for comparison. One row per run: steps that
+`detect_steps` finds in the online embeddings, in the predictor's outputs and in the target's embeddings, on fixed
+views; the gap to the next mode when a mode rises, in decades (stairwise/staircase/separation.py); how many modes have
+grown; and nearest neighbours (kNN). A run takes about seven minutes on one core; finished runs in FOLDER are not
+repeated. The last line is JSON.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import stairwise as sw
+from benchmarks.bench_coming import RATES, SMALL
+from stairwise.archives import save_arrays
+from stairwise.paper.byol import PARTS
+from stairwise.paper.trained import METHODS
+from stairwise.runs.reader import Run
+from stairwise.staircase.separation import relative_variance, separation
+from stairwise.staircase.steps import detect_steps
+from stairwise.theory.spectra import grown
+from stairwise.training.following import followed_summary
+from stairwise.training.recipe import load_recipe
+
+FOLLOWED: dict[str, Any] = {"keep": 0, "follow": 512, "probes": ["knn"], "probe_times": 8}
+# of LARS at 0.5 and 2 and SGD at 0.1 and 0.3, the best by kNN after 1000 updates of seed 9
+BYOL: dict[str, Any] = {
+    "loss": "byol",
+    "loss_options": {"width": 256, "decay": 0.99},
+    "optimizer": "lars",
+    "lr": 0.5,
+    "lr_bias": 0.012,
+}
+STARTS = {"standard": 1.0, "small": 0.093}
+MODES = 32  # that are stored
+HEADER = ["run", "seed", "part", "steps", "gap in decades", "rising modes", "clean", "grown", "kNN"]
+
+
+def trained(name: str, seed: int, folder: Path) -> Run:
+    """BYOL from the start of this name, or another loss from small initialization."""
+    if name in STARTS:
+        settings = SMALL | FOLLOWED | BYOL | {"alpha": STARTS[name]}
+    else:
+        settings = SMALL | FOLLOWED | RATES.get(name, {})
+    base = "cifar10-bt-small" if name in STARTS else f"cifar10-{name}-small"
+    return sw.train(load_recipe(base, settings | {"seed": seed}), folder / f"{name}-{seed}")
+
+
+def measured(name: str, seed: int, run: Run) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Numbers of each part, and the arrays of the run."""
+    found = followed_summary(run)
+    arrays: dict[str, Any] = {"t": found["t"], "loss": run.series("loss")}
+    rows = []
+    for part in [part for part in PARTS if f"spectrum.{part}" in found]:
+        lam = found[f"spectrum.{part}"].astype(float)
+        apart = separation(found["t"], relative_variance(lam))
+        facts: dict[str, Any] = {"run": name, "seed": seed, "part": PARTS[part]}
+        facts |= {"steps": len(detect_steps(found["t"], lam).times), "gap": round(apart.gap, 3)}
+        facts |= {"rising": len(apart.modes), "clean": apart.clean, "grown": grown(lam[-1])[0]}
+        rows.append(facts | {"knn": round(float(run.probes("knn")[1][-1]), 4)})
+        arrays[part] = lam[:, :MODES].astype(np.float32)
+    return rows, {f"{name}-{seed}.{key}": value for key, value in arrays.items()}
+
+
+def title(name: str) -> str:
+    return f"BYOL, {name} initialization" if name in STARTS else METHODS[name]
+
+
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    return [
+        [
+            title(row["run"]),
+            *(str(row[key]) for key in ("seed", "part", "steps")),
+            f"{row['gap']:.2f}",
+            *(str(row[key]) for key in ("rising", "clean", "grown")),
+            f"{100 * row['knn']:.1f} %",
+        ]
+        for row in rows
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", default=[*STARTS, *METHODS], choices=[*STARTS, *METHODS])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--folder", type=Path, default=Path("runs/byol"))
+    parser.add_argument("--out", type=Path, help="also write numbers and spectra of all runs to this file")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    arrays: dict[str, Any] = {}
+    for name in options.runs:
+        for seed in options.seeds:
+            some, spectra = measured(name, seed, trained(name, seed, options.folder))
+            rows, arrays = rows + some, arrays | spectra
+            print(json.dumps(some), flush=True)
+            if options.out:
+                save_arrays(options.out, arrays | {"rows": np.array(json.dumps(rows))})
+    for line in (HEADER, ["---"] * len(HEADER), *table(rows)):
+        print("| " + " | ".join(line) + " |")
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
