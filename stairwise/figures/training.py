@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from stairwise.figures.staircase import draw_loss, draw_spectrum
@@ -90,7 +91,7 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
             hidden = int((lam <= least).sum())  # too small for the logarithmic axis, or not positive
             ax.hist(lam[lam > least], bins=list(bins), color="#1b4a7a")
             ax.set(xscale="log", title=moment if ax is not row[0] else f"{name}\n{moment}")
-            ax.set_xlabel(f"eigenvalue ({hidden} not shown)" if hidden else "eigenvalue")
+            ax.set_xlabel(f"eigenvalue\n({hidden} not shown)" if hidden else "eigenvalue")
             if threshold > 0:
                 ax.axvline(threshold, **PREDICTED)
         top = max(ax.get_ylim()[1] for ax in row)
@@ -193,6 +194,7 @@ def draw_probes(methods: Sequence[tuple[str, dict[str, list[NDArray]]]]) -> Figu
             right.plot(modes, 100 * y, **look)
         left.set(xlabel="share of the training", ylabel="probe accuracy in %", title=name)
         right.set(xlabel="grown modes", ylabel="probe accuracy in %", xlim=(0, None))
+        right.xaxis.set_major_locator(MaxNLocator(integer=True))
         left.legend(title="initialization", loc="lower right")
     return figure
 

@@ -225,6 +225,11 @@ def table(arrays: Arrays) -> Table:
     return Table("Share of the trained span", ["method", *SCORES], rows)
 
 
+def _share(value: float) -> str:
+    """A dash where the kernel resolves too few modes."""
+    return "–" if np.isnan(value) else f"{value:.3f}"
+
+
 def draws_table(arrays: Arrays) -> Table:
     """Mean and standard deviation over several draws of pairs."""
     rows = []
@@ -240,7 +245,7 @@ def lengths_table(arrays: Arrays) -> Table:
     rows = []
     for m in _with_lengths(arrays):
         for kernel, shares in zip(arrays[f"{m}.kernels"], arrays[f"{m}.lengths"].mean(axis=0), strict=True):
-            rows.append([TITLES[m], str(kernel), *("–" if np.isnan(v) else f"{v:.3f}" for v in shares)])
+            rows.append([TITLES[m], str(kernel), *map(_share, shares)])
     return Table("Share of the trained span, by kernel", ["method", "kernel", *KINDS_OF_SHARE], rows)
 
 
@@ -275,7 +280,7 @@ def drift_table(arrays: Arrays) -> Table:
         if f"{m}.drift" in arrays:
             steps, first, last, theory = arrays[f"{m}.drift"]
             rows += [
-                [TITLES[m], f"{s:.0f}", *(f"{v:.3f}" for v in values)]
+                [TITLES[m], f"{s:.0f}", *map(_share, values)]
                 for s, *values in zip(steps, first, last, theory, strict=True)
             ]
     header = ["method", "step", "with the first kernel", "with the last", f"theory, {PAIRS} pairs"]

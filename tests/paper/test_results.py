@@ -253,6 +253,15 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
         fifteen = [100 * arrays[f"bt.{kind}.accuracy"][arrays[f"bt.{kind}.grown"] == 15] for kind in ("x8", "x4")]
         text = "at eight times the rate 15 modes go with {} %, at four times with {} %"
         assert text.format(*(f"{found.min():.1f} to {found.max():.1f}" for found in fifteen)) in page
+        vicreg = [
+            arrays[f"vicreg.{kind}.{what}"][7] for what in ("accuracy", "grown") for kind in ("standard", "small")
+        ]
+        assert arrays["vicreg.standard.progress"][7] == pytest.approx(0.4)
+        assert f"({100 * vicreg[0]:.1f} against {100 * vicreg[1]:.1f} %)" in page
+        assert f"with {vicreg[3]} grown modes where the standard run has {vicreg[2]}" in page
+        lower = 100 * (arrays["vicreg.standard.accuracy"] - arrays["vicreg.small.accuracy"][:8])
+        assert (lower.min().round(), lower.max().round()) == (3, 6)
+        assert f"it has {100 * arrays['simclr.standard.accuracy'][-1]:.1f} % after 30 % of its training" in page
         early = 100 * float(arrays["bt.standard.accuracy"][0])
         assert f"{modes[0][0]} modes after a twentieth of the training, with {early:.1f} %" in page
     else:
@@ -281,19 +290,72 @@ def test_numbers_on_the_page_of_simclr_on_stl10():
     passed = [int(np.argmax(x[:, j] > 0.5)) for j in range(11)]
     assert t[passed[3]] < 21
     assert max(x[passed[j], j + 1] for j in range(3, 11)) < 0.003
-    ends = [(load_arrays(RESULTS / f"{n}.npz")["about"], m) for n, m in (("fig2cf", "simclr"), ("table1", "bt-large"))]
-    runs = (RESULTS / "stl10.md").read_text(encoding="utf-8")
-    for about, name in ends:
-        one = json.loads(str(about))[name]
-        says = "kNN {:.1f} %, logistic {:.1f} %".format(*(100 * one["end"][k] for k in ("knn", "logistic")))
-        assert says in runs
-        assert says in load_recipe(one["recipe"]).label.replace("\n", " ")
-        assert f"{one['seconds']:.0f} s" in runs
-        assert f"{one['seconds'] / 60:.0f} minutes" in load_recipe(one["recipe"]).label
     errors, inside = forecasts_of(t, lam, followed="Cov z")
     row = f"{len(errors)} | {100 * np.median(errors):.0f} % | {100 * np.mean(inside):.0f} %"
     assert f"| SimCLR, ResNet-50 on STL-10 | {row} |" in PAGE
     assert f"with a median error of {100 * np.median(errors):.0f} % of the remaining time; six of eight" in page
+
+
+def test_numbers_on_the_page_of_vicreg_on_stl10():
+    arrays = load_arrays(RESULTS / "fig2cf.npz")
+    page = (RESULTS / "fig2cf.md").read_text(encoding="utf-8").replace("\n", " ")
+    rows = steps_table(arrays, {"vicreg": "VICReg"}).rows
+    assert [row[1] for row in rows] == [str(mode) for mode in range(1, 12)], "eleven, of the first eleven modes"
+    assert all("| " + " | ".join(row) + " |" in page for row in rows)
+    assert arrays["vicreg.grown"][0] == 13, "two more have grown"
+    every = arrays["vicreg.every"].astype(float)
+    t, lam = every[:, 0], every[:, 1:]
+    x = lam / ((lam**2).sum(axis=1) / lam.sum(axis=1))[:, None]
+    following = [x[int(np.argmax(x[:, j] > 0.5)), j + 1] for j in range(11)]
+    assert sum(value < 0.08 for value in following) == 10, "ten of eleven, says the page"
+    errors, inside = forecasts_of(t, lam, followed="Cov z")
+    assert (len(errors), sum(inside), len(inside)) == (9, 5, 9)
+    assert f"nine modes with a median error of {100 * np.median(errors):.0f} %, and five of nine intervals hold" in page
+
+
+def test_the_ends_of_the_stl10_runs_at_batch_256():
+    """The page and the labels of the recipes agree with the runs that are behind figures and tables."""
+    page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
+    arrays = load_arrays(RESULTS / "table1.npz")
+    with_d50 = json.loads(str(arrays["about"]))
+    complete = [json.loads(str(load_arrays(RESULTS / "fig2cf.npz")["about"]))["simclr"], *with_d50.values()]
+    assert len(complete) == 4
+    for one in complete:
+        label = load_recipe(one["recipe"]).label.replace("\n", " ")
+        says = "kNN {:.1f} %, logistic {:.1f} %".format(*(100 * one["end"][k] for k in ("knn", "logistic")))
+        assert says in page
+        assert says in label
+        assert f"{one['seconds']:.0f} s" in page
+        assert f"{one['seconds'] / 60:.0f} minutes" in label
+    counts = [f"{arrays[f'{m}.hidden'][0, table1.FACTS.index('grown')]:.0f}" for m in with_d50]
+    assert f"| grown modes of the covariance | 39 (of C) | {' | '.join(counts)} |" in page
+    assert f"| variances above 0.1 | | {' | '.join(str(arrays[f'{m}.carried'][2]) for m in with_d50)} |" in page
+
+
+def test_the_stl10_runs_that_were_cut_off():
+    page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
+    standard, small, probes = (load_arrays(RESULTS / f"{name}.npz") for name in ("fig3", "fig2cf", "fig7"))
+    runs = [
+        *(json.loads(str(standard["about"]))[m] for m in ("simclr", "vicreg")),
+        json.loads(str(small["about"]))["vicreg"],
+    ]
+    assert [one["recipe"] for one in runs] == ["stl10-simclr", "stl10-vicreg", "stl10-vicreg-small"]
+    rows = {
+        "updates": [f"{one['reached']} of {one['steps']:,}" for one in runs],
+        "loss at the last record": [f"{one['end']['loss']:.2f}" for one in runs],
+        "last logistic probe": [
+            f"{100 * probes[f'{key}.accuracy'][-1]:.1f} % (at {100 * probes[f'{key}.progress'][-1]:.0f} %)"
+            for key in ("simclr.standard", "vicreg.standard", "vicreg.small")
+        ],
+    }
+    for name, cells in rows.items():
+        assert f"| {name} | {' | '.join(cells)} |" in page
+    counts = [", ".join(f"{n}" for n in standard[f"{m}-unseen"][1]) for m in ("simclr", "vicreg")]
+    (row,) = (line for line in page.splitlines() if line.startswith("| grown modes of the covariance, in"))
+    assert row.endswith(f"| {counts[0]} | {counts[1]} | {small['vicreg.grown'][0]:.0f}, not measured |")
+    early, largest = standard["simclr-covariance.every"][:2, 1], small["simclr.every"][:, 1].max()
+    assert [f"{value:.1e}" for value in early] == ["1.8e+05", "1.7e+07"], "the variances that the page names"
+    assert 69 < largest < 70
 
 
 def test_grown_modes_on_images_not_trained_on():
@@ -311,7 +373,7 @@ def test_scores_at_the_end_of_the_stl10_runs():
     page = (RESULTS / "stl10.md").read_text(encoding="utf-8")
     (row,) = (line.split(" | ") for line in page.splitlines() if line.startswith("| at the end"))
     about = [load_arrays(RESULTS / f"{name}.npz")["about"] for name in ("fig3", "fig1cd", "stl10-bt-d50")]
-    runs = [one for text in about for one in json.loads(str(text)).values()]
+    runs = [one for text in about for one in json.loads(str(text)).values() if one["recipe"].startswith("stl10-bt")]
     names = [one["recipe"].removeprefix("stl10-bt") for one in runs]
     assert names == ["", "-small", "-small-fast", "-small-x4", "-small-x8", "-d50"]
     for one, cell in zip(runs, (*row[1:], page), strict=True):
