@@ -1,0 +1,103 @@
+"""Why is SimCLR stepwise from standard initialization? Small networks, on a CPU, each with one thing changed.
+
+    python -m benchmarks.bench_overshoot [--seeds 3 4 5] [--folder runs/overshoot] [--out FILE.json]
+
+The paper's SimCLR starts with SGD at 0.5 from the first update on, and is more stepwise than the other losses
+(docs/results/sharpness.md). Does that come from its first updates? ResNet-18 of width 8 at 16 px, d = 64, CIFAR-10,
+standard initialization, 2400 updates of 128 images. One row per run: how far the largest variance of the embeddings
+rises within the first 80 updates, as a multiple of what it was after the first four; the gap to the next mode when a
+mode rises, in decades (stairwise/staircase/separation.py); how many modes rise; how many have grown at the end; the
+loss at the end. A run takes four minutes on one core; finished runs in FOLDER are not repeated. The last line is JSON.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import stairwise as sw
+from benchmarks.bench_coming import SMALL
+from stairwise.files import save_json
+from stairwise.runs.reader import Run
+from stairwise.staircase.separation import relative_variance, separation
+from stairwise.theory.spectra import grown
+from stairwise.training.loop import Diverged
+from stairwise.training.recipe import load_recipe
+
+SHORT: dict[str, Any] = {"keep": 0, "steps": 2400, "records": 600, "window": 512}
+EARLY = 80  # updates
+SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.5, "lr_bias": 0.0, "schedule": "constant", "warmup_epochs": 0.0}
+VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # title, recipe and what is changed in it
+    "paper": ("SimCLR: SGD at 0.5, momentum 0.9", "cifar10-simclr-standard", {}),
+    "warm": ("the same with an epoch of warm-up", "cifar10-simclr-standard-warm", {}),
+    "plain": ("the same without momentum", "cifar10-simclr-standard", {"momentum": 0.0}),
+    "tenth": ("SGD at 0.05, momentum 0.9", "cifar10-simclr-standard", {"lr": 0.05}),
+    "lars": ("VICReg's optimizer", "cifar10-simclr-standard-lars", {}),
+    "bt": ("Barlow Twins with its own optimizer", "cifar10-bt-standard", {}),
+    "bt-sgd": ("Barlow Twins: SGD at 0.5, momentum 0.9", "cifar10-bt-standard", SGD),
+    "vicreg": ("VICReg with its own optimizer", "cifar10-vicreg-standard", {}),
+    "vicreg-sgd": ("VICReg: SGD at 0.5, momentum 0.9", "cifar10-vicreg-standard", SGD),
+}
+HEADER = ["run", "seed", "rise of the largest variance", "gap in decades", "rising modes", "grown", "loss"]
+
+
+def trained(name: str, seed: int, folder: Path) -> Run | None:
+    """The run of a variant; None if it diverged."""
+    _, recipe, changes = VARIANTS[name]
+    try:
+        return sw.train(load_recipe(recipe, SMALL | SHORT | changes | {"seed": seed}), folder / f"{name}-{seed}")
+    except Diverged:
+        return None
+
+
+def measured(name: str, seed: int, run: Run | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {"run": name, "seed": seed}
+    if run is None:
+        return facts | {"diverged": True}
+    lam = run.series("covariance")
+    early = sum(record.step <= EARLY for record in run.records)
+    apart = separation(run.times, relative_variance(lam))
+    facts |= {"rise": float(f"{lam[:early, 0].max() / lam[0, 0]:.4g}"), "gap": round(apart.gap, 3)}
+    facts |= {"rising": len(apart.modes), "grown": grown(lam[-1])[0]}
+    return facts | {"loss": round(float(run.records[-1].loss), 4)}
+
+
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    return [
+        [VARIANTS[row["run"]][0], str(row["seed"])]
+        + (
+            ["diverged", *["–"] * 4]
+            if row.get("diverged")
+            else [
+                f"{row['rise']:.3g}",
+                f"{row['gap']:.2f}",
+                str(row["rising"]),
+                str(row["grown"]),
+                f"{row['loss']:.2f}",
+            ]
+        )
+        for row in rows
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[3, 4, 5])
+    parser.add_argument("--folder", type=Path, default=Path("runs/overshoot"))
+    parser.add_argument("--out", type=Path, help="also write the results of all runs to this JSON file")
+    options = parser.parse_args()
+    rows = []
+    for name in options.runs:
+        for seed in options.seeds:
+            rows.append(measured(name, seed, trained(name, seed, options.folder)))
+            print(json.dumps(rows[-1]), flush=True)
+            if options.out:
+                save_json(options.out, {"runs": rows})
+    for line in (HEADER, ["---"] * len(HEADER), *table(rows)):
+        print("| " + " | ".join(line) + " |")
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
