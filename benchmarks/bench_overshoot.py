@@ -59,7 +59,7 @@ def measured(name: str, seed: int, run: Run | None) -> dict[str, Any]:
     apart = separation(run.times, relative_variance(lam))
     facts |= {"rise": float(f"{lam[:early, 0].max() / lam[0, 0]:.4g}"), "gap": round(apart.gap, 3)}
     facts |= {"rising": len(apart.modes), "grown": grown(lam[-1])[0]}
-    return facts | {"loss": round(float(run.records[-1].loss), 4)}
+    return facts | {"loss": round(float(run.series("loss")[-1]), 4)}
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
