@@ -25,7 +25,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -193,7 +193,8 @@ def multi_process_service(folder: str) -> Iterator[dict[str, str] | None]:
     try:
         yield environment
     finally:
-        subprocess.run([program], input="quit\n", text=True, env=environment, check=False, timeout=30)
+        with suppress(subprocess.TimeoutExpired):  # it ends with the machine, too
+            subprocess.run([program], input="quit\n", text=True, env=environment, check=False, timeout=30)
 
 
 def jobs_rate(count: int, seconds: float, environment: dict[str, str] | None, large: bool) -> float:

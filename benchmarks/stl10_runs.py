@@ -1,19 +1,25 @@
 """The STL-10 runs behind the paper's figures and tables that are left, three at a time on one GPU.
 
-    python -m benchmarks.stl10_runs PART [--out runs/stl10] [--dry]
+    python -m benchmarks.stl10_runs PART [PART …] [--out runs/stl10] [--dry]
+    python -m benchmarks.stl10_runs PART [PART …] --rescue
 
     PART    runs                                                            figures and tables
     tables  Barlow Twins at batch 256, SimCLR and VICReg with d = 50        Tables 1 and 2, coming
     curves  SimCLR, standard, and small at four times its rate              Figs. 2C-F, 3, 4, 5, 7, coming
             VICReg, standard and small; BYOL, standard and small            the same, and byol
-    seeds   seed 1 of SimCLR (at four times its rate) and VICReg, small     Figs. 2C-F, 5, 7
-            SimCLR with a warm-up on CIFAR-10, seeds 1 and 2                sharpness
+    seeds   Barlow Twins, standard start, else as at four times its rate    Fig. 7
+            seed 1 of SimCLR (at four times its rate) and VICReg, small     Figs. 2C-F, 5, 7
+    warm    SimCLR with a warm-up on CIFAR-10, seeds 1 and 2                sharpness
 
-Each part is meant for half an hour of one H200. `tables` took 23 minutes, ten of them for its tables; `curves` and
-`seeds` have not been made to their ends. Figures are joined with the stored ones: OUT/results begins as a copy of
-docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same command continues them. A run
-that fails does not stop the others. OUT/times.txt says what ended with which status: a figure ends with 1 if one of its
-claims does not hold. The command itself ends with 1 if a run or a figure failed. --dry prints what would be done.
+A part is meant for half an hour of one H200; `warm` takes two minutes more. `tables` took 23 minutes, ten of them for
+its tables; the others have not been made to their ends. Figures are joined with the stored ones: OUT/results begins as
+a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same command continues them.
+A run that fails does not stop the others. OUT/times.txt says what ended with which status: a figure ends with 1 if one
+of its claims does not hold. The command itself ends with 1 if a run or a figure failed. --dry prints what it would do.
+
+At the end OUT/packed holds what must not be lost: results.tar.gz, and the log of every run. --rescue makes it from runs
+that have not ended, as far as they have come, with their figures in OUT/rescued; it trains nothing, and may be called
+while the same command is at work.
 """
 
 import argparse
@@ -22,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
@@ -31,12 +38,18 @@ from pathlib import Path
 from time import monotonic
 
 from benchmarks.bench_engine import multi_process_service
+from stairwise.data.images import load
+from stairwise.files import atomic
 from stairwise.paper.harness import stored_names, stored_results
 from stairwise.paper.trained import KINDS
+from stairwise.runs.folder import FOLLOWED, METRICS, RECIPE
+from stairwise.training.recipe import load_recipe
 
 STAIRWISE = (sys.executable, "-m", "stairwise")
 AT_ONCE = 3  # trainings together are no faster than one alone; what they do between updates is
 HELD = (0, 1)  # exit status of a figure that was made, whether or not its claims hold
+LOG = (METRICS, RECIPE, f"{FOLLOWED}/summary.npz")  # of a run
+UNFINISHED = ("unfinished=true",)
 
 
 @dataclass(frozen=True)
@@ -47,8 +60,8 @@ class Drawn:
     settings: tuple[str, ...]
     seed: int = 0
 
-    def command(self, out: Path) -> list[str]:
-        settings = [*self.settings, f"runs={out / 'runs'}", *([f"run_seed={self.seed}"] if self.seed else [])]
+    def command(self, out: Path, more: tuple[str, ...] = ()) -> list[str]:
+        settings = [*self.settings, *more, f"runs={out / 'runs'}", *([f"run_seed={self.seed}"] if self.seed else [])]
         return [*STAIRWISE, "reproduce", self.name, *_set(settings), "--out", str(out / "work")]
 
 
@@ -98,29 +111,32 @@ def coming(method: str, *more: str, seed: int = 0) -> Drawn:
 
 
 TABLES = (d50("bt", "-large", "large=true"), d50("simclr"), d50("vicreg"))
+X4, VICREG = small("simclr", kind="x4"), small("vicreg")
 CURVES = (  # in this order, so that the end of the lease cuts off what has been measured best already
     standard("simclr"),
-    small("simclr", kind="x4"),
-    small("vicreg"),
+    X4,
+    VICREG,
     byol("", "standard"),
     byol("-small", "small"),
     standard("vicreg"),
 )
-SEEDS = (small("simclr", seed=1, kind="x4"), small("vicreg", seed=1))
-WARM = tuple(Drawn("sharpness", ("methods=simclr", "control=warm", "seeds=1"), seed) for seed in (1, 2))
+PLAIN = Chain(f"stl10-bt{KINDS['plain']}", (Drawn("fig7", ("methods=bt", "only=plain")),))
+WARM = tuple(Drawn("sharpness", ("methods=", "control=warm", "seeds=1"), seed) for seed in (1, 2))
 PARTS = {
     "tables": TABLES,
     "curves": CURVES,
-    "seeds": (*SEEDS, Chain("", WARM)),
+    "seeds": (PLAIN, small("simclr", seed=1, kind="x4"), small("vicreg", seed=1)),
+    "warm": (Chain("", WARM),),
 }
-AFTER: dict[str, dict[Drawn, tuple[Chain, ...]]] = {  # figures that need the runs of several chains, or that can wait
+AFTER: dict[str, dict[Drawn, tuple[Chain, ...]]] = {  # studies that need the GPU or several runs, once all have ended
     "tables": {
         Drawn("table2", ("large=true", "batches=3")): TABLES,
-        coming("bt", "d50=true"): TABLES,
-        coming("vicreg", "d50=true"): TABLES,
+        coming("bt", "d50=true"): TABLES[:1],
+        coming("vicreg", "d50=true"): TABLES[2:],
     },
-    "curves": {coming("vicreg"): CURVES, coming("simclr", "only=x4"): CURVES},
+    "curves": {coming("vicreg"): (VICREG,), coming("simclr", "only=x4"): (X4,)},
     "seeds": {},
+    "warm": {},
 }
 
 
@@ -129,42 +145,48 @@ class Work:
     """The commands of a part: chains beside one another; figures are stored one at a time, because they are joined.
 
     Attributes:
-        after: figures, and the chains that must have been made before.
-        made: chains whose run was trained and whose figures were drawn.
+        results: name of the folder in OUT in which figures are stored.
+        more: settings of all figures.
+        trained: chains whose run has come to its end.
     """
 
     out: Path
     environment: dict[str, str]
-    after: Mapping[Drawn, tuple[Chain, ...]] = field(default_factory=dict)
+    results: str = "results"
+    more: tuple[str, ...] = ()
     dry: bool = False
     storing: threading.Lock = field(default_factory=threading.Lock)
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
-    made: set[Chain] = field(default_factory=set)
-    ending: threading.Lock = field(default_factory=threading.Lock)
+    trained: set[Chain] = field(default_factory=set)
     stopped: bool = False
     begun: float = field(default_factory=monotonic)
 
+    def make(self, chains: Iterable[Chain], after: Mapping[Drawn, tuple[Chain, ...]]) -> bool:
+        """Make the chains, and then the studies whose runs have come to their ends; whether nothing has failed."""
+        with ThreadPoolExecutor(1 if self.dry else AT_ONCE) as pool:
+            try:
+                done = list(pool.map(self.chain, chains))
+                possible = [figure for figure, needed in after.items() if self.trained.issuperset(needed)]
+                return all(done + list(pool.map(self.draw, possible))) and len(possible) == len(after)
+            except KeyboardInterrupt:  # which the commands receive themselves
+                self.stopped = True
+                raise
+
     def chain(self, chain: Chain) -> bool:
         """Train, and then draw; nothing is drawn of a run that failed."""
-        trained = not chain.recipe or self._call(chain.folder, chain.command(self.out)) == 0
-        if not trained:
+        if chain.recipe and self._call(chain.folder, chain.command(self.out)) != 0:
             return False
+        self.trained.add(chain)
         drawn = [self.draw(figure) for figure in chain.figures]
-        return all(drawn + [self.draw(figure) for figure in self._after(chain)])
-
-    def _after(self, chain: Chain) -> list[Drawn]:
-        """The figures of several chains for which this one was the last; asked once those of its own are drawn."""
-        with self.ending:
-            self.made.add(chain)
-            return [one for one, needed in self.after.items() if chain in needed and self.made.issuperset(needed)]
+        return all(drawn)
 
     def draw(self, figure: Drawn) -> bool:
         """Measure beside other runs; then store with a second call, which finds everything measured."""
-        command = figure.command(self.out)
+        command = figure.command(self.out, self.more)
         if self._call(figure.name, command) not in HELD:
             return False
         apart = figure.seed and figure.name != "sharpness"  # which holds several seeds
-        place = self.out / "results" / (f"seed{figure.seed}" if apart else "")
+        place = self.out / self.results / (f"seed{figure.seed}" if apart else "")
         with self.storing:
             return self._call(figure.name, [*command, "--store", str(place), "--join"]) in HELD
 
@@ -205,32 +227,57 @@ def begin(out: Path) -> None:
     part.rename(results)
 
 
+def rescue(out: Path, chains: Iterable[Chain]) -> bool:
+    """Figures of all begun runs, as far as they have come, joined with those of OUT/results, in OUT/rescued."""
+    shutil.rmtree(out / "rescued", ignore_errors=True)
+    shutil.copytree(out / "results", out / "rescued", ignore=shutil.ignore_patterns(".*"))
+    work = Work(out, dict(os.environ), "rescued", UNFINISHED)
+    begun = [chain for chain in chains if chain.recipe and (out / "runs" / chain.folder / METRICS).is_file()]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return all(pool.map(work.draw, [figure for chain in begun for figure in chain.figures]))
+
+
+def pack(out: Path) -> None:
+    """Write OUT/packed: results with what the commands have said, and the log of every run, one file each."""
+    with atomic(out / "packed" / "results.tar.gz") as part, tarfile.open(part, "w:gz") as packed:
+        for path in sorted([*out.glob("*.txt"), *out.glob("re*/**/*")]):
+            if path.is_file() and not path.name.startswith("."):
+                packed.add(path, path.relative_to(out))
+    for run in sorted((out / "runs").glob("*")):
+        with atomic(out / "packed" / f"{run.name}.tar.gz") as part, tarfile.open(part, "w:gz") as packed:
+            for path in (run / name for name in LOG):
+                if path.is_file():
+                    packed.add(path, path.relative_to(out))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS, metavar="PART")
+    parser.add_argument("parts", choices=PARTS, metavar="PART", nargs="+")
     parser.add_argument("--out", type=Path, default=Path("runs/stl10"))
     parser.add_argument("--dry", action="store_true", help="print the commands")
+    parser.add_argument("--rescue", action="store_true", help="draw and pack what runs have measured so far")
     options = parser.parse_args()
-    out, chains = options.out.absolute(), PARTS[options.part]
+    out, chains = options.out.absolute(), [chain for part in options.parts for chain in PARTS[part]]
+    after = {figure: needed for part in options.parts for figure, needed in AFTER[part].items()}
     if options.dry:
-        work = Work(out, {}, AFTER[options.part], dry=True)
-        for chain in chains:
-            work.chain(chain)
+        Work(out, {}, dry=True).make(chains, after)
         return
     begin(out)
+    if options.rescue:
+        done = rescue(out, chains)
+        pack(out)
+        sys.exit(0 if done else 1)
+    for data in sorted({load_recipe(chain.recipe).data if chain.recipe else "cifar10" for chain in chains}):
+        load(data)  # before anything begins: must it be fetched first?
     with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as shared:
         if shared is None:
             print("NVIDIA's multi-process service could not be started: runs take turns on the GPU", file=sys.stderr)
-        work = Work(out, shared or dict(os.environ), AFTER[options.part])
+        work = Work(out, shared or dict(os.environ))
         signal.signal(signal.SIGTERM, lambda *_: work.stop())
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            try:
-                done = list(pool.map(work.chain, chains))
-            except KeyboardInterrupt:  # which the commands receive themselves
-                work.stopped = True
-                raise
+        done = work.make(chains, after)
+    pack(out)
     print((out / "times.txt").read_text(), end="")
-    sys.exit(0 if all(done) else 1)
+    sys.exit(0 if done else 1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 
 Eigenvalues of the centred covariance of the online embedding, of the predictor's output and of the target's embedding,
 on the same fixed views at every record, from standard and from small initialization. `detect_steps` counts the steps of
-each, so that the question has an answer: does BYOL step? No number is expected.
+each, so that the question has an answer: does BYOL step? Predicted from small initialization: at least three steps,
+with a smaller gap between a rising mode and the next than the other losses have in this network.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 from stairwise.runs.reader import Run
+from stairwise.staircase.separation import relative_variance, separation
 from stairwise.staircase.steps import FEWEST, detect_steps
 from stairwise.table import Table
 from stairwise.theory.spectra import grown
@@ -29,6 +31,8 @@ from stairwise.training.following import followed_summary
 
 PARTS = {"z": "online", "predictor": "predictor", "target": "target"}
 MODES = 32  # that are stored
+PREDICTED, RISING = 3, 3  # steps from small initialization, and modes that a gap needs (docs/results/byol.md)
+OTHERS = {"bt": 0.95, "simclr": 3.70, "vicreg": 1.52}  # gaps of their covariances, from small initialization
 ALT = "Loss and eigenvalues of BYOL's online network, predictor and target over training time."
 
 
@@ -62,39 +66,72 @@ def _spectra(kind: str, run: Run) -> dict[str, Any]:
     found = followed_summary(run)
     if any(f"spectrum.{part}" not in found for part in PARTS):
         raise InputError(str(run.folder), "must have followed fixed views", None, "train it with --set follow=1024")
-    arrays: dict[str, Any] = {f"{kind}.t": found["t"], f"{kind}.loss": run.series("loss")}
+    # a run that was stopped may have followed its views once more; the log rounds t
+    recorded = found["t"] <= run.times[-1] * (1 + 1e-6)
+    t = found["t"][recorded]
+    arrays: dict[str, Any] = {f"{kind}.t": t, f"{kind}.loss": np.interp(t, run.times, run.series("loss"))}
     for part in PARTS:
-        lam = found[f"spectrum.{part}"].astype(float)
-        steps = detect_steps(found["t"], lam) if len(lam) >= FEWEST else None
+        lam = found[f"spectrum.{part}"][recorded].astype(float)
+        steps = detect_steps(t, lam) if len(lam) >= FEWEST else None
         arrays[f"{kind}.{part}"] = lam[:, :MODES].astype(np.float32)
         arrays[f"{kind}.{part}.steps"] = np.zeros(0) if steps is None else steps.times
         arrays[f"{kind}.{part}.grown"] = np.array(grown(lam[-1])[0])
+        gaps = separation(t, relative_variance(lam)).gaps if len(lam) >= FEWEST else np.zeros(0)
+        arrays[f"{kind}.{part}.gaps"] = gaps
     return arrays
 
 
 def check(arrays: Arrays) -> list[Claim]:
-    return [
-        Claim.note(f"{kind} initialization, {words}: steps", len(arrays[f"{kind}.{part}.steps"]))
+    claims = [
+        Claim.note(f"{_title(arrays, kind, part)}: {what}", value)
         for kind in trained.methods_in(arrays)
-        for part, words in PARTS.items()
+        for part in PARTS
+        for what, value in (("steps", len(arrays[f"{kind}.{part}.steps"])), ("gap", _gap(arrays, kind, part)))
     ]
+    if "small" in trained.methods_in(arrays) and not trained.so_far(arrays, "small"):
+        name, gaps = _title(arrays, "small", "z"), arrays["small.z.gaps"]
+        claims.append(Claim.at_least(f"{name}: steps, predicted", len(arrays["small.z.steps"]), PREDICTED))
+        text, bound = f"{name}: gap to the next mode, predicted", min(OTHERS.values())
+        fewer = f"< {bound:.2f} decades, the least of the other losses, with at least {RISING} rising modes"
+        claims.append(
+            Claim(text, _gap(arrays, "small", "z"), fewer, len(gaps) >= RISING and _gap(arrays, "small", "z") < bound)
+        )
+    return claims
+
+
+def _gap(arrays: Arrays, kind: str, part: str) -> float:
+    """Median gap in decades between a rising mode and the next (`stairwise.staircase.separation`); 0 if none rises."""
+    gaps = arrays[f"{kind}.{part}.gaps"]
+    return float(np.median(gaps)) if len(gaps) else 0.0
+
+
+def _title(arrays: Arrays, kind: str, part: str) -> str:
+    return f"{kind} initialization, {PARTS[part]}{trained.so_far(arrays, kind)}"
 
 
 def table(arrays: Arrays) -> Table:
     rows = [
-        [kind, words, str(len(times)), ", ".join(f"{t:.4g}" for t in times) or "–", str(arrays[f"{kind}.{part}.grown"])]
+        [
+            kind + trained.so_far(arrays, kind),
+            words,
+            str(len(arrays[f"{kind}.{part}.steps"])),
+            ", ".join(f"{t:.4g}" for t in arrays[f"{kind}.{part}.steps"]) or "–",
+            f"{_gap(arrays, kind, part):.2f}",
+            str(len(arrays[f"{kind}.{part}.gaps"])),
+            str(arrays[f"{kind}.{part}.grown"]),
+        ]
         for kind in trained.methods_in(arrays)
         for part, words in PARTS.items()
-        for times in [arrays[f"{kind}.{part}.steps"]]
     ]
-    return Table("Steps of BYOL", ["initialization", "part", "steps", "at t", "grown at the end"], rows)
+    header = ["initialization", "part", "steps", "at t", "gap in decades", "rising modes, of ten", "grown at the end"]
+    return Table("Steps of BYOL", header, rows)
 
 
 def draw(arrays: Arrays) -> Figure:
     courses = [
-        Course(f"{kind}, {words}", arrays[f"{kind}.t"], arrays[f"{kind}.loss"], arrays[f"{kind}.{part}"], "Cov")
+        Course(_title(arrays, kind, part), arrays[f"{kind}.t"], arrays[f"{kind}.loss"], arrays[f"{kind}.{part}"], "Cov")
         for kind in trained.methods_in(arrays)
-        for part, words in PARTS.items()
+        for part in PARTS
     ]
     return draw_courses(courses, shown=MODES)
 

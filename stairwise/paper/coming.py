@@ -40,6 +40,7 @@ from stairwise.paper.trained import (
     obtain,
     runs_table,
     spread,
+    title,
 )
 from stairwise.progress import Progress, part
 from stairwise.report.page import Page
@@ -48,8 +49,8 @@ from stairwise.table import Table
 from stairwise.training.studies import stored_coming
 
 SMOKE = {"n": 40, "batches": 2}
-X4 = "-small-x4"  # Barlow Twins takes more steps in the same time at four times the rate
-TITLES = trained.TITLES | {f"{m}{D50}": f"{title}, d = 50" for m, title in METHODS.items()}
+USUAL = {"bt": "x4"}  # kind of run; Barlow Twins takes more steps in the same time at four times the rate
+TITLES = trained.TITLES | {f"{m}{D50}": f"{name}, d = 50" for m, name in METHODS.items()}
 FEWEST = 3  # moments with new modes, for a mean over them
 JUDGED, BAR = "directions", 2.0  # the kernel that is judged, and by how many times chance
 ALT = "Share of the next modes that kernels of half-trained networks predict, over training."
@@ -67,7 +68,7 @@ class Config(RunsConfig):
         precision, seed: of the kernels, and of the first draw.
     """
 
-    kinds = (SMALL, X4, D50, LARGE)
+    kinds = (SMALL, trained.KINDS["x4"], D50, LARGE)
     n: int = 500
     batches: int = 3
     d50: bool = False
@@ -77,25 +78,24 @@ class Config(RunsConfig):
     seed: int = 0
 
 
-def kind_of(config: Config, method: str) -> str:
-    """The kind of run that is studied."""
+def studied(config: Config, method: str) -> tuple[str, str]:
+    """The run that is studied: its name in the figure, and the suffix of its recipe."""
     if config.only and config.d50:
         raise InputError("only", "must be empty if d50 is true", config.only, "set one of them")
-    if config.only:
-        trained.chosen_kinds(one_of(config.only, "only", trained.KINDS), [method], [])
-        return trained.KINDS[config.only]
-    special = method == "bt" and config.data == "stl10" and not config.smoke
+    on_stl10 = config.data == "stl10" and not config.smoke
     if config.d50:
-        return LARGE if special else D50
-    return X4 if special else SMALL
+        return f"{method}{D50}", LARGE if method == "bt" and on_stl10 else D50
+    usual = USUAL.get(method, "small") if on_stl10 else "small"
+    (kind,) = trained.chosen_kinds(config.only and one_of(config.only, "only", trained.FROM_SMALL), [method], [usual])
+    return trained.run_name(method, kind), trained.KINDS[kind]
 
 
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     runs: dict[str, Run] = {}
     for i, method in enumerate(config.chosen()):
         share = part(progress, 0.5 * i / len(config.chosen()), 0.5 * (i + 1) / len(config.chosen()))
-        name = f"{method}-{config.only}" if config.only else f"{method}{D50 if config.d50 else ''}"
-        runs[name] = obtain(replace(config, methods=method), kind_of(config, method), share)[method]
+        name, kind = studied(config, method)
+        runs[name] = obtain(replace(config, methods=method), kind, share)[method]
     arrays = about(runs)
     seeds = range(config.seed, config.seed + config.batches)
     for i, (name, run) in enumerate(runs.items()):
@@ -126,17 +126,17 @@ def kernels_in(arrays: Arrays, name: str) -> tuple[str, ...]:
 def check(arrays: Arrays) -> list[Claim]:
     claims = []
     for name in methods_in(arrays):
-        title, (shares, chance) = TITLES[name], means(arrays, name)
+        words, (shares, chance) = title(arrays, name, TITLES), means(arrays, name)
         moments = int((arrays[f"{name}.until"] >= 0).sum())
-        claims.append(Claim.at_least(f"{title}: moments before new modes", moments, FEWEST))
+        claims.append(Claim.at_least(f"{words}: moments before new modes", moments, FEWEST))
         one, bar = shares[:, KERNELS.index(JUDGED), 0], BAR * chance[:, KERNELS.index(JUDGED), 0]
-        text = f"{title}: share of the next modes, theory, kernel of {JUDGED}"
+        text = f"{words}: share of the next modes, theory, kernel of {JUDGED}"
         expected = f"> {bar.mean():.3f}, twice chance, in every draw"
         claims.append(Claim(text, float(one.mean()), expected, bool((one > bar).all())))
         for k, kernel in enumerate(kernels_in(arrays, name)):
             for w, way in enumerate(WAYS):
                 if (kernel, way) != (JUDGED, "theory"):
-                    text = f"{title}: share of the next modes, {way}, kernel {kernel}"
+                    text = f"{words}: share of the next modes, {way}, kernel {kernel}"
                     claims.append(Claim.note(text, float(shares[:, k, w].mean())))
     return claims
 
@@ -145,10 +145,11 @@ def table(arrays: Arrays) -> Table:
     """Means over moments: one row per run and kernel."""
     rows = []
     for name in methods_in(arrays):
+        run = title(arrays, name, TITLES)
         for target, words in zip(TARGETS, ("next", "all until the end"), strict=True):
             shares, chance = means(arrays, name, target)
             rows += [
-                [TITLES[name], words, kernel, *(spread(shares[:, k, w]) for w in range(2)), spread(chance[:, k, 0])]
+                [run, words, kernel, *(spread(shares[:, k, w]) for w in range(2)), spread(chance[:, k, 0])]
                 for k, kernel in enumerate(kernels_in(arrays, name))
             ]
     return Table("Share of new modes that kernels predict", ["run", "modes", "kernel", *WAYS, "chance"], rows)
@@ -158,13 +159,14 @@ def moments_table(arrays: Arrays) -> Table:
     """Every moment before new modes: theory from each kernel."""
     rows = []
     for name in methods_in(arrays):
+        run = title(arrays, name, TITLES)
         steps, grown, until = (arrays[f"{name}.{k}"] for k in ("steps", "grown", "until"))
         for i, j in enumerate(until):
             if j >= 0:
                 shares, chance = arrays[f"{name}.shares"][:, i, 0, :, 0], arrays[f"{name}.chance"][:, i, 0, 0]
                 cells = [spread(column) for column in shares.T] + ["–"] * (len(KERNELS) - shares.shape[1])
                 when = f"{steps[i]:,} to {steps[j]:,}"
-                rows.append([TITLES[name], when, f"{grown[i]} → {grown[j]}", *cells, f"{chance.mean():.3f}"])
+                rows.append([run, when, f"{grown[i]} → {grown[j]}", *cells, f"{chance.mean():.3f}"])
     header = ["run", "updates", "grown modes", *KERNELS, f"chance, {KERNELS[0]}"]
     return Table("Share of the next modes, theory, moment by moment", header, rows)
 
@@ -176,7 +178,7 @@ def draw(arrays: Arrays) -> Figure:
         steps, shares = arrays[f"{name}.steps"][some], arrays[f"{name}.shares"][:, some, 0]
         lines = {kernel: shares[:, :, k, 0] for k, kernel in enumerate(kernels_in(arrays, name))}
         lines[f"kernel PCA, {JUDGED}"] = shares[:, :, KERNELS.index(JUDGED), 1]
-        rows.append((TITLES[name], steps, lines, arrays[f"{name}.chance"][:, some, 0, 0].mean(axis=0)))
+        rows.append((title(arrays, name, TITLES), steps, lines, arrays[f"{name}.chance"][:, some, 0, 0].mean(axis=0)))
     return draw_coming(rows)
 
 

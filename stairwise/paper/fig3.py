@@ -54,14 +54,10 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     return arrays
 
 
-def _title(arrays: Arrays, method: str) -> str:
-    return trained.METHODS[method] + trained.so_far(arrays, method)
-
-
 def _shown(arrays: Arrays) -> list[tuple[str, str]]:
     """Keys of the spectra in the arrays, and their titles."""
     return [
-        (f"{method}-{series}", f"{_title(arrays, method)}: {title}")
+        (f"{method}-{series}", f"{trained.title(arrays, method)}: {title}")
         for method, spectra in SPECTRA.items()
         for series, title in spectra
         if f"{method}-{series}.t" in arrays
@@ -82,7 +78,7 @@ def check(arrays: Arrays) -> list[Claim]:
         d = int(arrays[f"{key}.d"])
         claims.append(Claim(f"{title}: grown of {d}", float(count), f"1 … {d - 1}", 0 < count < d))
     for method in trained.methods_in(arrays):
-        claims += trained.unseen_claims(arrays, f"{method}-", f"{_title(arrays, method)}: ")
+        claims += trained.unseen_claims(arrays, f"{method}-", f"{trained.title(arrays, method)}: ")
     return claims
 
 

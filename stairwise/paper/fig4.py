@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from stairwise.figures.training import draw_histograms
 from stairwise.paper.fig3 import DEEP, SPECTRA
 from stairwise.paper.harness import Arrays, Claim
-from stairwise.paper.trained import METHODS, STANDARD, RunsConfig, about, methods_in, obtain, runs_table, so_far
+from stairwise.paper.trained import STANDARD, RunsConfig, about, methods_in, obtain, runs_table, title
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 from stairwise.table import Table
@@ -45,10 +45,6 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     return arrays
 
 
-def _title(arrays: Arrays, method: str) -> str:
-    return METHODS[method] + so_far(arrays, method)
-
-
 def _by_time(arrays: Arrays) -> list[tuple[str, float, int, float, float]]:
     """Method, time, number grown, threshold and bimodality at every time."""
     return [
@@ -64,17 +60,15 @@ def check(arrays: Arrays) -> list[Claim]:
         counts = [count for name, _, count, _, _ in _by_time(arrays) if name == m]
         depth = min(x[4] for x in _by_time(arrays) if x[0] == m)
         claims += [
-            Claim.at_least(
-                f"{_title(arrays, m)}: grown at the last time, less at the first", counts[-1] - counts[0], 1
-            ),
-            Claim.at_least(f"{_title(arrays, m)}: least depth of the valley", depth, DEEP),
+            Claim.at_least(f"{title(arrays, m)}: grown at the last time, less at the first", counts[-1] - counts[0], 1),
+            Claim.at_least(f"{title(arrays, m)}: least depth of the valley", depth, DEEP),
         ]
     return claims
 
 
 def table(arrays: Arrays) -> Table:
     rows = [
-        [_title(arrays, m), f"{t:,.4g}", str(n), f"{cut:.3g}", f"{two:.3f}"] for m, t, n, cut, two in _by_time(arrays)
+        [title(arrays, m), f"{t:,.4g}", str(n), f"{cut:.3g}", f"{two:.3f}"] for m, t, n, cut, two in _by_time(arrays)
     ]
     return Table("Grown modes", ["method", "t", "grown", "threshold", "depth of the valley"], rows)
 
@@ -83,7 +77,7 @@ def draw(arrays: Arrays) -> Figure:
     return draw_histograms(
         [
             (
-                _title(arrays, m),
+                title(arrays, m),
                 arrays[f"{m}.t"],
                 arrays[f"{m}.lam"].astype(float),
                 [x[3] for x in _by_time(arrays) if x[0] == m],

@@ -40,6 +40,7 @@ OPENING = 0.06  # share of the time that one comparison leaves out, because ever
 ALONG, CONTROL = "share of h along new modes", "share of h along directions between steps"
 ELSEWHERE = "share of h along the modes of other steps"
 ENOUGH = 24  # records, for a score
+LEFT_OUT = (".every", ".loss")  # arrays of curves that are not shown here
 ALT = "Eigenvalues of embeddings and of hidden representations over training time."
 
 
@@ -56,16 +57,14 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
     """Both spectra over time, and their total variances."""
     if config.fast and config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt if fast is true", config.methods, "set only one of them")
-    kinds = trained.chosen_kinds(config.only, config.chosen(), ["small", *(["fast"] if config.fast else [])])
-    runs: dict[str, Run] = {}
-    for i, kind in enumerate(kinds):
-        made = trained.obtain(config, trained.KINDS[kind], progress, (i / len(kinds), (i + 1) / len(kinds)))
-        runs |= {m if kind == "small" else f"{m}-{kind}": run for m, run in made.items()}
+    usual = ["small", *(["fast"] if config.fast else [])]
+    kinds = trained.chosen_kinds(config.only, config.chosen(), usual, trained.FROM_SMALL)
+    runs = trained.obtain_small(config, kinds, progress)
     arrays = trained.about(runs)
     for method, run in runs.items():
         series = "eigenvalues" if method.startswith("bt") else "covariance"
         both = trained.curves(f"{method}.z", run, series) | trained.curves(f"{method}.h", run, "hidden")
-        arrays |= {name: array for name, array in both.items() if not name.endswith(".every")}
+        arrays |= {name: array for name, array in both.items() if not name.endswith(LEFT_OUT)}
         total = [_variance(run, name) for name in (series, "hidden")]
         arrays[f"{method}.total"] = np.stack([run.times, *total]).astype(np.float32)
         arrays |= _shares(method, run)
@@ -118,10 +117,6 @@ def _shape(arrays: Arrays, method: str) -> NDArray:
     return np.array(astuple(spectrum_events(t, lam, times)))
 
 
-def _title(arrays: Arrays, method: str) -> str:
-    return trained.TITLES[method] + trained.so_far(arrays, method)
-
-
 def along(arrays: Arrays, method: str) -> Shares:
     """The stored shares along new modes."""
     return Shares(*(arrays[f"{method}.share.{x}"].astype(float) for x in ("t", "times", "z", "h")))
@@ -148,7 +143,9 @@ def joined(arrays: Arrays) -> Arrays:
     """Fewer modes of each run, so that all runs together can be stored; scores of older runs are kept as they were."""
     runs = trained.methods_in(arrays)
     missing = [m for m in runs if f"{m}.shape" not in arrays]
-    return trained.lighter(arrays, 24 if len(runs) <= 5 else 20) | {f"{m}.shape": _shape(arrays, m) for m in missing}
+    shown = {key: array for key, array in arrays.items() if not key.endswith(LEFT_OUT)}  # stored before they were
+    most = 24 if len(runs) <= 5 else 20 if len(runs) <= 6 else 16
+    return trained.lighter(shown, most) | {f"{m}.shape": _shape(arrays, m) for m in missing}
 
 
 def check(arrays: Arrays) -> list[Claim]:
@@ -156,12 +153,10 @@ def check(arrays: Arrays) -> list[Claim]:
     for m in trained.methods_in(arrays):
         followed = f"{m}.followed" in arrays
         for when, numbers in together(arrays, m).items():
-            claims += (
-                _notes(_title(arrays, m), when, *numbers) if followed else _judged(_title(arrays, m), when, *numbers)
-            )
+            claims += (_notes if followed else _judged)(trained.title(arrays, m), when, *numbers)
         scores = {what: found.z for what, found in events(arrays, m).items()}
         for what, z in ((scores | {ALONG: scores.get(ALONG, np.nan)}) if followed else scores).items():
-            text = f"{_title(arrays, m)}: {what}, z against shifted times"
+            text = f"{trained.title(arrays, m)}: {what}, z against shifted times"
             judged = what == ALONG or not followed  # slow steps hardly change the shape, but the share
             claims.append(Claim.at_least(text, z, 4) if judged else Claim.note(text, z))
     return claims
@@ -192,7 +187,7 @@ def events_table(arrays: Arrays) -> Table:
             pair = f"{along(arrays, m).correlation:.2f}" if what == ALONG else "–"
             rows.append(
                 [
-                    _title(arrays, m),
+                    trained.title(arrays, m),
                     what,
                     str(found.count),
                     f"{found.score:.2f}",
@@ -219,7 +214,7 @@ def table(arrays: Arrays) -> Table:
         for when, (unshifted, chance, correlation, lag) in together(arrays, m).items():
             rows.append(
                 [
-                    _title(arrays, m) + when,
+                    trained.title(arrays, m) + when,
                     f"{unshifted:.3f}",
                     f"{chance:.3f}",
                     f"{correlation:.3f}",
@@ -238,12 +233,12 @@ def _layers(arrays: Arrays, method: str) -> Layers:
     t, z = arrays[f"{method}.z.t"], arrays[f"{method}.z.lam"]
     of = "C" if method.startswith("bt") else "Cov z"
     around = along(arrays, method).around() if f"{method}.share.h" in arrays else None
-    return Layers(_title(arrays, method), t, z, arrays[f"{method}.h.lam"], of, around)
+    return Layers(trained.title(arrays, method), t, z, arrays[f"{method}.h.lam"], of, around)
 
 
 def page(arrays: Arrays) -> Page:
     layers = [
-        (f"{m}.{x}", f"{_title(arrays, m)}, {name}")
+        (f"{m}.{x}", f"{trained.title(arrays, m)}, {name}")
         for m in trained.methods_in(arrays)
         for x, name in (("z", "embeddings"), ("h", "representations"))
     ]

@@ -4,6 +4,7 @@
     stairwise reproduce fig7 --set unfinished=true    with runs that have not ended, as far as they have come
     stairwise reproduce fig7 --set methods=bt --set fast=true    adds small initialization at twice the rate
     stairwise reproduce fig7 --set methods=simclr --set only=small    one kind alone; --store FOLDER --join adds it
+    stairwise reproduce fig7 --set methods=bt --set only=plain    a control: standard initialization, else as only=x4
     stairwise reproduce fig7 --smoke              seconds on a CPU, photographs; its numbers mean nothing
 
 Accuracy of a probe (logistic regression, else ridge, else nearest neighbours) on the representations. We use the 13,000
@@ -33,6 +34,7 @@ from stairwise.theory.spectra import grown
 PROBES = ("logistic", "ridge", "knn")  # the first one that was measured is shown
 CURVES = ("progress", "grown", "accuracy")
 KINDS = {"standard": "standard", "small": "small"} | {kind: f"small, {rate}" for kind, rate in RATES.items()}
+KINDS |= {"plain": f"standard, else as {RATES['x4']}"}
 PAIRS = {"simclr": ("standard", "x4")}  # of equal length; other methods: standard and small
 ALIKE = ("data", "pretrain", "encoder", "hidden", "d", "batch", "epochs", "steps")
 PREDICTED = {  # gaps from … to …, and at most …, as docs/results/stl10.md says
@@ -40,6 +42,8 @@ PREDICTED = {  # gaps from … to …, and at most …, as docs/results/stl10.md
     ("bt", "x8"): (0.006,),
     ("vicreg", "small"): (0.02, 0.08),
 }
+LATER = {("vicreg", "small"): (0.02, 0.06), ("simclr", "x4"): (-0.15, -0.02)}  # predicted on 2026-11-19
+LATER |= {("bt", "plain"): (0.036, 0.066)}  # the start is not the reason: within 1.5 points of 57.3 %
 END = "at the end"
 ALT = "Probe accuracy over training, by initialization."
 
@@ -68,6 +72,8 @@ def compute(config: Config, progress: Progress) -> dict[str, Any]:
         probe = _probe(method, *alike.values())
         for kind, run in alike.items():
             _, accuracy = run.probes(probe)
+            if not len(accuracy):
+                raise InputError(str(run.folder), "must have fitted a probe", "none yet", "wait for its first one")
             arrays |= {f"{method}.{kind}.progress": _progress(run, probe), f"{method}.{kind}.accuracy": accuracy}
             arrays[f"{method}.{kind}.grown"] = _grown(run, probe, _spectrum(method, run))
     return arrays
@@ -136,10 +142,12 @@ def check(arrays: Arrays) -> list[Claim]:
             share, words = min(_moment(arrays, m, one) for one in ("standard", kind))
             name = f"{METHODS[m]}: standard less {KINDS[kind]}, {words}"
             gap = _at(arrays, m, "standard", share) - _at(arrays, m, kind, share)
-            claims.append(Claim.at_most(name, gap, 0.05))
+            claims.append(Claim.note(name, gap) if kind == "plain" else Claim.at_most(name, gap, 0.05))
             if (m, kind) in PREDICTED and words == END:
                 judge = Claim.between if len(PREDICTED[m, kind]) == 2 else Claim.at_most
                 claims.append(judge(f"{name}, predicted", round(gap, 9), *PREDICTED[m, kind]))
+            if (m, kind) in LATER and words == END:
+                claims.append(Claim.between(f"{name}, predicted later", round(gap, 9), *LATER[m, kind]))
     return claims
 
 

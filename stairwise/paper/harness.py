@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +25,7 @@ from stairwise.report.page import Page, Picture
 from stairwise.table import Table
 
 LARGEST = 300e3  # bytes of a stored result
+LONGEST = 120  # letters of a folder's name
 ELSEWHERE = "cifar10"  # a folder within that of the results: the same experiments with other data
 PLACES = {"runs", "device"}  # settings that do not affect the result
 
@@ -158,8 +161,8 @@ def run(
     started = perf_counter()
     arrays = {key: np.asarray(value) for key, value in module.compute(config, progress).items()}
     seconds = perf_counter() - started
-    claims = module.check(arrays)
     save_arrays(folder / "arrays.npz", arrays)
+    claims = module.check(arrays)
     _save_figure(module, arrays, folder)
     record = {
         "experiment": name,
@@ -213,14 +216,25 @@ def joined(result: Result, stored: Path) -> Result:
         raise InputError("--join", "must join runs on the same images", ", ".join(sources), "store without it")
     if not hasattr(module.Config, "seeds"):  # which a figure of several seeds has
         _refuse_other_seeds(_seeds(before), _seeds(result.arrays), stored)
-    arrays = before | result.arrays | {"about": np.array(json.dumps(about[0] | about[1]))}
-    arrays |= module.joined(arrays) if hasattr(module, "joined") else {}
+    kept = {key: array for key, array in before.items() if _run_of(key, {**about[0], **about[1]}) not in about[1]}
+    arrays = kept | result.arrays | {"about": np.array(json.dumps(about[0] | about[1]))}
+    arrays = module.joined(arrays) if hasattr(module, "joined") else arrays
+    (result.folder / "check.json").unlink(missing_ok=True)  # the folder no longer holds what its settings say
     save_arrays(result.folder / "arrays.npz", arrays)
     _save_figure(module, arrays, result.folder)
     claims = module.check(arrays)
     record = result.record | {"claims": [dataclasses.asdict(claim) for claim in claims]}
-    (result.folder / "check.json").unlink(missing_ok=True)  # the folder no longer holds what its settings say
     return dataclasses.replace(result, arrays=arrays, claims=claims, record=record)
+
+
+def _run_of(key: str, runs: Iterable[str]) -> str | None:
+    """The run that an array is of: the longest name with which its key begins.
+
+    >>> _run_of("simclr-x4.z.t", ["simclr", "simclr-x4"]), _run_of("bt.small.grown", ["bt small"]), _run_of("d", ["bt"])
+    ('simclr-x4', 'bt small', None)
+    """
+    begins = {run: tuple(name + end for name in (run, run.replace(" ", ".")) for end in ".-") for run in runs}
+    return max((run for run in runs if key.startswith(begins[run])), key=len, default=None)
 
 
 def store(result: Result, stored: Path) -> list[Path]:
@@ -305,7 +319,8 @@ def _changed(config: Any) -> dict[str, Any]:
 
 def _folder_name(name: str, config: Any) -> str:
     parts = [name, *(f"{k}={v}" for k, v in _changed(config).items())]
-    return re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))[:120]
+    whole = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
+    return whole if len(whole) <= LONGEST else f"{whole[: LONGEST - 9]}-{sha256(whole.encode()).hexdigest()[:8]}"
 
 
 def _arguments(config: Any) -> str:

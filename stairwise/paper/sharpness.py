@@ -4,6 +4,7 @@
     stairwise reproduce sharpness --set methods=simclr     one method alone; --store FOLDER --join adds it
     stairwise reproduce sharpness --set control=lars,warm  also SimCLR with VICReg's optimizer, and with a warm-up
     stairwise reproduce sharpness --set seeds=1 --set run_seed=2      the third seed alone
+    stairwise reproduce sharpness --set methods= --set control=warm   the control alone
     stairwise reproduce sharpness --smoke                  seconds on a CPU, photographs; its numbers mean nothing
 
 "We found that SimCLR showed noticeably more apparent stepwise behavior in the standard case …, with steps visible even
@@ -56,8 +57,13 @@ class Config(trained.RunsConfig):
     seeds: int = 3
     control: str = ""
 
+    def chosen(self) -> list[str]:
+        return super().chosen() if self.methods or not self.control else []
+
     def source(self) -> str:
-        return " ".join(trained.RunsConfig.source(one) for one in _by_seed(self))
+        return " ".join(
+            trained.RunsConfig.source(replace(one, methods=one.methods or "simclr")) for one in _by_seed(self)
+        )
 
 
 def _by_seed(config: Config) -> list[Config]:

@@ -60,13 +60,13 @@ def compared(z: list[np.ndarray]) -> Arrays:
 
 
 def joined(arrays: Arrays) -> Arrays:
-    """Nothing to add; refuses alignments of other methods than those that are named."""
+    """The same; refuses alignments of other methods than those that are named."""
     if arrays["alignments"].shape[-1] != len(methods_in(arrays)):
         rule = "cannot add methods to Table 2, which stores alignments but not spans"
         raise InputError(
             "--join", rule, ", ".join(methods_in(arrays)), "put all runs into one folder, and leave it out"
         )
-    return {}
+    return arrays
 
 
 def over_draws(arrays: Arrays, name: str = "alignments") -> np.ndarray:

@@ -4,7 +4,7 @@ The run of the recipe DATA-METHOD-KIND, such as `stl10-bt-small`, is in the fold
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,10 +28,13 @@ from stairwise.training.recipe import Recipe, load_recipe, recipe_names, recipe_
 Floats = NDArray[np.float64]
 METHODS = {"bt": "Barlow Twins", "simclr": "SimCLR", "vicreg": "VICReg"}
 SMALL, STANDARD, D50, FAST, LARGE = "-small", "", "-d50", "-small-fast", "-d50-large"
-# from small initialization
+
 RATES = {"fast": "twice the rate", "x4": "four times the rate", "x8": "eight times the rate"}
 TITLES = METHODS | {f"{m}-{kind}": f"{title}, {rate}" for m, title in METHODS.items() for kind, rate in RATES.items()}
 KINDS = {"standard": STANDARD, "small": SMALL, "fast": FAST, "x4": "-small-x4", "x8": "-small-x8"}
+FROM_SMALL = tuple(KINDS)[1:]  # kinds of runs from small initialization
+KINDS |= {"plain": "-plain-x4"}  # standard initialization, and everything else as in x4
+OTHER_KINDS = {kind: f"runs at {rate}" for kind, rate in RATES.items()} | {"plain": "runs that are plain"}
 HELD = {"eigenvalues": "C", "covariance": "the covariance"}
 FREE = {"label", "keep", "held_out", "follow", "graph", "channels_last", "compile"}
 RECORDS, MODES = 150, 96  # greatest number of records and modes that are stored of a spectrum over time,
@@ -115,7 +118,7 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
         if differing and not config.smoke:  # smoke runs of an older version are trained again
             remedy = "use another folder with --set runs=FOLDER, or train it again"
             raise InputError(str(folder), "must contain a run of its recipe", ", ".join(differing), remedy)
-        if differing or not (_finished(folder) or (config.unfinished and _begun(folder))):
+        if differing or not (finished(folder) or (config.unfinished and _begun(folder))):
             _need_a_gpu(config, name)
             share = part(progress, low, high, f"{name} ")
             train(recipe, folder, device=config.device, restart=bool(differing), progress=share)
@@ -123,23 +126,39 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
     return runs
 
 
-def chosen_kinds(only: str, methods: list[str], usual: Sequence[str]) -> list[str]:
+def chosen_kinds(only: str, methods: list[str], usual: Sequence[str], possible: Iterable[str] = KINDS) -> list[str]:
     """Kinds of runs that a figure uses: those of its setting `only`, separated by commas, or the usual ones."""
-    kinds = [one_of(name.strip(), "only", KINDS) for name in only.split(",")] if only else list(usual)
-    for kind in set(kinds) & set(RATES):
+    kinds = [one_of(name.strip(), "only", possible) for name in only.split(",")] if only else list(usual)
+    for kind in set(kinds) - {"standard", "small"}:
         some = [m for m in METHODS if f"stl10-{m}{KINDS[kind]}" in recipe_names()]
         if not set(methods) <= set(some):
-            rule = f"must be {' or '.join(some)} for runs at {RATES[kind]}"
+            rule = f"must be {' or '.join(some)} for {OTHER_KINDS[kind]}"
             raise InputError("methods", rule, ",".join(methods), f"set methods={some[0]}")
     return kinds
+
+
+def run_name(method: str, kind: str) -> str:
+    """Name of a run in figures of runs from small initialization, a key of `TITLES`."""
+    return method if kind == "small" else f"{method}-{kind}"
+
+
+def obtain_small(config: RunsConfig, kinds: Sequence[str], progress: Progress) -> dict[str, Run]:
+    """Runs of these kinds of all chosen methods, by `run_name`."""
+    runs: dict[str, Run] = {}
+    for i, kind in enumerate(kinds):
+        made = obtain(config, KINDS[kind], progress, (i / len(kinds), (i + 1) / len(kinds)))
+        runs |= {run_name(method, kind): run for method, run in made.items()}
+    return runs
 
 
 def _begun(folder: Path) -> bool:
     return (folder / RECIPE).is_file() and bool(Run(folder).records)
 
 
-def _finished(folder: Path) -> bool:
-    return _begun(folder) and Run(folder).records[-1].step >= int(Run(folder).facts["steps"])
+def finished(folder: Path) -> bool:
+    """Whether a folder holds a run that has come to its end."""
+    run = Run(folder) if (folder / RECIPE).is_file() else None
+    return run is not None and bool(run.records) and run.records[-1].step >= int(run.facts["steps"])
 
 
 def _differing(run: Run, recipe: Recipe) -> list[str]:
@@ -189,6 +208,11 @@ def so_far(arrays: Arrays, name: str) -> str:
     """
     one = json.loads(str(arrays["about"]))[name]
     return f", {100 * one['reached'] / one['steps']:.0f} % of its training" if "reached" in one else ""
+
+
+def title(arrays: Arrays, name: str, titles: Mapping[str, str] = TITLES) -> str:
+    """The title of a run, and how far it has come if it had not ended."""
+    return titles[name] + so_far(arrays, name)
 
 
 def data_of(arrays: Arrays, name: str) -> str:
@@ -251,8 +275,8 @@ def curves(prefix: str, run: Run, series: str) -> dict[str, Any]:
 
 
 def lighter(arrays: Arrays, most: int) -> Arrays:
-    """The spectra over time that have more than `most` modes, with that many: three quarters leading, others spread."""
-    lighter_ones: Arrays = {}
+    """The arrays, with `most` modes of each spectrum over time that has more: three quarters leading, others spread."""
+    lighter_ones = dict(arrays)
     for key, modes in arrays.items():
         prefix, dot, name = key.rpartition(".")
         if dot and name == "modes" and len(modes) > most:

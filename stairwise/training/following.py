@@ -70,9 +70,7 @@ def _outputs(objective: AbstractObjective, x: Tensor) -> dict[str, Tensor]:
     h, z = objective.network(x)
     if not isinstance(objective, Bootstrap):
         return {"h": h, "z": z}
-    with torch.autocast(x.device.type, enabled=False):
-        predicted = objective.predictor(z.float())
-    return {"h": h, "z": z, "predictor": predicted, "target": objective.target(x)[1]}
+    return {"h": h, "z": z, "predictor": objective.predicted(z), "target": objective.target(x)[1]}
 
 
 def _principal(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -172,8 +172,13 @@ class Bootstrap(AbstractObjective):
         h_a, z_a, h_b, z_b = self.embed(x_a, x_b, self.together)
         with torch.no_grad():
             (_, t_a), (_, t_b) = self.target(x_a), self.target(x_b)
-        loss = byol(self.predictor(z_a), t_b) + byol(self.predictor(z_b), t_a)
+        loss = byol(self.predicted(z_a), t_b) + byol(self.predicted(z_b), t_a)
         return Embedded(loss, z_a, z_b, h_a, h_b)
+
+    def predicted(self, z: Tensor) -> Tensor:
+        """The predictor's output, in float32 like the head's."""
+        with torch.autocast(z.device.type, enabled=False):
+            return cast(Tensor, self.predictor(z.float()))
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -16,13 +16,13 @@ from stairwise.data.images import load
 from stairwise.figures.style import RC
 from stairwise.files import plain, save_json
 from stairwise.nets.encoder import build_encoder, build_network
-from stairwise.paper import fig1ab, fig2ab
+from stairwise.paper import coming, fig1ab, fig2ab, fig7, harness
 from stairwise.paper.fig5 import together
 from stairwise.paper.harness import CATALOG, Claim, from_stored, label, page, run, smoke_settings, store, stored_names
 from stairwise.paper.trained import SMOKE, steps_of
 from stairwise.runs.reader import Run
 from stairwise.theory.spectra import bimodality
-from stairwise.training.recipe import load_recipe, recipe_of
+from stairwise.training.recipe import load_recipe, recipe_names, recipe_of
 from stairwise.training.studies import stored_study
 
 pytestmark = pytest.mark.slow
@@ -139,7 +139,9 @@ def test_experiments_find_what_is_in_runs(tmp_path):
         result = run(name, tmp_path, {"runs": str(tmp_path / "runs")})
         failed = [claim for claim in result.claims if not claim.holds]
         # these steps overlap, so that the shape of a spectrum moves all the time
-        assert [claim for claim in failed if "shape of the spectrum" not in claim.text] == [], name
+        others = [claim.text for claim in failed if "shape of the spectrum" not in claim.text]
+        # predictions for runs of other lengths
+        assert [text for text in others if not text.endswith("predicted later")] == [], name
     found = run("fig1cd", tmp_path, {"runs": str(tmp_path / "runs")})
     assert found.cached
     steps = steps_of(found.arrays, "C")
@@ -287,6 +289,66 @@ def test_tangent_kernel_is_the_gradients_product():
 def test_settings_name_the_folder(tmp_path):
     result = run("fig6", tmp_path, {"alpha": "1e-6", "seed": 3})
     assert result.folder.name == "fig6,alpha=1e-06,seed=3"
+
+
+def test_long_settings_name_different_folders(tmp_path):
+    """Names are cut; figures of several runs are made at the same time."""
+    far = "x" * 200
+    names = [harness._folder_name("fig7", fig7.Config(runs=far, only=only)) for only in ("small", "standard")]
+    assert len(set(names)) == 2
+    assert all(len(name) <= harness.LONGEST for name in names)
+
+
+@pytest.mark.parametrize("name", ["fig2cf", "fig5", "coming"])
+def test_figures_of_small_initialization_refuse_others(tmp_path, name):
+    with pytest.raises(InputError, match="only is unknown"):
+        run(name, tmp_path, {"runs": str(tmp_path), "methods": "simclr", "only": "standard"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, ["bt-x4", "simclr", "vicreg"]),
+        ({"only": "x4", "methods": "bt,simclr"}, ["bt-x4", "simclr-x4"]),
+        ({"only": "small"}, ["bt", "simclr", "vicreg"]),
+        ({"d50": True}, ["bt-d50", "simclr-d50", "vicreg-d50"]),
+    ],
+)
+def test_one_run_has_one_name(settings, names):
+    config = coming.Config(**settings)
+    found = [coming.studied(config, method) for method in config.chosen()]
+    assert [name for name, _ in found] == names
+    assert all(name in coming.TITLES for name in names)
+    assert all(f"stl10-{name.split('-')[0]}{kind}" in recipe_names() for name, kind in found)
+
+
+def test_byol_of_a_run_that_has_not_ended(tmp_path):
+    """The views may have been followed once more than the log says, or once less."""
+    settings = smoke_settings("byol") | {"runs": str(tmp_path / "runs"), "only": "small"}
+    whole = run("byol", tmp_path, settings)
+    (folder,) = (tmp_path / "runs").iterdir()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    last = sorted((folder / "followed").glob("step-*.npz"))[-1]
+    for fewer, gone in ((1, None), (0, last)):
+        (folder / "metrics.jsonl").write_text("".join(lines[: len(lines) - fewer]))
+        if gone:
+            gone.unlink()
+        part = run("byol", tmp_path, settings | {"unfinished": True}, force=True)
+        t = part.arrays["small.t"]
+        assert len(t) == len(part.arrays["small.loss"]) == len(part.arrays["small.target"])
+        assert t.tolist() == whole.arrays["small.t"][:-1].tolist()
+        if fewer:
+            assert "of its training" in part.claims[0].text
+
+
+def test_a_run_without_probes_is_named(tmp_path):
+    folder = tmp_path / "runs" / "stl10-simclr"
+    invented(folder, "stl10-simclr", np.ones(4), small=False)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:40]))
+    settings = {"runs": str(tmp_path / "runs"), "methods": "simclr", "only": "standard", "unfinished": True}
+    with pytest.raises(InputError, match=r"stl10-simclr must have fitted a probe .*: wait"):
+        run("fig7", tmp_path, settings)
 
 
 def test_unfinished_run_is_run_again(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from stairwise.archives import load_arrays, save_arrays
 from stairwise.checks import InputError
-from stairwise.paper import fig5
+from stairwise.paper import fig5, harness
 from stairwise.paper.harness import LARGEST, from_stored, joined, page, run, store
 from stairwise.paper.trained import lighter
 from stairwise.report.run_page import run_page
@@ -164,7 +164,8 @@ def test_fewer_modes():
         "x.t": lam[:, 0],
     }
     found = lighter(arrays, 24)
-    assert found.keys() == {"x.lam", "x.modes"}
+    assert found.keys() == arrays.keys()
+    assert all(found[key] is arrays[key] for key in ("y.lam", "y.modes", "x.t"))
     assert found["x.modes"][:18].tolist() == list(range(0, 36, 2))
     assert found["x.modes"][-1] == 190
     assert len(set(found["x.modes"])) == 24
@@ -191,15 +192,53 @@ def test_scores_do_not_change_when_other_runs_are_joined(tmp_path):
     assert fig5.events(both.arrays, "vicreg") == fig5.events(second.arrays, "vicreg")
 
 
-def test_the_stored_figure_has_room_for_a_sixth_run(tmp_path):
-    """Of VICReg, which may take as many steps as the stored run with the most."""
+def test_the_stored_figure_has_room_for_a_seventh_run(tmp_path):
+    """The whole run of VICReg and another one of SimCLR may take as many steps as the stored run with the most."""
     arrays = load_arrays(RESULTS / "fig5.npz")
-    sixth = {f"vicreg.{k.removeprefix('bt-x8.')}": v for k, v in arrays.items() if k.startswith("bt-x8.")}
-    sixth |= {f"vicreg.control.{x}": arrays[f"simclr.control.{x}"] for x in ("times", "h")}
     about = json.loads(str(arrays["about"]))
-    every = arrays | sixth | {"about": np.array(json.dumps(about | {"vicreg": about["bt-x8"]}))}
-    save_arrays(tmp_path / "six.npz", every | fig5.joined(every))
-    assert (tmp_path / "six.npz").stat().st_size <= LARGEST
+    for name in ("vicreg", "simclr-x4"):
+        arrays |= {f"{name}.{k.removeprefix('bt-x8.')}": v for k, v in arrays.items() if k.startswith("bt-x8.")}
+        arrays |= {f"{name}.control.{x}": arrays[f"simclr.control.{x}"] for x in ("times", "h")}
+        about[name] = about["bt-x8"]
+    assert len(about) == 7
+    save_arrays(tmp_path / "seven.npz", fig5.joined(arrays | {"about": np.array(json.dumps(about))}))
+    assert (tmp_path / "seven.npz").stat().st_size <= LARGEST
+
+
+def test_a_run_that_is_replaced_leaves_nothing(tmp_path):
+    """The whole run may lack what the run that was cut off had, such as a control between steps."""
+    folder = tmp_path / "runs" / "stl10-simclr-small"
+    invented(folder, folder.name, np.concatenate([[1.0, 0.4, 0.16], np.full(8, 1e-4)]))
+    follow(folder, coupled=True)
+    settings = {"runs": str(tmp_path / "runs"), "methods": "simclr"}
+    result = run("fig5", tmp_path, settings)
+    others = {key.replace("simclr", "simclr-x4"): array for key, array in result.arrays.items() if key != "about"}
+    about = json.loads(str(result.arrays["about"]))
+    both = {"about": np.array(json.dumps(about | {"simclr-x4": about["simclr"]}))}
+    store(dataclasses.replace(result, arrays=result.arrays | others | both), tmp_path / "stored")
+    kept = {key: array for key, array in result.arrays.items() if ".control." not in key}
+    assert len(kept) < len(result.arrays)
+    found = joined(dataclasses.replace(result, arrays=kept), tmp_path / "stored").arrays
+    assert {key for key in found if ".control." in key} == {"simclr-x4.control.times", "simclr-x4.control.h"}
+    assert found.keys() == kept.keys() | others.keys()
+
+
+def test_a_figure_that_is_killed_while_it_is_joined_is_measured_again(tmp_path, monkeypatch):
+    """Its folder may then hold the runs of others, as they were."""
+    folder = tmp_path / "runs" / "stl10-simclr-small"
+    invented(folder, folder.name, RATES)
+    settings = {"runs": str(tmp_path / "runs"), "methods": "simclr"}
+    result = run("fig2cf", tmp_path, settings)
+    store(result, tmp_path / "stored")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(harness, "save_arrays", killed)
+        with pytest.raises(KeyboardInterrupt):
+            joined(result, tmp_path / "stored")
+    assert not run("fig2cf", tmp_path, settings).cached
 
 
 def test_runs_of_another_seed(tmp_path):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from stairwise.archives import load_arrays
-from stairwise.paper import fig1cd, fig2cf, fig7
+from stairwise.paper import byol, fig1cd, fig2cf, fig7
 from stairwise.paper.harness import Claim, run
+from stairwise.staircase.separation import relative_variance, separation
 from stairwise.theory.spectra import grown
 from stairwise.training.recipe import load_recipe
 from stairwise.training.setup import Calendar
@@ -47,6 +48,55 @@ def test_the_code_judges_what_the_page_says(kind):
 def test_the_gap_of_vicreg_is_what_the_page_says():
     low, high = (100 * x for x in fig7.PREDICTED["vicreg", "small"])
     assert f"the logistic probe is {low:g} to {high:g} points lower from small initialization" in PAGE
+
+
+def test_later_predictions_are_what_the_page_says():
+    says = PAGE.partition("**2026-11-19, after the runs")[2].partition("### What came")[0]
+    steps, modes_of_simclr = fig2cf.STEPS["vicreg"], fig2cf.GROWN["simclr-x4"]
+    vicreg, simclr = ([100 * x for x in fig7.LATER[pair]] for pair in (("vicreg", "small"), ("simclr", "x4")))
+    assert "at its end: {} to {} steps".format(*steps) in says
+    assert "{} to {} grown modes".format(*modes_of_simclr) in says
+    assert "{:g} to {:g} points below `stl10-vicreg`".format(*vicreg) in says
+    assert "`stl10-simclr` ends {:g} to {:g} points *below*".format(*(-x for x in reversed(simclr))) in says
+    assert f"at least {['no', 'one', 'two', 'three'][byol.PREDICTED]} steps" in says
+    page = (RESULTS / "fig7.md").read_text(encoding="utf-8")
+    ends = {kind: load_arrays(RESULTS / "fig7.npz")[f"bt.{kind}.accuracy"][-1] for kind in ("standard", "x4")}
+    apart = ends["standard"] - ends["x4"]
+    assert fig7.LATER["bt", "plain"] == pytest.approx((apart - 0.015, apart + 0.015), abs=5e-4)
+    assert f"within 1.5 points of {100 * ends['x4']:.1f} %, the start is not the reason" in page
+
+
+@pytest.mark.parametrize(("end", "holds"), [(0.554, False), (0.57, True), (0.60, False)])
+def test_the_control_of_the_start(end, holds):
+    claims = fig7.check(probes("bt", {"standard": 0.624, "plain": end}))
+    assert [(claim.judged, claim.holds) for claim in claims] == [(False, True), (True, holds)]
+    small, plain = (load_recipe(f"stl10-bt{kind}").plain() for kind in ("-small-x4", "-plain-x4"))
+    assert {key for key in plain if plain[key] != small[key]} == {"label", "alpha", "keep", "follow"}
+
+
+def test_the_gaps_that_byol_is_compared_with_are_those_of_stored_runs():
+    for method, figure, key in (
+        ("bt", "fig1cd", "covariance"),
+        ("simclr", "fig2cf", "simclr"),
+        ("vicreg", "fig2cf", "vicreg"),
+    ):
+        every = load_arrays(RESULTS / f"{figure}.npz")[f"{key}.every"].astype(float)
+        gap = separation(every[:, 0], relative_variance(every[:, 1:])).gap
+        assert byol.OTHERS[method] == pytest.approx(gap, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "steps", "holds"),
+    [([0.2, 0.9, 0.3], 3, [True, True]), ([1.0, 1.1, 0.3], 2, [False, False]), ([0.1, 0.2], 3, [True, False])],
+)
+def test_what_is_predicted_of_byol(gaps, steps, holds):
+    arrays = {"about": np.array(json.dumps({"small": {"steps": 100}}))}
+    for part in byol.PARTS:
+        arrays |= {f"small.{part}.gaps": np.array(gaps), f"small.{part}.steps": np.zeros(steps)}
+    claims = [claim for claim in byol.check(arrays) if claim.judged]
+    assert [claim.holds for claim in claims] == holds
+    arrays["about"] = np.array(json.dumps({"small": {"steps": 100, "reached": 50}}))
+    assert not [claim for claim in byol.check(arrays) if claim.judged], "not before its end"
 
 
 def test_five_steps_are_what_the_page_says():
@@ -130,6 +180,4 @@ def test_steps_on_stl10(tmp_path, count, holds):
         invented(tmp_path / "runs" / f"stl10-{method}-small", f"stl10-{method}-small", rates)
     result = run("fig2cf", tmp_path, {"runs": str(tmp_path / "runs")})
     assert predicted(result.claims) == {f"steps of {name}, predicted": holds for name in ("SimCLR", "VICReg")}
-    assert all(claim.holds for claim in result.claims if not claim.text.endswith("predicted")), (
-        "four steps are enough here"
-    )
+    assert all(claim.holds for claim in result.claims if "predicted" not in claim.text), "four steps are enough here"

@@ -4,13 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from contextlib import suppress
 
 import pytest
 
 from benchmarks import stl10_runs
-from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, small
+from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, pack, rescue, small
+from stairwise.checks import InputError
 from stairwise.paper import harness, trained
 from stairwise.paper.harness import stored_names, stored_results
 from stairwise.progress import silent
@@ -30,6 +32,7 @@ FIGURES = {  # what each run is for
     "stl10-simclr": STANDARD,
     "stl10-byol": {"byol"},
     "stl10-byol-small": {"byol"},
+    "stl10-bt-plain-x4": {"fig7"},
 }
 FAKE = """
 import sys, time
@@ -80,16 +83,13 @@ def test_every_figure_reads_the_runs_of_its_chain(monkeypatch):
 def test_the_control_of_sharpness_has_the_seeds_that_are_missing(monkeypatch):
     (chain,) = (chain for chains in PARTS.values() for chain in chains if not chain.recipe)
     runs = [wanted(figure, monkeypatch) for figure in chain.figures]
-    names = [{f"cifar10-simclr-standard{kind}-seed{seed}" for kind in ("", "-warm")} for seed in (1, 2)]
-    assert runs == names
+    assert runs == [{f"cifar10-simclr-standard-warm-seed{seed}"} for seed in (1, 2)], "and no run that is stored"
 
 
 def test_figures_of_several_chains_are_drawn_once_after_the_last_of_them(tmp_path, faked, monkeypatch):
     faked("nothing")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    work = Work(tmp_path, dict(os.environ), AFTER["tables"])
-    with stl10_runs.ThreadPoolExecutor(stl10_runs.AT_ONCE) as pool:
-        assert all(pool.map(work.chain, PARTS["tables"]))
+    assert Work(tmp_path, dict(os.environ)).make(PARTS["tables"], AFTER["tables"])
     lines = log_of(tmp_path)
     for figure, needed in AFTER["tables"].items():
         drawn = [i for i, words in enumerate(lines) if words == ["begin", *figure.command(tmp_path)[3:]]]
@@ -98,12 +98,14 @@ def test_figures_of_several_chains_are_drawn_once_after_the_last_of_them(tmp_pat
         assert drawn[0] > max(ends)
 
 
-def test_figures_of_several_chains_need_all_of_them(tmp_path, faked, monkeypatch):
+def test_studies_need_their_own_runs_and_no_others(tmp_path, faked, monkeypatch):
     faked("stl10-simclr-d50")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    work = Work(tmp_path, dict(os.environ), AFTER["tables"])
-    assert [work.chain(chain) for chain in stl10_runs.TABLES] == [True, False, True]
-    assert {words[2] for words in log_of(tmp_path) if words[1] == "reproduce"} == {"table1"}
+    assert not Work(tmp_path, dict(os.environ)).make(PARTS["tables"], AFTER["tables"])
+    drawn = {tuple(words[2:5]) for words in log_of(tmp_path) if words[1] == "reproduce"}
+    assert {(name, method) for name, _, method in drawn} == {
+        (name, f"methods={method}") for name in ("table1", "coming") for method in ("bt", "vicreg")
+    }, "table2 needs the run that failed"
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -179,7 +181,7 @@ def test_nothing_is_drawn_of_a_run_that_failed_and_others_go_on(tmp_path, faked,
 def test_a_figure_that_failed_is_not_stored_and_the_next_is_drawn(tmp_path, faked, monkeypatch):
     faked("fig5")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    assert not Work(tmp_path, dict(os.environ)).chain(PARTS["seeds"][0])
+    assert not Work(tmp_path, dict(os.environ)).chain(PARTS["seeds"][1])
     stored = [words for words in log_of(tmp_path) if words[0] == "end" and "--store" in words]
     assert [words[2] for words in stored] == ["fig2cf", "fig7"]
     assert {words[words.index("--store") + 1] for words in stored} == {str(tmp_path / "results" / "seed1")}
@@ -191,7 +193,8 @@ def test_stopping_ends_the_commands(tmp_path):
     program.write_text(f"LOG, FAILING, WAIT = {str(tmp_path / 'log')!r}, '', 30\n{FAKE}")
     code = (
         "import sys; from benchmarks import stl10_runs; "
-        f"stl10_runs.STAIRWISE = (sys.executable, {str(program)!r}, 'stairwise'); stl10_runs.main()"
+        f"stl10_runs.STAIRWISE = (sys.executable, {str(program)!r}, 'stairwise'); "
+        "stl10_runs.load = lambda data: None; stl10_runs.main()"
     )
     command = [sys.executable, "-c", code, "curves", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, cwd=stored_results().parents[1], stderr=subprocess.DEVNULL)
@@ -212,3 +215,43 @@ def test_results_begin_as_those_that_are_stored(tmp_path):
     (tmp_path / "results" / "fig5.npz").write_bytes(b"new")
     begin(tmp_path)
     assert (tmp_path / "results" / "fig5.npz").read_bytes() == b"new"
+
+
+def test_runs_that_have_not_ended_are_drawn_and_packed(tmp_path, faked):
+    """Beside the results, which a command that is at work goes on writing; nothing is trained."""
+    faked("nothing")
+    begin(tmp_path)
+    begun, _ = PAIR
+    folder = tmp_path / "runs" / begun.folder
+    (folder / "followed").mkdir(parents=True)
+    for name in ("metrics.jsonl", "recipe.json", "followed/summary.npz", "followed/step-1.npz"):
+        (folder / name).write_text(name)
+    (tmp_path / "results" / ".part").write_text("being written")
+    assert rescue(tmp_path, PAIR)
+    drawn = [words for words in log_of(tmp_path) if words[0] == "begin"]
+    assert {words[1] for words in drawn} == {"reproduce"}
+    assert sorted({words[2] for words in drawn}) == sorted(figure.name for figure in begun.figures)
+    assert all("unfinished=true" in words for words in drawn)
+    assert {words[words.index("--store") + 1] for words in drawn if "--store" in words} == {str(tmp_path / "rescued")}
+    (tmp_path / "rescued" / "fig2cf.npz").write_bytes(b"so far")
+    assert (tmp_path / "results" / "fig2cf.npz").read_bytes() != b"so far"
+    pack(tmp_path)
+    packed = tmp_path / "packed"
+    assert {path.name for path in packed.iterdir()} == {"results.tar.gz", f"{begun.folder}.tar.gz"}
+    with tarfile.open(packed / "results.tar.gz") as inside:
+        names = set(inside.getnames())
+        assert inside.extractfile("rescued/fig2cf.npz").read() == b"so far"
+    assert {"results/fig2cf.npz", "times.txt", "fig2cf.txt"} <= names
+    assert not any(".part" in name for name in names)
+    with tarfile.open(packed / f"{begun.folder}.tar.gz") as inside:
+        files = ("metrics.jsonl", "recipe.json", "followed/summary.npz")
+        assert set(inside.getnames()) == {f"runs/{begun.folder}/{name}" for name in files}
+    assert rescue(tmp_path, PAIR), "again, over what it has left"
+
+
+def test_images_are_looked_for_before_anything_begins(tmp_path, monkeypatch):
+    monkeypatch.setenv("STAIRWISE_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setattr(sys, "argv", ["stl10_runs", "warm", "--out", str(tmp_path / "out")])
+    with pytest.raises(InputError, match="cifar10 must be fetched first"):
+        stl10_runs.main()
+    assert not (tmp_path / "out" / "times.txt").exists()

@@ -819,6 +819,20 @@ def test_byol_moves_its_target_slowly():
     assert not any(p.requires_grad for p in objective.target.parameters())
 
 
+def test_byol_predicts_in_float32():
+    """As the head embeds: rounding to bfloat16 would hide small eigenvalues."""
+    from stairwise.nets.encoder import build_encoder, build_network
+
+    net = build_network(build_encoder("torch.nn:Flatten"), torch.zeros(2, 5), [4], 3)
+    objective = Bootstrap(net, 3, width=8)
+    seen = []
+    objective.predictor.register_forward_hook(lambda module, args, out: seen.append((args[0].dtype, out.dtype)))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = objective(torch.randn(6, 5), torch.randn(6, 5))
+    assert seen == [(torch.float32, torch.float32)] * 2
+    assert out.loss.dtype == torch.float32
+
+
 # records
 
 
