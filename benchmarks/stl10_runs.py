@@ -228,13 +228,16 @@ def begin(out: Path) -> None:
 
 
 def rescue(out: Path, chains: Iterable[Chain]) -> bool:
-    """Figures of all begun runs, as far as they have come, joined with those of OUT/results, in OUT/rescued."""
+    """Draw all begun runs as far as they have come, in OUT/rescued with the figures of OUT/results, and pack."""
+    pack(out)  # the logs at least, if time is short
     shutil.rmtree(out / "rescued", ignore_errors=True)
     shutil.copytree(out / "results", out / "rescued", ignore=shutil.ignore_patterns(".*"))
     work = Work(out, dict(os.environ), "rescued", UNFINISHED)
     begun = [chain for chain in chains if chain.recipe and (out / "runs" / chain.folder / METRICS).is_file()]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return all(pool.map(work.draw, [figure for chain in begun for figure in chain.figures]))
+        drawn = list(pool.map(work.draw, [figure for chain in begun for figure in chain.figures]))
+    pack(out)
+    return all(drawn)
 
 
 def pack(out: Path) -> None:
@@ -264,9 +267,7 @@ def main() -> None:
         return
     begin(out)
     if options.rescue:
-        done = rescue(out, chains)
-        pack(out)
-        sys.exit(0 if done else 1)
+        sys.exit(0 if rescue(out, chains) else 1)
     for data in sorted({load_recipe(chain.recipe).data if chain.recipe else "cifar10" for chain in chains}):
         load(data)  # before anything begins: must it be fetched first?
     with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as shared:

@@ -11,8 +11,9 @@ Top: eigenvalues of the embeddings (of C for Barlow Twins, of the covariance for
 of the representations before the head. Expected from the paper: the changes of their total variances correlate with
 almost no lag, and more than if one is shifted in time. In our runs this correlation is weak. The shape of the spectrum
 of h, and the share of h along each new mode of z on fixed views, are scored against shifted times: z of at least 4.
-In runs that have followed fixed views, which all new ones do, the share alone is judged and the others are notes. So is
-a control: the share along directions that are chosen in the same way, but between the steps.
+In runs that have followed fixed views, which all new ones do, the share alone is judged and the others are notes. So
+are the same score without the step on which it leans most, and two controls: the share along the modes of other steps,
+and along directions that are chosen in the same way, but between the steps.
 """
 
 from dataclasses import astuple, dataclass
@@ -38,7 +39,7 @@ from stairwise.training.following import followed_summary
 
 OPENING = 0.06  # share of the time that one comparison leaves out, because everything grows at first
 ALONG, CONTROL = "share of h along new modes", "share of h along directions between steps"
-ELSEWHERE = "share of h along the modes of other steps"
+WITHOUT, ELSEWHERE = f"{ALONG}, without the best step", "share of h along the modes of other steps"
 ENOUGH = 24  # records, for a score
 LEFT_OUT = (".every", ".loss")  # arrays of curves that are not shown here
 ALT = "Eigenvalues of embeddings and of hidden representations over training time."
@@ -101,7 +102,7 @@ def events(arrays: Arrays, method: str) -> dict[str, Events]:
         shares = along(arrays, method)
         found[ALONG] = shares.events
         if len(shares.times) > 1:
-            found[ELSEWHERE] = shares.elsewhere
+            found |= {WITHOUT: shares.without_best, ELSEWHERE: shares.elsewhere}
         if f"{method}.control.h" in arrays:
             t, h, times = (arrays[f"{method}.{x}"].astype(float) for x in ("share.t", "control.h", "control.times"))
             found[CONTROL] = share_events(t, h, times)

@@ -1,6 +1,6 @@
 """Table 1: the share of the span of trained embeddings that the theory predicts from the final tangent kernel.
 
-    stairwise reproduce table1                    three runs, STL-10 (only Barlow Twins trained: 15 minutes, one H200)
+    stairwise reproduce table1                    three runs, STL-10 (11 to 15 minutes each, one H200)
     stairwise reproduce table1 --data cifar10     four minutes on one H200, ResNet-18, all three methods
     stairwise reproduce table1 --set large=true   Barlow Twins at batch 256 instead of 64
     stairwise reproduce table1 --set methods=bt --set large=true --store FOLDER --join      this run, added to others

@@ -40,6 +40,13 @@ class Shares:
         return share_events(self.t, self.h, self.times)
 
     @property
+    def without_best(self) -> Events:
+        """The same without the step on which the score leans most; of two steps or more."""
+        every = range(len(self.times))
+        fewer = [(np.delete(self.h, k, axis=1), np.delete(self.times, k)) for k in every]
+        return min((share_events(self.t, h, times) for h, times in fewer), key=lambda events: events.z)
+
+    @property
     def elsewhere(self) -> Events:
         """Whether the share of h along each new mode rises at the steps of the other modes: a control."""
         mine, others = np.nonzero(~np.eye(len(self.times), dtype=bool))

@@ -57,7 +57,7 @@ def test_representations_along_new_modes(tmp_path, method, coupled):
     assert len(found.times) >= 5
     assert set(np.round(found.times, 2)) <= set(np.round(steps.times, 2))
     assert (found.events.z > 4) == coupled
-    (claim,) = (c for c in result.claims if "share of h along new modes" in c.text)
+    (claim,) = (c for c in result.claims if f"{fig5.ALONG}, z" in c.text)
     assert claim.holds == coupled
     assert any("share of h" in row[1] for row in fig5.events_table(result.arrays).rows)
     for path in (folder / "followed").glob("step-*.npz"):  # the summary suffices
@@ -80,6 +80,7 @@ def test_a_control_between_steps_that_are_far_apart(tmp_path):
     assert control.z < 4, "between the steps nothing rises"
     assert [row[1] for row in fig5.events_table(result.arrays).rows][1:] == [
         fig5.ALONG,
+        fig5.WITHOUT,
         fig5.ELSEWHERE,
         fig5.CONTROL,
     ]

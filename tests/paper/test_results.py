@@ -260,7 +260,7 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
         assert f"({100 * vicreg[0]:.1f} against {100 * vicreg[1]:.1f} %)" in page
         assert f"with {vicreg[3]} grown modes where the standard run has {vicreg[2]}" in page
         lower = 100 * (arrays["vicreg.standard.accuracy"] - arrays["vicreg.small.accuracy"][:8])
-        assert (lower.min().round(), lower.max().round()) == (3, 6)
+        assert f"the difference was between {lower.min():.1f} and {lower.max():.1f} points" in page
         assert f"it has {100 * arrays['simclr.standard.accuracy'][-1]:.1f} % after 30 % of its training" in page
         early = 100 * float(arrays["bt.standard.accuracy"][0])
         assert f"{modes[0][0]} modes after a twentieth of the training, with {early:.1f} %" in page
@@ -352,7 +352,7 @@ def test_the_stl10_runs_that_were_cut_off():
         assert f"| {name} | {' | '.join(cells)} |" in page
     counts = [", ".join(f"{n}" for n in standard[f"{m}-unseen"][1]) for m in ("simclr", "vicreg")]
     (row,) = (line for line in page.splitlines() if line.startswith("| grown modes of the covariance, in"))
-    assert row.endswith(f"| {counts[0]} | {counts[1]} | {small['vicreg.grown'][0]:.0f}, not measured |")
+    assert row.endswith(f"| {counts[0]} | {counts[1]} | {small['vicreg.grown'][0]:.0f}, not stored |")
     early, largest = standard["simclr-covariance.every"][:2, 1], small["simclr.every"][:, 1].max()
     assert [f"{value:.1e}" for value in early] == ["1.8e+05", "1.7e+07"], "the variances that the page names"
     assert 69 < largest < 70

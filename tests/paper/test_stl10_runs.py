@@ -235,6 +235,7 @@ def test_runs_that_have_not_ended_are_drawn_and_packed(tmp_path, faked):
     assert {words[words.index("--store") + 1] for words in drawn if "--store" in words} == {str(tmp_path / "rescued")}
     (tmp_path / "rescued" / "fig2cf.npz").write_bytes(b"so far")
     assert (tmp_path / "results" / "fig2cf.npz").read_bytes() != b"so far"
+    assert (tmp_path / "packed").is_dir()
     pack(tmp_path)
     packed = tmp_path / "packed"
     assert {path.name for path in packed.iterdir()} == {"results.tar.gz", f"{begun.folder}.tar.gz"}

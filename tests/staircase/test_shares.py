@@ -5,7 +5,7 @@ import pytest
 
 from stairwise.checks import InputError
 from stairwise.staircase.events import score_events, share_events, spectrum_events
-from stairwise.staircase.shares import between, shares_along
+from stairwise.staircase.shares import Shares, between, shares_along
 from stairwise.staircase.steps import detect_steps
 
 T, VIEWS, K = 300, 128, 7
@@ -109,6 +109,17 @@ def test_shapes_of_spectra():
         t, _, h, steps = simulated(hidden, scale=lambda t: (1 + t) ** -1.5)
         lam = np.array([np.linalg.svd(x - x.mean(axis=0), compute_uv=False) ** 2 for x in h])
         assert (spectrum_events(t, lam, steps.times).z > 4) == moves
+
+
+def test_a_score_that_leans_on_one_step():
+    """One sharp rise among shares that rise all the time; without it nothing is left."""
+    t, times = np.linspace(0, 50, 300), np.array([6.0, 14.0, 22.0, 31.0, 43.0])
+    h = np.cumsum(np.random.default_rng(0).exponential(size=(300, 5)), axis=0)
+    h[:, 0] = t > times[0]
+    found = Shares(t, times, h, h)
+    assert found.events.z > 10
+    assert found.without_best.z < 2
+    assert found.without_best == share_events(t, h[:, 1:], times[1:])
 
 
 @pytest.mark.parametrize("seed", range(5))
