@@ -5,9 +5,9 @@
 The paper's SimCLR starts with SGD at 0.5 from the first update on, and is more stepwise than the other losses
 (docs/results/sharpness.md). Does that come from its first updates? ResNet-18 of width 8 at 16 px, d = 64, CIFAR-10,
 standard initialization, 2400 updates of 128 images. One row per run: how far the largest variance of the embeddings
-rises within the first 80 updates, as a multiple of what it was after the first four; the gap to the next mode when a
-mode rises, in decades (stairwise/staircase/separation.py); how many modes rise; how many have grown at the end; the
-loss at the end. A run takes four minutes on one core; finished runs in FOLDER are not repeated. The last line is JSON.
+rises within the first 80 updates, as a multiple of that of the untrained network; the gap to the next mode when a mode
+rises, in decades (stairwise/staircase/separation.py); how many modes rise; how many have grown at the end; the loss at
+the end. A run takes four minutes on one core; finished runs in FOLDER are not repeated. The last line is JSON.
 """
 
 import argparse
@@ -15,14 +15,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import stairwise as sw
 from benchmarks.bench_coming import SMALL
+from benchmarks.initial_gaps import initial_embeddings
 from stairwise.files import save_json
 from stairwise.runs.reader import Run
 from stairwise.staircase.separation import relative_variance, separation
 from stairwise.theory.spectra import grown
 from stairwise.training.loop import Diverged
-from stairwise.training.recipe import load_recipe
+from stairwise.training.recipe import load_recipe, recipe_of
 
 SHORT: dict[str, Any] = {"keep": 0, "steps": 2400, "records": 600, "window": 512}
 EARLY = 80  # updates
@@ -56,8 +59,10 @@ def measured(name: str, seed: int, run: Run | None) -> dict[str, Any]:
         return facts | {"diverged": True}
     lam = run.series("covariance")
     early = sum(record.step <= EARLY for record in run.records)
+    z = torch.cat(initial_embeddings(recipe_of(run), "cifar10"))
+    before = float(torch.linalg.eigvalsh(torch.cov(z.T))[-1])
     apart = separation(run.times, relative_variance(lam))
-    facts |= {"rise": float(f"{lam[:early, 0].max() / lam[0, 0]:.4g}"), "gap": round(apart.gap, 3)}
+    facts |= {"rise": float(f"{lam[:early, 0].max() / before:.4g}"), "gap": round(apart.gap, 3)}
     facts |= {"rising": len(apart.modes), "grown": grown(lam[-1])[0]}
     return facts | {"loss": round(float(run.series("loss")[-1]), 4)}
 

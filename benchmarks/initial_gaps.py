@@ -23,14 +23,20 @@ MODES = (3, 5, 10, 20)
 IMAGES = 512
 
 
-def initial_spectrum(recipe: Recipe, data: str) -> np.ndarray:
-    """Eigenvalues of C after batch norm for Barlow Twins, of the centred covariance for the others."""
+def initial_embeddings(recipe: Recipe, data: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both views of 512 images by the untrained network, at α = 1."""
     images = load(data)
     pairs = view_pairs(images, recipe.views, recipe.size, recipe.seed, "cpu", training=IMAGES)
     network = network_of(recipe, (3, pairs.size, pairs.size)).train()
     with torch.no_grad():
         both = [[network(x)[1] for x in views] for views in pairs.fixed_batches(torch.arange(IMAGES))]
     z_a, z_b = (torch.cat(z).double() for z in zip(*both, strict=True))
+    return z_a, z_b
+
+
+def initial_spectrum(recipe: Recipe, data: str) -> np.ndarray:
+    """Eigenvalues of C after batch norm for Barlow Twins, of the centred covariance for the others."""
+    z_a, z_b = initial_embeddings(recipe, data)
     if recipe.loss == "barlow_twins":
         a, b = ((z - z.mean(0)) / z.std(0) for z in (z_a, z_b))
         c = a.T @ b / len(a)
