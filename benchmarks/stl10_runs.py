@@ -5,21 +5,24 @@
 
     PART    runs                                                            figures and tables
     tables  Barlow Twins at batch 256, SimCLR and VICReg with d = 50        Tables 1 and 2, coming
-    curves  SimCLR, standard, and small at four times its rate              Figs. 2C-F, 3, 4, 5, 7, coming
-            VICReg, standard and small; BYOL, standard and small            the same, and byol
-    seeds   Barlow Twins, standard start, else as at four times its rate    Fig. 7
+    curves  SimCLR, small at four times its rate; VICReg, small             Figs. 2C-F, 5, 7, coming
+            SimCLR, standard; BYOL, small and standard                      Figs. 3, 4, 7; byol
+    seeds   VICReg, standard                                                Figs. 3, 4, 7
+            Barlow Twins, standard start, else as at four times its rate    Fig. 7
             seed 1 of SimCLR (at four times its rate) and VICReg, small     Figs. 2C-F, 5, 7
     warm    SimCLR with a warm-up on CIFAR-10, seeds 1 and 2                sharpness
 
 A part is meant for half an hour of one H200; `warm` takes two minutes more. `tables` took 23 minutes, ten of them for
 its tables; the others have not been made to their ends. Figures are joined with the stored ones: OUT/results begins as
 a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same command continues them.
-A run that fails does not stop the others. OUT/times.txt says what ended with which status: a figure ends with 1 if one
-of its claims does not hold. The command itself ends with 1 if a run or a figure failed. --dry prints what it would do.
+A run that fails is tried once more without compilation and CUDA graphs, and does not stop the others. OUT/times.txt
+says what ended with which status: a figure ends with 1 if one of its claims does not hold. The command itself ends with
+1 if a run or a figure failed. --dry prints what it would do.
 
-At the end OUT/packed holds what must not be lost: results.tar.gz, and the log of every run. --rescue makes it from runs
-that have not ended, as far as they have come, with their figures in OUT/rescued; it trains nothing, and may be called
-while the same command is at work.
+At the end OUT/packed holds what must not be lost, in at most seven files: results.tar.gz, and the logs of all runs.
+--rescue makes it from runs that have not ended, as far as they have come, with their figures in OUT/rescued; it trains
+nothing, and may be called while the same command is at work. A figure of a run that has come farther elsewhere is not
+replaced.
 """
 
 import argparse
@@ -31,9 +34,10 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from time import monotonic
 
@@ -41,15 +45,19 @@ from benchmarks.bench_engine import multi_process_service
 from stairwise.data.images import load
 from stairwise.files import atomic
 from stairwise.paper.harness import stored_names, stored_results
-from stairwise.paper.trained import KINDS
-from stairwise.runs.folder import FOLLOWED, METRICS, RECIPE
+from stairwise.paper.trained import KINDS, begun, finished
+from stairwise.runs.folder import FOLLOWED, KERNELS, METRICS, RECIPE
+from stairwise.runs.reader import Run
+from stairwise.training.following import followed_summary
 from stairwise.training.recipe import load_recipe
 
 STAIRWISE = (sys.executable, "-m", "stairwise")
 AT_ONCE = 3  # trainings together are no faster than one alone; what they do between updates is
 HELD = (0, 1)  # exit status of a figure that was made, whether or not its claims hold
-LOG = (METRICS, RECIPE, f"{FOLLOWED}/summary.npz")  # of a run
+LOG = (METRICS, RECIPE, f"{FOLLOWED}/summary.npz", f"{KERNELS}/**/coming.*")  # of a run
+PLAIN_STEPS = ("compile=false", "graph=false")
 UNFINISHED = ("unfinished=true",)
+ARCHIVES = 6  # for the logs
 
 
 @dataclass(frozen=True)
@@ -60,8 +68,8 @@ class Drawn:
     settings: tuple[str, ...]
     seed: int = 0
 
-    def command(self, out: Path, more: tuple[str, ...] = ()) -> list[str]:
-        settings = [*self.settings, *more, f"runs={out / 'runs'}", *([f"run_seed={self.seed}"] if self.seed else [])]
+    def command(self, out: Path, runs: str = "runs", more: tuple[str, ...] = ()) -> list[str]:
+        settings = [*self.settings, *more, f"runs={out / runs}", *([f"run_seed={self.seed}"] if self.seed else [])]
         return [*STAIRWISE, "reproduce", self.name, *_set(settings), "--out", str(out / "work")]
 
 
@@ -77,8 +85,8 @@ class Chain:
     def folder(self) -> str:
         return f"{self.recipe}-seed{self.seed}" if self.seed else self.recipe
 
-    def command(self, out: Path) -> list[str]:
-        settings = ["compile=true", *([f"seed={self.seed}"] if self.seed else [])]
+    def command(self, out: Path, how: tuple[str, ...] = ("compile=true",)) -> list[str]:
+        settings = [*how, *([f"seed={self.seed}"] if self.seed else [])]
         return [*STAIRWISE, "train", self.recipe, "--out", str(out / "runs" / self.folder), *_set(settings)]
 
 
@@ -106,29 +114,24 @@ def d50(method: str, suffix: str = "", *more: str) -> Chain:
     return Chain(f"stl10-{method}-d50{suffix}", (table,))
 
 
-def coming(method: str, *more: str, seed: int = 0) -> Drawn:
-    return Drawn("coming", (f"methods={method}", *more), seed)
+def coming(method: str, *more: str) -> Drawn:
+    return Drawn("coming", (f"methods={method}", *more))
 
 
 TABLES = (d50("bt", "-large", "large=true"), d50("simclr"), d50("vicreg"))
 X4, VICREG = small("simclr", kind="x4"), small("vicreg")
-CURVES = (  # in this order, so that the end of the lease cuts off what has been measured best already
-    standard("simclr"),
-    X4,
-    VICREG,
-    byol("", "standard"),
-    byol("-small", "small"),
-    standard("vicreg"),
-)
 PLAIN = Chain(f"stl10-bt{KINDS['plain']}", (Drawn("fig7", ("methods=bt", "only=plain")),))
 WARM = tuple(Drawn("sharpness", ("methods=", "control=warm", "seeds=1"), seed) for seed in (1, 2))
 PARTS = {
     "tables": TABLES,
-    "curves": CURVES,
-    "seeds": (PLAIN, small("simclr", seed=1, kind="x4"), small("vicreg", seed=1)),
+    # in this order, so that the end of the lease cuts off what matters least
+    "curves": (X4, VICREG, standard("simclr"), byol("-small", "small"), byol("", "standard")),
+    "seeds": (standard("vicreg"), PLAIN, small("simclr", seed=1, kind="x4"), small("vicreg", seed=1)),
     "warm": (Chain("", WARM),),
 }
-AFTER: dict[str, dict[Drawn, tuple[Chain, ...]]] = {  # studies that need the GPU or several runs, once all have ended
+AFTER: dict[
+    str, dict[Drawn, tuple[Chain, ...]]
+] = {  # studies, begun when the last of their runs has ended: they need its weights
     "tables": {
         Drawn("table2", ("large=true", "batches=3")): TABLES,
         coming("bt", "d50=true"): TABLES[:1],
@@ -145,44 +148,57 @@ class Work:
     """The commands of a part: chains beside one another; figures are stored one at a time, because they are joined.
 
     Attributes:
+        runs: name of the folder in OUT that figures read.
         results: name of the folder in OUT in which figures are stored.
         more: settings of all figures.
+        after: studies that have not begun, and the chains that they need.
         trained: chains whose run has come to its end.
     """
 
     out: Path
     environment: dict[str, str]
+    runs: str = "runs"
     results: str = "results"
     more: tuple[str, ...] = ()
     dry: bool = False
+    after: dict[Drawn, tuple[Chain, ...]] = field(default_factory=dict)
     storing: threading.Lock = field(default_factory=threading.Lock)
+    choosing: threading.Lock = field(default_factory=threading.Lock)
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     trained: set[Chain] = field(default_factory=set)
     stopped: bool = False
     begun: float = field(default_factory=monotonic)
 
-    def make(self, chains: Iterable[Chain], after: Mapping[Drawn, tuple[Chain, ...]]) -> bool:
-        """Make the chains, and then the studies whose runs have come to their ends; whether nothing has failed."""
+    def make(self, chains: Iterable[Chain]) -> bool:
+        """Make the chains and the studies that they allow; whether nothing has failed."""
         with ThreadPoolExecutor(1 if self.dry else AT_ONCE) as pool:
             try:
                 done = list(pool.map(self.chain, chains))
-                possible = [figure for figure, needed in after.items() if self.trained.issuperset(needed)]
-                return all(done + list(pool.map(self.draw, possible))) and len(possible) == len(after)
             except KeyboardInterrupt:  # which the commands receive themselves
                 self.stopped = True
                 raise
+        return all(done) and not self.after
 
     def chain(self, chain: Chain) -> bool:
-        """Train, and then draw; nothing is drawn of a run that failed."""
-        if chain.recipe and self._call(chain.folder, chain.command(self.out)) != 0:
+        """Train, draw, and make the studies that waited for this run alone; nothing is drawn of a run that failed."""
+        if chain.recipe and not self._train(chain):
             return False
-        self.trained.add(chain)
-        drawn = [self.draw(figure) for figure in chain.figures]
+        with self.choosing:
+            self.trained.add(chain)
+            studies = [study for study, needed in self.after.items() if self.trained.issuperset(needed)]
+            for study in studies:
+                del self.after[study]
+        drawn = [self.draw(figure) for figure in (*chain.figures, *studies)]
         return all(drawn)
+
+    def _train(self, chain: Chain) -> bool:
+        """Train a run to its end; if it fails, once more, without what may have failed."""
+        ways = (chain.command(self.out), chain.command(self.out, PLAIN_STEPS))
+        return any(not self.stopped and self._call(chain.folder, command) == 0 for command in ways)
 
     def draw(self, figure: Drawn) -> bool:
         """Measure beside other runs; then store with a second call, which finds everything measured."""
-        command = figure.command(self.out, self.more)
+        command = figure.command(self.out, self.runs, self.more)
         if self._call(figure.name, command) not in HELD:
             return False
         apart = figure.seed and figure.name != "sharpness"  # which holds several seeds
@@ -202,6 +218,7 @@ class Work:
             return 0
         if self.stopped:
             return -signal.SIGTERM
+        beside = "" if self.results == "results" else f"{self.results}, "
         with (self.out / f"{name}.txt").open("ab") as log:
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
             self.running.add(process)
@@ -210,7 +227,7 @@ class Work:
             status = process.wait()
             self.running.discard(process)
         with (self.out / "times.txt").open("a") as times:
-            times.write(f"{monotonic() - self.begun:.0f} s: {name} ended with {status}\n")
+            times.write(f"{monotonic() - self.begun:.0f} s: {beside}{name} ended with {status}\n")
         return status
 
 
@@ -228,29 +245,51 @@ def begin(out: Path) -> None:
 
 
 def rescue(out: Path, chains: Iterable[Chain]) -> bool:
-    """Draw all begun runs as far as they have come, in OUT/rescued with the figures of OUT/results, and pack."""
-    pack(out)  # the logs at least, if time is short
+    """Draw all begun runs of recipes as far as they have come, in OUT/rescued with the figures of OUT/results, and
+    pack. Figures read copies of the runs, OUT/frozen, which do not change while they are drawn."""
+    shutil.rmtree(out / "frozen", ignore_errors=True)
+    some = [chain for chain in chains if chain.recipe and begun(out / "runs" / chain.folder)]
+    for chain in some:
+        _freeze(out / "runs" / chain.folder, out / "frozen" / chain.folder)
+    pack(out, "frozen")  # the logs at least, if time is short
     shutil.rmtree(out / "rescued", ignore_errors=True)
     shutil.copytree(out / "results", out / "rescued", ignore=shutil.ignore_patterns(".*"))
-    work = Work(out, dict(os.environ), "rescued", UNFINISHED)
-    begun = [chain for chain in chains if chain.recipe and (out / "runs" / chain.folder / METRICS).is_file()]
+    work = Work(out, dict(os.environ), "frozen", "rescued", UNFINISHED)
+    first = sorted(some, key=lambda chain: finished(out / "frozen" / chain.folder))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        drawn = list(pool.map(work.draw, [figure for chain in begun for figure in chain.figures]))
-    pack(out)
+        drawn = list(pool.map(work.draw, [figure for chain in first for figure in chain.figures]))
+    pack(out, "frozen")
     return all(drawn)
 
 
-def pack(out: Path) -> None:
-    """Write OUT/packed: results with what the commands have said, and the log of every run, one file each."""
-    with atomic(out / "packed" / "results.tar.gz") as part, tarfile.open(part, "w:gz") as packed:
-        for path in sorted([*out.glob("*.txt"), *out.glob("re*/**/*")]):
-            if path.is_file() and not path.name.startswith("."):
-                packed.add(path, path.relative_to(out))
-    for run in sorted((out / "runs").glob("*")):
-        with atomic(out / "packed" / f"{run.name}.tar.gz") as part, tarfile.open(part, "w:gz") as packed:
-            for path in (run / name for name in LOG):
-                if path.is_file():
-                    packed.add(path, path.relative_to(out))
+def _freeze(run: Path, copy: Path) -> None:
+    """Copy what figures read of a run, without its weights, and sum up what it has followed."""
+    for pattern in (*LOG, f"{FOLLOWED}/step-*.npz"):
+        for path in run.glob(pattern):
+            place = copy / path.relative_to(run)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, place)
+    followed_summary(Run(copy))
+
+
+def pack(out: Path, runs: str = "runs") -> None:
+    """Write OUT/packed: results with what the commands have said, and the logs of all runs, in a few files each."""
+    said = [path for path in [*out.glob("*.txt"), *out.glob("re*/**/*")] if not path.name.startswith(".")]
+    _archive(out, "results", sorted(said))
+    folders = sorted((out / runs).glob("*"))
+    for i in range(ARCHIVES):
+        logs = [path for run in folders[i::ARCHIVES] for pattern in LOG for path in sorted(run.glob(pattern))]
+        _archive(out, f"logs-{i + 1}", logs)
+
+
+def _archive(out: Path, name: str, paths: Iterable[Path]) -> None:
+    with atomic(out / "packed" / f"{name}.tar.gz") as part, tarfile.open(part, "w:gz") as packed:
+        for path in paths:
+            if path.is_file():
+                content = path.read_bytes()  # at once: the file may be replaced meanwhile
+                about = tarfile.TarInfo(str(path.relative_to(out)))
+                about.size, about.mtime = len(content), int(path.stat().st_mtime)
+                packed.addfile(about, BytesIO(content))
 
 
 def main() -> None:
@@ -263,7 +302,7 @@ def main() -> None:
     out, chains = options.out.absolute(), [chain for part in options.parts for chain in PARTS[part]]
     after = {figure: needed for part in options.parts for figure, needed in AFTER[part].items()}
     if options.dry:
-        Work(out, {}, dry=True).make(chains, after)
+        Work(out, {}, dry=True, after=after).make(chains)
         return
     begin(out)
     if options.rescue:
@@ -273,10 +312,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as shared:
         if shared is None:
             print("NVIDIA's multi-process service could not be started: runs take turns on the GPU", file=sys.stderr)
-        work = Work(out, shared or dict(os.environ))
+        work = Work(out, shared or dict(os.environ), after=after)
         signal.signal(signal.SIGTERM, lambda *_: work.stop())
-        done = work.make(chains, after)
-    pack(out)
+        try:
+            done = work.make(chains)
+        finally:
+            pack(out)
     print((out / "times.txt").read_text(), end="")
     sys.exit(0 if done else 1)
 

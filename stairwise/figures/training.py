@@ -186,7 +186,7 @@ def draw_apart(
 def draw_probes(methods: Sequence[tuple[str, dict[str, list[NDArray]]]]) -> Figure:
     """Two panels per method: name and, by kind of initialization, [progress, grown modes, accuracy]."""
     figure, axes = panels(2, rows=len(methods), height=2.6)
-    colors = ("#1b4a7a", "#c08a2d", "#8c3b52", "#4f8a5b", "#7a6aa8")
+    colors = ("#1b4a7a", "#c08a2d", "#8c3b52", "#4f8a5b", "#7a6aa8", "#5aa0c8")
     for (name, curves), left, right in zip(methods, axes[::2], axes[1::2], strict=True):
         for i, (kind, (x, modes, y)) in enumerate(curves.items()):
             look = {**MEASURED, "linewidth": 1.6, "color": colors[i % len(colors)], "marker": "o", "markersize": 3}

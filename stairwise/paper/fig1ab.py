@@ -5,7 +5,7 @@
 
 n = 500 pairs of 20×20×3 crops, d = 10, W₀ ~ N(0, α²) with α = 1e-7, full-batch descent at learning rate 5e-5. Expected:
 ten steps. The logistic law agrees with the flow within 0.005 and, with the growth factor of descent, with descent
-within 0.03; step times agree within 1 %. For comparison: the paper's aligned law, from the same weights and from α alone.
+within 0.03; step times agree within 1 %. For comparison: the paper's aligned law, from these weights and from α alone.
 """
 
 import warnings

@@ -43,7 +43,9 @@ class Config(trained.RunsConfig):
 def compute(config: Config, progress: Progress) -> dict[str, Any]:
     if config.chosen() != ["bt"]:
         raise InputError("methods", "must be bt", config.methods, "fig2cf shows the others")
-    chosen = trained.chosen_kinds(config.only, ["bt"], ["small", *(["fast"] if config.fast else [])])
+    chosen = trained.chosen_kinds(
+        config.only, ["bt"], ["small", *(["fast"] if config.fast else [])], trained.FROM_SMALL
+    )
     kinds = {"" if kind == "small" else f"{kind} ": trained.KINDS[kind] for kind in chosen}
     runs = {
         name: trained.obtain(config, kind, progress, (i / len(kinds), (i + 1) / len(kinds)))["bt"]

@@ -1,6 +1,6 @@
 """Fig. 2C–F: SimCLR and VICReg learn in steps as well, from small initialization.
 
-    stairwise reproduce fig2cf                    two runs, STL-10 (SimCLR: 22 minutes, one H200; VICReg: 11)
+    stairwise reproduce fig2cf                    two runs, STL-10 (SimCLR: 22 minutes, one H200)
     stairwise reproduce fig2cf --set methods=simclr --set only=x4 --store FOLDER --join    at four times the rate
     stairwise reproduce fig2cf --data cifar10     two minutes on one H200, ResNet-18
     stairwise reproduce fig2cf --smoke            seconds on a CPU, photographs; its numbers mean nothing

@@ -1,6 +1,6 @@
 """Fig. 3: standard initialization. Dimensions still grow one by one; a threshold separates grown from waiting modes.
 
-    stairwise reproduce fig3                      three runs, STL-10 (15 minutes each, one H200)
+    stairwise reproduce fig3                      three runs, STL-10 (Barlow Twins: 15 minutes, one H200)
     stairwise reproduce fig3 --data cifar10
     stairwise reproduce fig3 --smoke              seconds on a CPU, photographs; its numbers mean nothing
 

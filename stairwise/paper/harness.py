@@ -216,6 +216,7 @@ def joined(result: Result, stored: Path) -> Result:
         raise InputError("--join", "must join runs on the same images", ", ".join(sources), "store without it")
     if not hasattr(module.Config, "seeds"):  # which a figure of several seeds has
         _refuse_other_seeds(_seeds(before), _seeds(result.arrays), stored)
+    _refuse_shorter(*about)
     kept = {key: array for key, array in before.items() if _run_of(key, {**about[0], **about[1]}) not in about[1]}
     arrays = kept | result.arrays | {"about": np.array(json.dumps(about[0] | about[1]))}
     arrays = module.joined(arrays) if hasattr(module, "joined") else arrays
@@ -225,6 +226,15 @@ def joined(result: Result, stored: Path) -> Result:
     claims = module.check(arrays)
     record = result.record | {"claims": [dataclasses.asdict(claim) for claim in claims]}
     return dataclasses.replace(result, arrays=arrays, claims=claims, record=record)
+
+
+def _refuse_shorter(there: dict[str, dict[str, Any]], here: dict[str, dict[str, Any]]) -> None:
+    """Refuse runs that had not ended if the same run is stored and has come farther, or has ended."""
+    for name, one in here.items():
+        before = there.get(name, {"reached": 0})
+        if "reached" in one and before.get("reached", one["steps"]) > one["reached"]:
+            rule = f"must not replace {name}, which has come farther"
+            raise InputError("--join", rule, f"{one['reached']} steps here", "let it go on, or store it elsewhere")
 
 
 def _run_of(key: str, runs: Iterable[str]) -> str | None:

@@ -118,7 +118,9 @@ def obtain(config: RunsConfig, kind: str, progress: Progress, span: tuple[float,
         if differing and not config.smoke:  # smoke runs of an older version are trained again
             remedy = "use another folder with --set runs=FOLDER, or train it again"
             raise InputError(str(folder), "must contain a run of its recipe", ", ".join(differing), remedy)
-        if differing or not (finished(folder) or (config.unfinished and _begun(folder))):
+        if config.unfinished and not begun(folder):
+            raise InputError(str(folder), "must have begun", "no record yet", "leave out unfinished=true to train it")
+        if differing or not (finished(folder) or config.unfinished):
             _need_a_gpu(config, name)
             share = part(progress, low, high, f"{name} ")
             train(recipe, folder, device=config.device, restart=bool(differing), progress=share)
@@ -151,7 +153,8 @@ def obtain_small(config: RunsConfig, kinds: Sequence[str], progress: Progress) -
     return runs
 
 
-def _begun(folder: Path) -> bool:
+def begun(folder: Path) -> bool:
+    """Whether a folder holds a run with at least one record."""
     return (folder / RECIPE).is_file() and bool(Run(folder).records)
 
 

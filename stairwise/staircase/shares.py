@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stairwise.checks import InputError, vector
-from stairwise.staircase.events import Events, places_of, share_events
+from stairwise.staircase.events import LOCAL, Events, places_of, share_events
 from stairwise.staircase.steps import Steps
 
 Floats = NDArray[np.float64]
@@ -47,10 +47,17 @@ class Shares:
         return min((share_events(self.t, h, times) for h, times in fewer), key=lambda events: events.z)
 
     @property
-    def elsewhere(self) -> Events:
-        """Whether the share of h along each new mode rises at the steps of the other modes: a control."""
-        mine, others = np.nonzero(~np.eye(len(self.times), dtype=bool))
-        return share_events(self.t, self.h[:, mine], self.times[others])
+    def without_first(self) -> Events:
+        """The same without the first step; of two steps or more."""
+        return share_events(self.t, self.h[:, 1:], self.times[1:])
+
+    @property
+    def elsewhere(self) -> Events | None:
+        """Whether the share of h along each new mode rises at the steps of other modes: a control. Steps within ten
+        records are left out, because its own rise may reach so far; None if no others are left."""
+        places = places_of(self.t, self.times)
+        mine, others = np.nonzero(np.abs(places[:, None] - places) > LOCAL)
+        return share_events(self.t, self.h[:, mine], self.times[others]) if len(mine) else None
 
     @property
     def correlation(self) -> float:

@@ -299,10 +299,28 @@ def test_long_settings_name_different_folders(tmp_path):
     assert all(len(name) <= harness.LONGEST for name in names)
 
 
-@pytest.mark.parametrize("name", ["fig2cf", "fig5", "coming"])
-def test_figures_of_small_initialization_refuse_others(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "method"), [("fig2cf", "simclr"), ("fig5", "simclr"), ("coming", "simclr"), ("fig1cd", "bt")]
+)
+@pytest.mark.parametrize("kind", ["standard", "plain"])
+def test_figures_of_small_initialization_refuse_others(tmp_path, name, method, kind):
     with pytest.raises(InputError, match="only is unknown"):
-        run(name, tmp_path, {"runs": str(tmp_path), "methods": "simclr", "only": "standard"})
+        run(name, tmp_path, {"runs": str(tmp_path), "methods": method, "only": kind})
+
+
+def test_byol_has_two_kinds_of_runs(tmp_path):
+    with pytest.raises(InputError, match="only is unknown"):
+        run("byol", tmp_path, {"runs": str(tmp_path), "only": "x4"})
+
+
+def test_unfinished_runs_are_not_trained(tmp_path):
+    """A log without a record, as of a run that compiles, or of one that failed."""
+    folder = tmp_path / "runs" / "stl10-simclr"
+    invented(folder, "stl10-simclr", np.ones(4), small=False)
+    (folder / "metrics.jsonl").write_text("")
+    settings = {"runs": str(tmp_path / "runs"), "methods": "simclr", "device": "cpu", "unfinished": True}
+    with pytest.raises(InputError, match=r"stl10-simclr must have begun .*unfinished=true to train it"):
+        run("fig3", tmp_path, settings)
 
 
 @pytest.mark.parametrize(

@@ -57,14 +57,17 @@ def test_representations_along_new_modes(tmp_path, method, coupled):
     assert len(found.times) >= 5
     assert set(np.round(found.times, 2)) <= set(np.round(steps.times, 2))
     assert (found.events.z > 4) == coupled
-    (claim,) = (c for c in result.claims if f"{fig5.ALONG}, z" in c.text)
+    (claim,) = (c for c in result.claims if f"{fig5.ALONG}, z against" in c.text)
     assert claim.holds == coupled
     assert any("share of h" in row[1] for row in fig5.events_table(result.arrays).rows)
     for path in (folder / "followed").glob("step-*.npz"):  # the summary suffices
         path.unlink()
     again = run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method}, force=True)
     assert [c.measured for c in again.claims] == [c.measured for c in result.claims]
-    assert [c for c in result.claims if c.judged] == [claim], "total variance and shape are reported, not judged"
+    later = [c for c in result.claims if c.text.endswith("predicted later")]
+    assert [c.holds for c in later] == ([coupled] if method == "vicreg" else [])
+    judged = [c for c in result.claims if c.judged and c not in later]
+    assert judged == [claim], "total variance and shape are reported, not judged"
     (folder / "followed" / "summary.npz").unlink()
     with pytest.raises(InputError, match=r"must have the 48 images that it has followed .*summary.npz"):
         run("fig5", tmp_path, {"runs": str(tmp_path / "runs"), "methods": method}, force=True)
@@ -222,6 +225,28 @@ def test_a_run_that_is_replaced_leaves_nothing(tmp_path):
     found = joined(dataclasses.replace(result, arrays=kept), tmp_path / "stored").arrays
     assert {key for key in found if ".control." in key} == {"simclr-x4.control.times", "simclr-x4.control.h"}
     assert found.keys() == kept.keys() | others.keys()
+
+
+def test_a_run_that_has_come_farther_is_not_replaced(tmp_path):
+    """As far as a lease came: 45 % are stored, 30 % are not joined, and nothing unfinished replaces the whole run."""
+    folder = tmp_path / "runs" / "stl10-simclr-small"
+    invented(folder, folder.name, RATES)
+    settings = {"runs": str(tmp_path / "runs"), "methods": "simclr", "unfinished": True}
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    results = {}
+    for count in (120, 180, 240, 400):
+        (folder / "metrics.jsonl").write_text("".join(lines[:count]))
+        results[count] = run("fig2cf", tmp_path, settings, force=True)
+    stored = tmp_path / "stored"
+    for first, then in ((180, 120), (400, 240)):
+        store(results[first], stored)
+        with pytest.raises(InputError, match=f"must not replace simclr, which has come farther .*{10 * then} steps"):
+            joined(results[then], stored)
+    store(results[120], stored)
+    for count in (180, 400):
+        store(joined(results[count], stored), stored)
+    (one,) = json.loads(str(load_arrays(stored / "fig2cf.npz")["about"])).values()
+    assert "reached" not in one
 
 
 def test_a_figure_that_is_killed_while_it_is_joined_is_measured_again(tmp_path, monkeypatch):

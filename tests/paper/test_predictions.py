@@ -154,12 +154,21 @@ def test_gaps_at_higher_rates(kind, gap, holds):
 def probes(method, at_end, **about):
     """Arrays of Fig. 7: accuracies at half and at the end of each run."""
     arrays = {
-        "about": np.array(json.dumps({f"{method} {kind}": {"steps": 100} | about.get(kind, {}) for kind in at_end}))
+        "about": np.array(
+            json.dumps({f"{method} {kind}": {"steps": 100, "data": "stl10"} | about.get(kind, {}) for kind in at_end})
+        )
     }
     for kind, accuracy in at_end.items():
         arrays |= {f"{method}.{kind}.accuracy": np.array([accuracy - 0.1, accuracy])}
         arrays |= {f"{method}.{kind}.progress": np.array([0.5, 1.0])}
     return arrays
+
+
+def test_what_was_predicted_for_stl10_is_not_asked_of_other_images():
+    ends = {"standard": 0.66, "small": 0.62}
+    assert len([c for c in fig7.check(probes("vicreg", ends)) if "predicted" in c.text]) == 2
+    (claim,) = fig7.check(probes("vicreg", ends, standard={"data": "cifar10"}, small={"data": "cifar10"}))
+    assert "predicted" not in claim.text
 
 
 def test_runs_that_have_not_ended_are_compared_where_both_have_been():

@@ -8,15 +8,18 @@ import tarfile
 import time
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from benchmarks import stl10_runs
-from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, pack, rescue, small
+from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, coming, pack, rescue, small
 from stairwise.checks import InputError
 from stairwise.paper import harness, trained
 from stairwise.paper.harness import stored_names, stored_results
 from stairwise.progress import silent
+from stairwise.runs.followed import write_followed
 from stairwise.training.recipe import load_recipe
+from tests.paper.test_figures import invented
 
 PAIR = (small("vicreg"), byol("", "standard"))
 SMALL, STANDARD = {"fig2cf", "fig5", "fig7", "coming"}, {"fig3", "fig4", "fig7"}
@@ -86,22 +89,26 @@ def test_the_control_of_sharpness_has_the_seeds_that_are_missing(monkeypatch):
     assert runs == [{f"cifar10-simclr-standard-warm-seed{seed}"} for seed in (1, 2)], "and no run that is stored"
 
 
-def test_figures_of_several_chains_are_drawn_once_after_the_last_of_them(tmp_path, faked, monkeypatch):
+@pytest.mark.parametrize("part", ["tables", "curves"])
+def test_studies_are_made_once_as_soon_as_their_runs_have_ended(tmp_path, faked, monkeypatch, part):
     faked("nothing")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    assert Work(tmp_path, dict(os.environ)).make(PARTS["tables"], AFTER["tables"])
+    assert Work(tmp_path, dict(os.environ), after=dict(AFTER[part])).make(PARTS[part])
     lines = log_of(tmp_path)
-    for figure, needed in AFTER["tables"].items():
+    for figure, needed in AFTER[part].items():
         drawn = [i for i, words in enumerate(lines) if words == ["begin", *figure.command(tmp_path)[3:]]]
-        ends = [max(i for i, words in enumerate(lines) if f"{chain.recipe}" in words) for chain in needed]
+        ends = [lines.index(["end", *chain.command(tmp_path)[3:]]) for chain in needed]
         assert len(drawn) == 1
         assert drawn[0] > max(ends)
+    if part == "curves":  # whose first run is studied before its last one is trained, so that a lease may end there
+        study, last = coming("simclr", "only=x4").command(tmp_path), PARTS[part][-1].command(tmp_path)
+        assert lines.index(["begin", *study[3:]]) < lines.index(["begin", *last[3:]])
 
 
 def test_studies_need_their_own_runs_and_no_others(tmp_path, faked, monkeypatch):
     faked("stl10-simclr-d50")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    assert not Work(tmp_path, dict(os.environ)).make(PARTS["tables"], AFTER["tables"])
+    assert not Work(tmp_path, dict(os.environ), after=dict(AFTER["tables"])).make(PARTS["tables"])
     drawn = {tuple(words[2:5]) for words in log_of(tmp_path) if words[1] == "reproduce"}
     assert {(name, method) for name, _, method in drawn} == {
         (name, f"methods={method}") for name in ("table1", "coming") for method in ("bt", "vicreg")
@@ -175,13 +182,24 @@ def test_nothing_is_drawn_of_a_run_that_failed_and_others_go_on(tmp_path, faked,
     work = Work(tmp_path, dict(os.environ))
     assert [work.chain(chain) for chain in PAIR] == [False, True]
     assert {_chain_of(words) for words in log_of(tmp_path) if words[1] == "reproduce"} == {"stl10-byol"}
-    assert "stl10-vicreg-small ended with 3" in (tmp_path / "times.txt").read_text()
+    assert (tmp_path / "times.txt").read_text().count("stl10-vicreg-small ended with 3") == 2, "tried once more"
+
+
+def test_a_run_that_failed_is_tried_without_compilation_and_graphs(tmp_path, faked, monkeypatch):
+    faked("compile=true")
+    monkeypatch.setattr(Work, "_call", trained_well(Work._call))
+    assert Work(tmp_path, dict(os.environ)).chain(PAIR[1])
+    tried = [set(words) for words in log_of(tmp_path) if words[:2] == ["begin", "train"]]
+    assert [{"compile=true"} <= words for words in tried] == [True, False]
+    assert {"compile=false", "graph=false"} <= tried[1]
+    (folder,) = {words[words.index("--out") + 1] for words in log_of(tmp_path) if words[1] == "train"}
+    assert folder == str(tmp_path / "runs" / PAIR[1].folder), "it goes on where the first one had come"
 
 
 def test_a_figure_that_failed_is_not_stored_and_the_next_is_drawn(tmp_path, faked, monkeypatch):
     faked("fig5")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    assert not Work(tmp_path, dict(os.environ)).chain(PARTS["seeds"][1])
+    assert not Work(tmp_path, dict(os.environ)).chain(PARTS["seeds"][2])
     stored = [words for words in log_of(tmp_path) if words[0] == "end" and "--store" in words]
     assert [words[2] for words in stored] == ["fig2cf", "fig7"]
     assert {words[words.index("--store") + 1] for words in stored} == {str(tmp_path / "results" / "seed1")}
@@ -221,32 +239,43 @@ def test_runs_that_have_not_ended_are_drawn_and_packed(tmp_path, faked):
     """Beside the results, which a command that is at work goes on writing; nothing is trained."""
     faked("nothing")
     begin(tmp_path)
-    begun, _ = PAIR
-    folder = tmp_path / "runs" / begun.folder
-    (folder / "followed").mkdir(parents=True)
-    for name in ("metrics.jsonl", "recipe.json", "followed/summary.npz", "followed/step-1.npz"):
-        (folder / name).write_text(name)
+    begun, not_begun = PAIR
+    folder, empty = (tmp_path / "runs" / chain.folder for chain in PAIR)
+    for place in (folder / "ntk" / "barlow-0", empty):
+        place.mkdir(parents=True)
+    invented(folder, begun.recipe, np.ones(3))
+    write_followed(folder, 10, 0.1, np.ones((4, 2)), np.ones((4, 3)), {"z": np.ones(2)})
+    (folder / "ntk" / "barlow-0" / "coming.npz").write_text("a study")
+    (folder / "weights").write_text("large")
+    (empty / "recipe.json").write_bytes((folder / "recipe.json").read_bytes())
+    (empty / "metrics.jsonl").touch()  # compiling
     (tmp_path / "results" / ".part").write_text("being written")
     assert rescue(tmp_path, PAIR)
     drawn = [words for words in log_of(tmp_path) if words[0] == "begin"]
     assert {words[1] for words in drawn} == {"reproduce"}
     assert sorted({words[2] for words in drawn}) == sorted(figure.name for figure in begun.figures)
-    assert all("unfinished=true" in words for words in drawn)
+    assert all({"unfinished=true", f"runs={tmp_path / 'frozen'}"} <= set(words) for words in drawn)
+    assert not (tmp_path / "frozen" / not_begun.folder).exists(), "nothing to draw, and nothing is trained"
     assert {words[words.index("--store") + 1] for words in drawn if "--store" in words} == {str(tmp_path / "rescued")}
     (tmp_path / "rescued" / "fig2cf.npz").write_bytes(b"so far")
     assert (tmp_path / "results" / "fig2cf.npz").read_bytes() != b"so far"
     assert (tmp_path / "packed").is_dir()
     pack(tmp_path)
     packed = tmp_path / "packed"
-    assert {path.name for path in packed.iterdir()} == {"results.tar.gz", f"{begun.folder}.tar.gz"}
+    assert {path.name for path in packed.iterdir()} == {"results.tar.gz", *(f"logs-{i}.tar.gz" for i in range(1, 7))}
     with tarfile.open(packed / "results.tar.gz") as inside:
         names = set(inside.getnames())
         assert inside.extractfile("rescued/fig2cf.npz").read() == b"so far"
     assert {"results/fig2cf.npz", "times.txt", "fig2cf.txt"} <= names
     assert not any(".part" in name for name in names)
-    with tarfile.open(packed / f"{begun.folder}.tar.gz") as inside:
-        files = ("metrics.jsonl", "recipe.json", "followed/summary.npz")
-        assert set(inside.getnames()) == {f"runs/{begun.folder}/{name}" for name in files}
+    logs = {}
+    for path in packed.glob("logs-*"):
+        with tarfile.open(path) as inside:
+            logs |= {name: inside.extractfile(name).read() for name in inside.getnames()}
+    files = ("metrics.jsonl", "recipe.json", "ntk/barlow-0/coming.npz")
+    assert {name for name in logs if begun.folder in name} == {f"runs/{begun.folder}/{name}" for name in files}
+    assert logs[f"runs/{begun.folder}/metrics.jsonl"] == (folder / "metrics.jsonl").read_bytes()
+    assert (tmp_path / "frozen" / begun.folder / "followed" / "summary.npz").is_file(), "packed by the rescue itself"
     assert rescue(tmp_path, PAIR), "again, over what it has left"
 
 
