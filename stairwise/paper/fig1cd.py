@@ -26,7 +26,7 @@ from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 
-PREDICTED = {"x4": (17, 19), "x8": (23, 29)}  # grown modes of C; written on 2026-11-17 (docs/results/stl10.md)
+PREDICTED = {"x4": (17, 19), "x8": (23, 29)}  # grown modes of C; written on 2026-11-17 (docs/results/predictions.md)
 ALT = "Loss, and eigenvalues of C on linear and logarithmic axes, over training time."
 
 

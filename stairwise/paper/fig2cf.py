@@ -21,7 +21,7 @@ from stairwise.paper.harness import Arrays, Claim
 from stairwise.progress import Progress
 from stairwise.report.page import Page
 
-PREDICTED = 5  # steps on STL-10; written on 2026-11-17 (docs/results/stl10.md)
+PREDICTED = 5  # steps on STL-10; written on 2026-11-17 (docs/results/predictions.md)
 STEPS, GROWN = {"vicreg": (14, 20)}, {"simclr-x4": (8, 13)}  # at the end; written on 2026-11-19
 ALT = "Loss and eigenvalues of SimCLR and VICReg over training time."
 

@@ -41,7 +41,7 @@ OPENING = 0.06  # share of the time that one comparison leaves out, because ever
 ALONG, CONTROL = "share of h along new modes", "share of h along directions between steps"
 WITHOUT, ELSEWHERE = f"{ALONG}, without the best step", "share of h along the modes of other steps"
 ENOUGH = 24  # records, for a score
-LATER = {"vicreg": 3.0}  # z without its first step, at its end; written on 2026-11-19 (docs/results/stl10.md)
+LATER = {"vicreg": 3.0}  # z without its first step, at its end; written on 2026-11-19 (docs/results/predictions.md)
 LEFT_OUT = (".every", ".loss")  # arrays of curves that are not shown here
 ALT = "Eigenvalues of embeddings and of hidden representations over training time."
 

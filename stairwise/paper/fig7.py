@@ -37,7 +37,7 @@ KINDS = {"standard": "standard", "small": "small"} | {kind: f"small, {rate}" for
 KINDS |= {"plain": f"standard, else as {RATES['x4']}"}
 PAIRS = {"simclr": ("standard", "x4")}  # of equal length; other methods: standard and small
 ALIKE = ("data", "pretrain", "encoder", "hidden", "d", "batch", "epochs", "steps")
-PREDICTED = {  # gaps from … to …, and at most …, as docs/results/stl10.md says
+PREDICTED = {  # gaps from … to …, and at most …, as docs/results/predictions.md says
     ("bt", "x4"): (0.006, 0.025),
     ("bt", "x8"): (0.006,),
     ("vicreg", "small"): (0.02, 0.08),

@@ -17,8 +17,8 @@ from stairwise.training.setup import Calendar
 from tests.paper.test_figures import invented
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-PAGE = (RESULTS / "stl10.md").read_text(encoding="utf-8")
-PREDICTED = PAGE.partition("## Predicted before the runs")[2].partition("### Added later")[0]
+PAGE = (RESULTS / "predictions.md").read_text(encoding="utf-8")
+PREDICTED = PAGE.partition("### Before the runs")[2].partition("### Added later")[0]
 
 
 def modes(count):
@@ -51,7 +51,7 @@ def test_the_gap_of_vicreg_is_what_the_page_says():
 
 
 def test_later_predictions_are_what_the_page_says():
-    says = PAGE.partition("**2026-11-19, after the runs")[2].partition("### What came")[0]
+    says = PAGE.partition("**2026-11-19, after the runs")[2]
     steps, modes_of_simclr = fig2cf.STEPS["vicreg"], fig2cf.GROWN["simclr-x4"]
     vicreg, simclr = ([100 * x for x in fig7.LATER[pair]] for pair in (("vicreg", "small"), ("simclr", "x4")))
     assert "at its end: {} to {} steps".format(*steps) in says
