@@ -10,9 +10,10 @@
     seeds   VICReg, standard                                                Figs. 3, 4, 7
             Barlow Twins, standard start, else as at four times its rate    Fig. 7
             seed 1 of SimCLR (at four times its rate) and VICReg, small     Figs. 2C-F, 5, 7
-    warm    SimCLR with a warm-up on CIFAR-10, seeds 1 and 2                sharpness
+    controls  SimCLR on CIFAR-10: with a warm-up, seeds 1 and 2, and        sharpness
+              without momentum, seeds 0 to 2
 
-A part is meant for half an hour of one H200; `warm` takes two minutes more. `tables` took 23 minutes, ten of them for
+A part is meant for half an hour of one H200; `controls` takes three minutes. `tables` took 23 minutes, ten of them for
 its tables; the others have not been made to their ends. Figures are joined with the stored ones: OUT/results begins as
 a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same command continues them.
 A run that fails is tried once more without compilation and CUDA graphs, and does not stop the others. OUT/times.txt
@@ -121,13 +122,16 @@ def coming(method: str, *more: str) -> Drawn:
 TABLES = (d50("bt", "-large", "large=true"), d50("simclr"), d50("vicreg"))
 X4, VICREG = small("simclr", kind="x4"), small("vicreg")
 PLAIN = Chain(f"stl10-bt{KINDS['plain']}", (Drawn("fig7", ("methods=bt", "only=plain")),))
-WARM = tuple(Drawn("sharpness", ("methods=", "control=warm", "seeds=1"), seed) for seed in (1, 2))
+CONTROLS = (
+    *(Drawn("sharpness", ("methods=", "control=warm", "seeds=1"), seed) for seed in (1, 2)),
+    Drawn("sharpness", ("methods=", "control=plain")),
+)
 PARTS = {
     "tables": TABLES,
     # in this order, so that the end of the lease cuts off what matters least
     "curves": (X4, VICREG, standard("simclr"), byol("-small", "small"), byol("", "standard")),
     "seeds": (standard("vicreg"), PLAIN, small("simclr", seed=1, kind="x4"), small("vicreg", seed=1)),
-    "warm": (Chain("", WARM),),
+    "controls": (Chain("", CONTROLS),),
 }
 AFTER: dict[
     str, dict[Drawn, tuple[Chain, ...]]
@@ -139,7 +143,7 @@ AFTER: dict[
     },
     "curves": {coming("vicreg"): (VICREG,), coming("simclr", "only=x4"): (X4,)},
     "seeds": {},
-    "warm": {},
+    "controls": {},
 }
 
 

@@ -89,6 +89,9 @@ def test_the_three_predictions(monkeypatch):
     fourth = "gap of SimCLR over that of SimCLR with a warm-up"
     assert gaps(monkeypatch, simclr=[2.0], **{"simclr-warm": [0.9]}) == {fourth: True}
     assert gaps(monkeypatch, simclr=[2.0], **{"simclr-warm": [1.1]}) == {fourth: False}
+    plain = {"gap of SimCLR over that of SimCLR without momentum", "largest gap of SimCLR without momentum"}
+    assert gaps(monkeypatch, simclr=[3.0], **{"simclr-plain": [0.2, 0.9]}) == dict.fromkeys(plain, True)
+    assert gaps(monkeypatch, simclr=[1.2], **{"simclr-plain": [0.2, 1.1]}) == dict.fromkeys(plain, False)
     assert gaps(monkeypatch, **right | {"bt": [0.0]})[first[0]], "no mode rises: any gap is larger"
     assert not gaps(monkeypatch, simclr=[0.0], bt=[0.0])[first[0]]
     assert gaps(monkeypatch, simclr=[1.0]) == {}, "one method alone"
@@ -114,7 +117,7 @@ def test_the_page_says_what_is_judged():
     assert f"differ by a factor of {sharpness.ALIKE:g} at most" in page
 
 
-def test_fifteen_noisy_runs_can_be_stored(tmp_path):
+def test_noisy_runs_can_be_stored(tmp_path):
     """Three seeds of three methods and the controls, whose digits cannot be compressed."""
     rng = np.random.default_rng(0)
 

@@ -86,7 +86,9 @@ def test_every_figure_reads_the_runs_of_its_chain(monkeypatch):
 def test_the_control_of_sharpness_has_the_seeds_that_are_missing(monkeypatch):
     (chain,) = (chain for chains in PARTS.values() for chain in chains if not chain.recipe)
     runs = [wanted(figure, monkeypatch) for figure in chain.figures]
-    assert runs == [{f"cifar10-simclr-standard-warm-seed{seed}"} for seed in (1, 2)], "and no run that is stored"
+    warm = [{f"cifar10-simclr-standard-warm-seed{seed}"} for seed in (1, 2)]
+    plain = {f"cifar10-simclr-standard-plain{seed}" for seed in ("", "-seed1", "-seed2")}
+    assert runs == [*warm, plain], "and no run that is stored"
 
 
 @pytest.mark.parametrize("part", ["tables", "curves"])
@@ -281,7 +283,7 @@ def test_runs_that_have_not_ended_are_drawn_and_packed(tmp_path, faked):
 
 def test_images_are_looked_for_before_anything_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("STAIRWISE_DATA", str(tmp_path / "nothing"))
-    monkeypatch.setattr(sys, "argv", ["stl10_runs", "warm", "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(sys, "argv", ["stl10_runs", "controls", "--out", str(tmp_path / "out")])
     with pytest.raises(InputError, match="cifar10 must be fetched first"):
         stl10_runs.main()
     assert not (tmp_path / "out" / "times.txt").exists()
