@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 import stairwise as sw
 from benchmarks.bench_coming import SMALL
 from benchmarks.initial_gaps import initial_embeddings
+from stairwise.figures.style import key, mode_colors, panels, style
 from stairwise.files import save_json
 from stairwise.runs.reader import Run
 from stairwise.staircase.separation import relative_variance, separation
@@ -35,16 +37,17 @@ EARLY = 80  # updates
 SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.5, "lr_bias": 0.0, "schedule": "constant", "warmup_epochs": 0.0}
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # title, recipe and what is changed in it
     "paper": ("SimCLR: SGD at 0.5, momentum 0.9", "cifar10-simclr-standard", {}),
-    "warm": ("the same with an epoch of warm-up", "cifar10-simclr-standard-warm", {}),
-    "plain": ("the same without momentum", "cifar10-simclr-standard", {"momentum": 0.0}),
-    "tenth": ("SGD at 0.05, momentum 0.9", "cifar10-simclr-standard", {"lr": 0.05}),
-    "lars": ("VICReg's optimizer", "cifar10-simclr-standard-lars", {}),
+    "warm": ("SimCLR: the same with an epoch of warm-up", "cifar10-simclr-standard-warm", {}),
+    "plain": ("SimCLR: SGD at 0.5, no momentum", "cifar10-simclr-standard", {"momentum": 0.0}),
+    "tenth": ("SimCLR: SGD at 0.05, momentum 0.9", "cifar10-simclr-standard", {"lr": 0.05}),
+    "lars": ("SimCLR with VICReg's optimizer", "cifar10-simclr-standard-lars", {}),
     "bt": ("Barlow Twins with its own optimizer", "cifar10-bt-standard", {}),
     "bt-sgd": ("Barlow Twins: SGD at 0.5, momentum 0.9", "cifar10-bt-standard", SGD),
     "vicreg": ("VICReg with its own optimizer", "cifar10-vicreg-standard", {}),
     "vicreg-sgd": ("VICReg: SGD at 0.5, momentum 0.9", "cifar10-vicreg-standard", SGD),
 }
-HEADER = ["run", "seed", "rise", "rise after the warm-up", "gap in decades", "rising modes", "grown", "loss"]
+MARKS = dict(zip(VARIANTS, "oDvP*sX^^", strict=True))
+HEADER = ["run", "seed", "rise", "rise after the warm-up", "gap in decades", "rising modes, of ten", "grown", "loss"]
 
 
 def trained(name: str, seed: int, folder: Path) -> Run | None:
@@ -79,8 +82,7 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
             ["diverged", *["–"] * 5]
             if row.get("diverged")
             else [
-                f"{row['rise']:.3g}",
-                f"{row['rise_after_warmup']:.3g}",
+                *(f"{row[rise]:,.0f}" for rise in ("rise", "rise_after_warmup")),
                 f"{row['gap']:.2f}",
                 str(row["rising"]),
                 str(row["grown"]),
@@ -91,12 +93,30 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Gap, and grown modes at the end, over the rise after the warm-up; one mark per run."""
+    figure, axes = panels(2, height=3.2)
+    looks = {}
+    for name, color in zip(VARIANTS, mode_colors(len(VARIANTS)), strict=True):
+        mine = [row for row in rows if row["run"] == name and not row.get("diverged")]
+        if not mine:
+            continue
+        looks[name] = {"marker": MARKS[name], "linestyle": "", "markersize": 5.5, "color": color}
+        looks[name] |= {"markeredgecolor": "0.3", "markeredgewidth": 0.4}
+        for ax, number in zip(axes, ("gap", "grown"), strict=True):
+            ax.plot([row["rise_after_warmup"] for row in mine], [row[number] for row in mine], **looks[name])
+    for ax, words in zip(axes, ("gap in decades", "grown modes at the end"), strict=True):
+        ax.set(xscale="log", ylim=(0, None), xlabel="rise of the largest variance, as a factor", ylabel=words)
+    key(figure, [(VARIANTS[name][0], look) for name, look in looks.items()], 2)
+    return figure
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[3, 4, 5])
     parser.add_argument("--folder", type=Path, default=Path("runs/overshoot"))
-    parser.add_argument("--out", type=Path, help="also write the results of all runs to this JSON file")
+    parser.add_argument("--out", type=Path, help="also write the results of all runs to this JSON file, and draw them")
     options = parser.parse_args()
     rows = []
     for name in options.runs:
@@ -105,6 +125,8 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
             if options.out:
                 save_json(options.out, {"runs": rows})
+                with style():
+                    draw(rows).savefig(options.out.with_suffix(".png"))
     for line in (HEADER, ["---"] * len(HEADER), *table(rows)):
         print("| " + " | ".join(line) + " |")
     print(json.dumps(rows))

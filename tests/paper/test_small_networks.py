@@ -1,0 +1,107 @@
+"""What the pages say of small networks, and of untrained ones, is what is stored."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import bench_overshoot
+from tests.paper.test_results import RESULTS
+
+OVERSHOOT = json.loads((RESULTS / "overshoot.json").read_text())["runs"]
+STARTS = json.loads((RESULTS / "initial_scale.json").read_text())["networks"]
+
+
+def words_of(name):
+    return (RESULTS / f"{name}.md").read_text(encoding="utf-8").replace("\n", " ")
+
+
+def overshoot(run, number):
+    return [row[number] for row in OVERSHOOT if row["run"] == run and not row.get("diverged")]
+
+
+def range_of(number, *runs, form=".2f"):
+    values = [value for run in runs for value in overshoot(run, number)]
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
+def test_every_run_of_overshoot_is_on_the_page():
+    assert [(row["run"], row["seed"]) for row in OVERSHOOT] == [
+        (n, s) for n in bench_overshoot.VARIANTS for s in (3, 4, 5)
+    ]
+    page = words_of("sharpness")
+    for row in bench_overshoot.table(OVERSHOOT):
+        assert f"| {' | '.join(row)} |" in page
+
+
+def test_overshoot_is_judged_as_predicted():
+    """The five predictions of sharpness.md, from the stored numbers."""
+    gap = {run: np.median(overshoot(run, "gap")) for run in bench_overshoot.VARIANTS if run != "vicreg-sgd"}
+    rises = {run: np.array(overshoot(run, "rise")) for run in gap}
+    judged = {
+        "1, rise": (rises["paper"] >= 1000).sum() >= 2,
+        "1, gap": gap["paper"] >= 2 * gap["lars"],
+        "2, rise": ((rises["plain"] >= 10) & (rises["plain"] <= 1000)).sum() >= 2,
+        "2, gap": gap["lars"] < gap["plain"] < gap["paper"],
+        "3, rise": (rises["tenth"] < 30).sum() >= 2,
+        "3, gap": abs(gap["tenth"] - gap["lars"]) <= 0.3,
+        "4, rise": np.median(rises["warm"]) < 100,
+        "4, gap": gap["warm"] <= gap["paper"] / 2,
+        "5, rise": (rises["bt-sgd"] >= 1000).all(),
+        "5, gap is decided": sum(n >= 3 for n in overshoot("bt-sgd", "rising")) >= 2,
+        "5, VICReg": not overshoot("vicreg-sgd", "gap"),
+    }
+    assert [words for words, met in judged.items() if not met] == ["3, rise", "4, rise", "5, gap is decided"]
+    page = words_of("sharpness")
+    for run in ("paper", "plain"):
+        words = "{:,.0f}, {:,.0f} and {:,.0f}".format(*rises[run])
+        assert f"The rises are {words}. The gap is {gap[run]:.2f}" in page
+    assert "(38, 22 and 40; two below 30 were predicted), **met** in the gap (0.17)" in page
+    assert [f"{x:.0f}" for x in rises["tenth"]] == ["38", "22", "40"]
+    assert f"{gap['tenth']:.2f}" == "0.17"
+    assert f"and {gap['lars']:.2f} with VICReg's optimizer" in page
+    assert "({:,.0f}, {:,.0f} and {:,.0f}; below 100".format(*rises["warm"]) in page
+    assert f"**met** in the gap ({gap['warm']:.2f})" in page
+    assert f"by {range_of('rise_after_warmup', 'warm', form=',.0f')}" in page
+    assert f"**met** in the rise (at least {rises['bt-sgd'].min():,.0f})" in page
+    assert f"The gap of {gap['bt-sgd']:.2f} would be {gap['bt-sgd'] / gap['bt']:.1f} times the {gap['bt']:.2f}" in page
+
+
+def test_what_overshoot_says_of_simclr():
+    page, index = words_of("sharpness"), words_of("README")
+    lowered, both = ("plain", "tenth"), ("paper", "warm")
+    rise = max(value for run in lowered for value in overshoot(run, "rise_after_warmup"))
+    most = max(value for run in lowered for value in overshoot(run, "gap"))
+    assert f"rises by {rise:.0f} at most, gaps are at most {most:.2f} decades" in page
+    assert f"and {range_of('grown', *lowered, form='d')} modes grow" in page
+    least = min(value for run in both for value in overshoot(run, "rise_after_warmup"))
+    assert f"rises by {least:,.0f} or more, gaps are {range_of('gap', *both)}" in page
+    assert (range_of("grown", *both, form="d"), "and four to eight modes grow" in page) == ("4 to 8", True)
+    losses = (range_of("loss", *runs, form=".1f") for runs in (lowered, both, ("lars",)))
+    assert "at {} without overshoot and at {} with it. (With VICReg's optimizer it ends at {}".format(*losses) in page
+    assert f"has {range_of('gap', 'bt')} after a rise of about 20" in page
+    gaps = (range_of("gap", *runs) for runs in (("paper",), ("plain",), ("tenth", "lars")))
+    assert "gaps are {} decades with it, {} without momentum, and {} at a tenth".format(*gaps) in index
+
+
+@pytest.mark.parametrize(("recipe", "page"), [("simclr-small", "(SimCLR)"), ("vicreg-small", "(VICReg)")])
+def test_initial_eigenvalues(recipe, page):
+    """Three untrained networks per recipe."""
+    largest = [row["largest"] for row in STARTS if row["recipe"] == recipe]
+    assert len(largest) == 3
+    assert f"{short(min(largest))} to {short(max(largest))} {page}" in words_of("stl10")
+
+
+def short(x):
+    """As the pages write it: 5.2e-4."""
+    return f"{x:.1e}".replace("e-0", "e-")
+
+
+def test_alpha_by_the_papers_rule():
+    bt = [row["largest"] for row in STARTS if row["recipe"] == "bt-small"]
+    assert f"{short(min(bt))} to {short(max(bt))} (Barlow Twins; three seeds each" in words_of("stl10")
+    first = {row["recipe"]: row for row in STARTS if row["seed"] == 0}
+    names = ("simclr-small", "vicreg-small", "bt-small")
+    rule = [f"{first[name]['by_rule']:g}" for name in names]
+    papers = [f"{first[name]['alpha']:g}" for name in names]
+    assert "α = {}, {} and {} where the paper has {}, {} and {}".format(*rule, *papers) in words_of("stl10")
