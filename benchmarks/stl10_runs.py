@@ -16,14 +16,15 @@
 A part is meant for half an hour of one H200; `controls` takes three minutes. `tables` took 23 minutes, ten of them for
 its tables; the others have not been made to their ends. Figures are joined with the stored ones: OUT/results begins as
 a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same command continues them.
-A run that fails is tried once more without compilation and CUDA graphs, and does not stop the others. OUT/times.txt
+A run that fails is tried once more without compilation and CUDA graphs, from its last checkpoint, unless it diverged;
+it does not stop the others. OUT/times.txt
 says what ended with which status: a figure ends with 1 if one of its claims does not hold. The command itself ends with
 1 if a run or a figure failed. --dry prints what it would do.
 
 At the end OUT/packed holds what must not be lost, in at most seven files: results.tar.gz, and the logs of all runs.
---rescue makes it from runs that have not ended, as far as they have come, with their figures in OUT/rescued; it trains
-nothing, and may be called while the same command is at work. A figure of a run that has come farther elsewhere is not
-replaced.
+--rescue packs what there is, then draws what runs have measured so far, in OUT/rescued, those first that have not
+ended, and packs again. It trains nothing, and may be called while the same command is at work. A figure of a run that
+has come farther elsewhere is not replaced.
 """
 
 import argparse
@@ -36,9 +37,11 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
+from itertools import compress
 from pathlib import Path
 from time import monotonic
 
@@ -54,6 +57,7 @@ from stairwise.training.recipe import load_recipe
 
 STAIRWISE = (sys.executable, "-m", "stairwise")
 AT_ONCE = 3  # trainings together are no faster than one alone; what they do between updates is
+DRAWING = 2  # figures and studies at once, beside the trainings
 HELD = (0, 1)  # exit status of a figure that was made, whether or not its claims hold
 LOG = (METRICS, RECIPE, f"{FOLLOWED}/summary.npz", f"{KERNELS}/**/coming.*")  # of a run
 PLAIN_STEPS = ("compile=false", "graph=false")
@@ -133,9 +137,8 @@ PARTS = {
     "seeds": (standard("vicreg"), PLAIN, small("simclr", seed=1, kind="x4"), small("vicreg", seed=1)),
     "controls": (Chain("", CONTROLS),),
 }
-AFTER: dict[
-    str, dict[Drawn, tuple[Chain, ...]]
-] = {  # studies, begun when the last of their runs has ended: they need its weights
+# studies, begun when the last of their runs has ended: they need its weights
+AFTER: dict[str, dict[Drawn, tuple[Chain, ...]]] = {
     "tables": {
         Drawn("table2", ("large=true", "batches=3")): TABLES,
         coming("bt", "d50=true"): TABLES[:1],
@@ -175,18 +178,34 @@ class Work:
 
     def make(self, chains: Iterable[Chain]) -> bool:
         """Make the chains and the studies that they allow; whether nothing has failed."""
-        with ThreadPoolExecutor(1 if self.dry else AT_ONCE) as pool:
+        if self.dry:
+            done = [self.train(chain) and self.finish(chain) for chain in chains]
+            return all(done) and not self.after
+        with ThreadPoolExecutor(DRAWING) as drawing, ThreadPoolExecutor(AT_ONCE) as training:
+
+            def begin_drawing(chain: Chain) -> Future[bool] | None:
+                return drawing.submit(self.finish, chain) if self.train(chain) else None
+
             try:
-                done = list(pool.map(self.chain, chains))
+                drawn = list(training.map(begin_drawing, chains))
+                done = [one is not None and one.result() for one in drawn]
             except KeyboardInterrupt:  # which the commands receive themselves
                 self.stopped = True
                 raise
         return all(done) and not self.after
 
-    def chain(self, chain: Chain) -> bool:
-        """Train, draw, and make the studies that waited for this run alone; nothing is drawn of a run that failed."""
-        if chain.recipe and not self._train(chain):
+    def train(self, chain: Chain) -> bool:
+        """Train a run to its end; if it fails, once more, without what may have failed."""
+        if not chain.recipe:
+            return True
+        if self._call(chain.folder, chain.command(self.out)) == 0:
+            return True
+        if self.stopped or diverged(self.out / "runs" / chain.folder):
             return False
+        return self._call(chain.folder, chain.command(self.out, PLAIN_STEPS)) == 0
+
+    def finish(self, chain: Chain) -> bool:
+        """Draw the figures of a run that has ended, and make the studies that waited for it alone."""
         with self.choosing:
             self.trained.add(chain)
             studies = [study for study, needed in self.after.items() if self.trained.issuperset(needed)]
@@ -194,11 +213,6 @@ class Work:
                 del self.after[study]
         drawn = [self.draw(figure) for figure in (*chain.figures, *studies)]
         return all(drawn)
-
-    def _train(self, chain: Chain) -> bool:
-        """Train a run to its end; if it fails, once more, without what may have failed."""
-        ways = (chain.command(self.out), chain.command(self.out, PLAIN_STEPS))
-        return any(not self.stopped and self._call(chain.folder, command) == 0 for command in ways)
 
     def draw(self, figure: Drawn) -> bool:
         """Measure beside other runs; then store with a second call, which finds everything measured."""
@@ -235,6 +249,11 @@ class Work:
         return status
 
 
+def diverged(folder: Path) -> bool:
+    """Whether the last record of a run says that its loss was not finite."""
+    return begun(folder) and "failed" in Run(folder).records[-1].extra
+
+
 def begin(out: Path) -> None:
     """Make OUT/results, whole or not at all."""
     results, part = out / "results", out / "results.part"
@@ -250,40 +269,51 @@ def begin(out: Path) -> None:
 
 def rescue(out: Path, chains: Iterable[Chain]) -> bool:
     """Draw all begun runs of recipes as far as they have come, in OUT/rescued with the figures of OUT/results, and
-    pack. Figures read copies of the runs, OUT/frozen, which do not change while they are drawn."""
-    shutil.rmtree(out / "frozen", ignore_errors=True)
+    pack; whether nothing has failed. Figures read copies of the runs, OUT/frozen, which do not change meanwhile."""
+    pack(out)
+    for name in ("frozen", "rescued"):
+        shutil.rmtree(out / name, ignore_errors=True)
     some = [chain for chain in chains if chain.recipe and begun(out / "runs" / chain.folder)]
-    for chain in some:
-        _freeze(out / "runs" / chain.folder, out / "frozen" / chain.folder)
-    pack(out, "frozen")  # the logs at least, if time is short
-    shutil.rmtree(out / "rescued", ignore_errors=True)
+    with ThreadPoolExecutor() as pool:
+        whole = list(pool.map(partial(_freeze, out), some))
+    pack(out)
     shutil.copytree(out / "results", out / "rescued", ignore=shutil.ignore_patterns(".*"))
     work = Work(out, dict(os.environ), "frozen", "rescued", UNFINISHED)
-    first = sorted(some, key=lambda chain: finished(out / "frozen" / chain.folder))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        drawn = list(pool.map(work.draw, [figure for chain in first for figure in chain.figures]))
-    pack(out, "frozen")
-    return all(drawn)
+    for ended in (False, True):
+        mine = [chain for chain in compress(some, whole) if finished(out / "frozen" / chain.folder) == ended]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            whole += pool.map(work.draw, [figure for chain in mine for figure in chain.figures])
+        pack(out)
+    return all(whole)
 
 
-def _freeze(run: Path, copy: Path) -> None:
-    """Copy what figures read of a run, without its weights, and sum up what it has followed."""
-    for pattern in (*LOG, f"{FOLLOWED}/step-*.npz"):
-        for path in run.glob(pattern):
+def _freeze(out: Path, chain: Chain) -> bool:
+    """Sum up what a run has followed, and copy what figures read of it; whether that was possible."""
+    run, copy = (out / runs / chain.folder for runs in ("runs", "frozen"))
+    try:
+        followed_summary(Run(run))
+        for path in _logs(run):
             place = copy / path.relative_to(run)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
-    followed_summary(Run(copy))
+    except Exception as error:  # of whatever kind: the other runs must not be lost with this one
+        print(f"{run} cannot be drawn: {error}", file=sys.stderr)
+        shutil.rmtree(copy, ignore_errors=True)
+        return False
+    return True
 
 
-def pack(out: Path, runs: str = "runs") -> None:
+def _logs(run: Path) -> list[Path]:
+    return [path for pattern in LOG for path in sorted(run.glob(pattern))]
+
+
+def pack(out: Path) -> None:
     """Write OUT/packed: results with what the commands have said, and the logs of all runs, in a few files each."""
     said = [path for path in [*out.glob("*.txt"), *out.glob("re*/**/*")] if not path.name.startswith(".")]
     _archive(out, "results", sorted(said))
-    folders = sorted((out / runs).glob("*"))
+    folders = sorted((out / "runs").glob("*"))
     for i in range(ARCHIVES):
-        logs = [path for run in folders[i::ARCHIVES] for pattern in LOG for path in sorted(run.glob(pattern))]
-        _archive(out, f"logs-{i + 1}", logs)
+        _archive(out, f"logs-{i + 1}", [path for run in folders[i::ARCHIVES] for path in _logs(run)])
 
 
 def _archive(out: Path, name: str, paths: Iterable[Path]) -> None:

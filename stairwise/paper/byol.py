@@ -90,7 +90,8 @@ def check(arrays: Arrays) -> list[Claim]:
         for part in PARTS
         for what, value in (("steps", len(arrays[f"{kind}.{part}.steps"])), ("gap", _gap(arrays, kind, part)))
     ]
-    if "small" in trained.methods_in(arrays) and not trained.so_far(arrays, "small"):
+    whole = "small" in trained.methods_in(arrays) and not trained.so_far(arrays, "small")
+    if whole and trained.foretold(arrays, "small"):
         name, gaps = _title(arrays, "small", "z"), arrays["small.z.gaps"]
         claims.append(Claim.at_least(f"{name}: steps, predicted", len(arrays["small.z.steps"]), PREDICTED))
         text, bound = f"{name}: gap to the next mode, predicted", min(OTHERS.values())

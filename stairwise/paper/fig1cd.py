@@ -103,7 +103,7 @@ def check(arrays: Arrays) -> list[Claim]:
             Claim.close(f"{words}loss at the first record, over d", float(loss[0] / d), 1.0, 0.05),
             Claim.at_most(f"{words}largest eigenvalue of C at the first record", float(lam[0, 0]), 0.1),
         ]
-        if name.strip() in PREDICTED:
+        if name.strip() in PREDICTED and trained.foretold(arrays, f"{name}bt"):
             count = float(arrays[f"{name}C.grown"][0])
             claims.append(Claim.between(f"{words}grown modes of C, predicted", count, *PREDICTED[name.strip()]))
         if both:

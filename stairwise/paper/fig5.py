@@ -162,9 +162,10 @@ def check(arrays: Arrays) -> list[Claim]:
         for what, z in ((scores | {ALONG: scores.get(ALONG, np.nan)}) if followed else scores).items():
             text = f"{trained.title(arrays, m)}: {what}, z against shifted times"
             judged = what == ALONG or not followed  # slow steps hardly change the shape, but the share
-            claims.append(Claim.at_least(text, z, 4) if judged else Claim.note(text, z))
+            early = bool(trained.so_far(arrays, m)) and not z >= 4  # more may come
+            claims.append(Claim.at_least(text, z, 4) if judged and not early else Claim.note(text, z))
         ended = followed and not trained.so_far(arrays, m)
-        if m in LATER and ended and trained.data_of(arrays, m) == "stl10" and ALONG in scores:
+        if m in LATER and ended and trained.foretold(arrays, m) and ALONG in scores:
             text = f"{trained.title(arrays, m)}: {ALONG}, z without the first step, predicted later"
             claims.append(Claim.at_least(text, along(arrays, m).without_first.z, LATER[m]))
     return claims

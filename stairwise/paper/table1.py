@@ -33,7 +33,7 @@ from stairwise.paper.trained import (
     METHODS,
     RunsConfig,
     about,
-    data_of,
+    foretold,
     methods_in,
     obtain,
     runs_table,
@@ -208,7 +208,7 @@ def _rising(arrays: Arrays, method: str) -> list[Claim]:
         values = np.array([mean[s][column] for s in RISING])
         least = float(np.diff(values).min())
         # for CIFAR-10 and for batch 64 nothing was predicted
-        ending = ", predicted" if method in FORETOLD and data_of(arrays, method) == "stl10" else ""
+        ending = ", predicted" if method in FORETOLD and foretold(arrays, method) else ""
         text = f"{TITLES[method]}: {way}, smallest rise from s = 1 to 2 and from 2 to 4{ending}"
         claims.append(Claim(text, least, "> 0", least > 0))
         for s in (RISING[0], RISING[-1]):

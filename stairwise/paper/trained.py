@@ -22,6 +22,7 @@ from stairwise.runs.reader import Run
 from stairwise.staircase.steps import Steps, detect_steps
 from stairwise.table import Table
 from stairwise.theory.spectra import grown
+from stairwise.training.continuing import FREE
 from stairwise.training.loop import train
 from stairwise.training.recipe import Recipe, load_recipe, recipe_names, recipe_of
 
@@ -36,7 +37,6 @@ FROM_SMALL = tuple(KINDS)[1:]  # kinds of runs from small initialization
 KINDS |= {"plain": "-plain-x4"}  # standard initialization, and everything else as in x4
 OTHER_KINDS = {kind: f"runs at {rate}" for kind, rate in RATES.items()} | {"plain": "runs that are plain"}
 HELD = {"eigenvalues": "C", "covariance": "the covariance"}
-FREE = {"label", "keep", "held_out", "follow", "graph", "channels_last", "compile"}
 RECORDS, MODES = 150, 96  # greatest number of records and modes that are stored of a spectrum over time,
 FIRST = 12  # and number of modes of which all records are stored
 SMOKE: dict[str, Any] = {
@@ -218,9 +218,10 @@ def title(arrays: Arrays, name: str, titles: Mapping[str, str] = TITLES) -> str:
     return titles[name] + so_far(arrays, name)
 
 
-def data_of(arrays: Arrays, name: str) -> str:
-    """The data that a run was trained on."""
-    return str(json.loads(str(arrays["about"]))[name]["data"])
+def foretold(arrays: Arrays, name: str) -> bool:
+    """Whether a run is one of those of which docs/results/predictions.md speaks: on STL-10, of seed 0."""
+    one = json.loads(str(arrays["about"]))[name]
+    return (one["data"], one["seed"]) == ("stl10", 0)
 
 
 def spread(draws: NDArray) -> str:

@@ -732,6 +732,7 @@ import torch
 import torch.distributed as dist
 import stairwise as sw
 from stairwise.monitor import recorder
+from tests.two_processes import leave
 
 recorder.LATEST = 2.0
 dist.init_process_group("gloo")
@@ -748,7 +749,7 @@ with model.join():
         criterion(z_a, z_b, torch.ones(16)).backward()
         optimizer.step()
 watch.close()
-dist.destroy_process_group()
+leave()
 """
 
 

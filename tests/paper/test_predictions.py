@@ -90,12 +90,12 @@ def test_the_gaps_that_byol_is_compared_with_are_those_of_stored_runs():
     [([0.2, 0.9, 0.3], 3, [True, True]), ([1.0, 1.1, 0.3], 2, [False, False]), ([0.1, 0.2], 3, [True, False])],
 )
 def test_what_is_predicted_of_byol(gaps, steps, holds):
-    arrays = {"about": np.array(json.dumps({"small": {"steps": 100}}))}
+    arrays = {"about": np.array(json.dumps({"small": {"steps": 100, "data": "stl10", "seed": 0}}))}
     for part in byol.PARTS:
         arrays |= {f"small.{part}.gaps": np.array(gaps), f"small.{part}.steps": np.zeros(steps)}
     claims = [claim for claim in byol.check(arrays) if claim.judged]
     assert [claim.holds for claim in claims] == holds
-    arrays["about"] = np.array(json.dumps({"small": {"steps": 100, "reached": 50}}))
+    arrays["about"] = np.array(json.dumps({"small": {"steps": 100, "reached": 50, "data": "stl10", "seed": 0}}))
     assert not [claim for claim in byol.check(arrays) if claim.judged], "not before its end"
 
 
@@ -155,7 +155,12 @@ def probes(method, at_end, **about):
     """Arrays of Fig. 7: accuracies at half and at the end of each run."""
     arrays = {
         "about": np.array(
-            json.dumps({f"{method} {kind}": {"steps": 100, "data": "stl10"} | about.get(kind, {}) for kind in at_end})
+            json.dumps(
+                {
+                    f"{method} {kind}": {"steps": 100, "data": "stl10", "seed": 0} | about.get(kind, {})
+                    for kind in at_end
+                }
+            )
         )
     }
     for kind, accuracy in at_end.items():
@@ -167,8 +172,31 @@ def probes(method, at_end, **about):
 def test_what_was_predicted_for_stl10_is_not_asked_of_other_images():
     ends = {"standard": 0.66, "small": 0.62}
     assert len([c for c in fig7.check(probes("vicreg", ends)) if "predicted" in c.text]) == 2
-    (claim,) = fig7.check(probes("vicreg", ends, standard={"data": "cifar10"}, small={"data": "cifar10"}))
-    assert "predicted" not in claim.text
+    for other in ({"data": "cifar10"}, {"seed": 1}):
+        (claim,) = fig7.check(probes("vicreg", ends, standard=other, small=other))
+        assert "predicted" not in claim.text
+
+
+@pytest.mark.parametrize(
+    ("gap", "holds"), [(0.0, True), (0.049, True), (0.051, False), (-0.049, True), (-0.051, False)]
+)
+def test_a_few_percent_are_meant_either_way(gap, holds):
+    other = {"seed": 1}
+    (claim,) = fig7.check(probes("vicreg", {"standard": 0.65, "small": 0.65 - gap}, standard=other, small=other))
+    assert claim.holds == holds
+
+
+@pytest.mark.parametrize(
+    ("reached", "count", "judged"), [(10, 2, []), (10, 4, [True]), (10, 6, [True] * 2), (90, 2, [])]
+)
+def test_steps_of_a_run_that_has_not_ended_are_judged_once_there_are_enough(tmp_path, reached, count, judged):
+    invented(tmp_path / "runs" / "stl10-vicreg-small", "stl10-vicreg-small", modes(count))
+    arrays = run("fig2cf", tmp_path, {"runs": str(tmp_path / "runs"), "methods": "vicreg"}).arrays
+    about = json.loads(str(arrays["about"]))
+    about["vicreg"]["reached"] = reached
+    claims = fig2cf.check(arrays | {"about": np.array(json.dumps(about))})
+    assert [claim.holds for claim in claims if claim.judged] == judged
+    assert all(claim.holds for claim in claims)
 
 
 def test_runs_that_have_not_ended_are_compared_where_both_have_been():

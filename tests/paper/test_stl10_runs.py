@@ -1,5 +1,6 @@
 """The command that makes the STL-10 runs several at once: which runs, which figures, in which order, and failures."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 
 from benchmarks import stl10_runs
-from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, coming, pack, rescue, small
+from benchmarks.stl10_runs import AFTER, PARTS, PLAIN_STEPS, Work, begin, byol, rescue, small
 from stairwise.checks import InputError
 from stairwise.paper import harness, trained
 from stairwise.paper.harness import stored_names, stored_results
 from stairwise.progress import silent
 from stairwise.runs.followed import write_followed
+from stairwise.training.checkpoint import Checkpoint
+from stairwise.training.continuing import differing
 from stairwise.training.recipe import load_recipe
 from tests.paper.test_figures import invented
 
@@ -102,9 +105,6 @@ def test_studies_are_made_once_as_soon_as_their_runs_have_ended(tmp_path, faked,
         ends = [lines.index(["end", *chain.command(tmp_path)[3:]]) for chain in needed]
         assert len(drawn) == 1
         assert drawn[0] > max(ends)
-    if part == "curves":  # whose first run is studied before its last one is trained, so that a lease may end there
-        study, last = coming("simclr", "only=x4").command(tmp_path), PARTS[part][-1].command(tmp_path)
-        assert lines.index(["begin", *study[3:]]) < lines.index(["begin", *last[3:]])
 
 
 def test_studies_need_their_own_runs_and_no_others(tmp_path, faked, monkeypatch):
@@ -146,9 +146,7 @@ def test_figures_are_measured_and_then_stored_one_at_a_time(tmp_path, faked, mon
     faked("nothing")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
     chains = PAIR
-    work = Work(tmp_path, dict(os.environ))
-    with stl10_runs.ThreadPoolExecutor(2) as pool:
-        assert all(pool.map(work.chain, chains))
+    assert Work(tmp_path, dict(os.environ)).make(chains)
     lines = log_of(tmp_path)
     for chain in chains:
         mine = [words for words in lines if words[0] == "begin" and _chain_of(words) == chain.folder]
@@ -181,8 +179,7 @@ def _chain_of(words):
 def test_nothing_is_drawn_of_a_run_that_failed_and_others_go_on(tmp_path, faked, monkeypatch):
     faked("stl10-vicreg-small")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    work = Work(tmp_path, dict(os.environ))
-    assert [work.chain(chain) for chain in PAIR] == [False, True]
+    assert [Work(tmp_path, dict(os.environ)).make([chain]) for chain in PAIR] == [False, True]
     assert {_chain_of(words) for words in log_of(tmp_path) if words[1] == "reproduce"} == {"stl10-byol"}
     assert (tmp_path / "times.txt").read_text().count("stl10-vicreg-small ended with 3") == 2, "tried once more"
 
@@ -190,18 +187,42 @@ def test_nothing_is_drawn_of_a_run_that_failed_and_others_go_on(tmp_path, faked,
 def test_a_run_that_failed_is_tried_without_compilation_and_graphs(tmp_path, faked, monkeypatch):
     faked("compile=true")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    assert Work(tmp_path, dict(os.environ)).chain(PAIR[1])
+    assert Work(tmp_path, dict(os.environ)).make(PAIR[1:])
     tried = [set(words) for words in log_of(tmp_path) if words[:2] == ["begin", "train"]]
     assert [{"compile=true"} <= words for words in tried] == [True, False]
     assert {"compile=false", "graph=false"} <= tried[1]
     (folder,) = {words[words.index("--out") + 1] for words in log_of(tmp_path) if words[1] == "train"}
-    assert folder == str(tmp_path / "runs" / PAIR[1].folder), "it goes on where the first one had come"
+    assert folder == str(tmp_path / "runs" / PAIR[1].folder)
+    ways = (dict(word.split("=") for word in way) for way in (("compile=true",), PLAIN_STEPS))
+    first, second = (load_recipe(PAIR[1].recipe, way).plain() for way in ways)
+    assert not differing(Checkpoint(tmp_path, {"recipe": first}, {}), second), "it goes on where the first one had come"
+
+
+def test_a_run_that_diverged_is_not_tried_again(tmp_path, faked, monkeypatch):
+    faked("stl10-byol")
+    monkeypatch.setattr(Work, "_call", trained_well(Work._call))
+    folder = tmp_path / "runs" / PAIR[1].folder
+    invented(folder, PAIR[1].recipe, np.ones(3))
+    with (folder / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps({"step": 5600, "t": 9.0, "seconds": 9.0, "failed": "the loss was not finite"}) + "\n")
+    assert not Work(tmp_path, dict(os.environ)).make(PAIR[1:])
+    assert len([words for words in log_of(tmp_path) if words[0] == "begin"]) == 1
+
+
+def test_figures_do_not_hold_up_trainings(tmp_path, faked, monkeypatch):
+    """A training begins when another has ended, although figures of the first are still drawn."""
+    faked("nothing")
+    monkeypatch.setattr(Work, "_call", trained_well(Work._call))
+    monkeypatch.setattr(stl10_runs, "AT_ONCE", 1)
+    assert Work(tmp_path, dict(os.environ)).make(PAIR)
+    begun = [_what(words) for words in log_of(tmp_path) if words[0] == "begin"]
+    assert begun.index("train", 1) < begun.index("fig7")
 
 
 def test_a_figure_that_failed_is_not_stored_and_the_next_is_drawn(tmp_path, faked, monkeypatch):
     faked("fig5")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    assert not Work(tmp_path, dict(os.environ)).chain(PARTS["seeds"][2])
+    assert not Work(tmp_path, dict(os.environ)).make([PARTS["seeds"][2]])
     stored = [words for words in log_of(tmp_path) if words[0] == "end" and "--store" in words]
     assert [words[2] for words in stored] == ["fig2cf", "fig7"]
     assert {words[words.index("--store") + 1] for words in stored} == {str(tmp_path / "results" / "seed1")}
@@ -261,24 +282,39 @@ def test_runs_that_have_not_ended_are_drawn_and_packed(tmp_path, faked):
     assert {words[words.index("--store") + 1] for words in drawn if "--store" in words} == {str(tmp_path / "rescued")}
     (tmp_path / "rescued" / "fig2cf.npz").write_bytes(b"so far")
     assert (tmp_path / "results" / "fig2cf.npz").read_bytes() != b"so far"
-    assert (tmp_path / "packed").is_dir()
-    pack(tmp_path)
     packed = tmp_path / "packed"
     assert {path.name for path in packed.iterdir()} == {"results.tar.gz", *(f"logs-{i}.tar.gz" for i in range(1, 7))}
     with tarfile.open(packed / "results.tar.gz") as inside:
         names = set(inside.getnames())
-        assert inside.extractfile("rescued/fig2cf.npz").read() == b"so far"
-    assert {"results/fig2cf.npz", "times.txt", "fig2cf.txt"} <= names
+    assert {"results/fig2cf.npz", "rescued/fig2cf.npz", "times.txt", "fig2cf.txt"} <= names
     assert not any(".part" in name for name in names)
     logs = {}
     for path in packed.glob("logs-*"):
         with tarfile.open(path) as inside:
             logs |= {name: inside.extractfile(name).read() for name in inside.getnames()}
-    files = ("metrics.jsonl", "recipe.json", "ntk/barlow-0/coming.npz")
+    files = ("metrics.jsonl", "recipe.json", "ntk/barlow-0/coming.npz", "followed/summary.npz")
     assert {name for name in logs if begun.folder in name} == {f"runs/{begun.folder}/{name}" for name in files}
     assert logs[f"runs/{begun.folder}/metrics.jsonl"] == (folder / "metrics.jsonl").read_bytes()
-    assert (tmp_path / "frozen" / begun.folder / "followed" / "summary.npz").is_file(), "packed by the rescue itself"
+    assert not list((tmp_path / "frozen").rglob("step-*")), "figures read the summary"
     assert rescue(tmp_path, PAIR), "again, over what it has left"
+
+
+def test_a_damaged_run_does_not_cost_the_others(tmp_path, faked, capsys):
+    faked("nothing")
+    begin(tmp_path)
+    for chain in PAIR:
+        invented(tmp_path / "runs" / chain.folder, chain.recipe, np.ones(3))
+    damaged, other = (chain.folder for chain in PAIR)
+    (tmp_path / "runs" / damaged / "followed").mkdir()
+    (tmp_path / "runs" / damaged / "followed" / "step-0000000010.npz").write_bytes(b"half")
+    assert not rescue(tmp_path, PAIR)
+    assert f"{damaged} cannot be drawn" in capsys.readouterr().err
+    assert {_chain_of(words) for words in log_of(tmp_path) if words[0] == "begin"} == {other}
+    names = set()
+    for path in (tmp_path / "packed").glob("logs-*"):
+        with tarfile.open(path) as inside:
+            names |= set(inside.getnames())
+    assert {f"runs/{name}/metrics.jsonl" for name in (damaged, other)} <= names
 
 
 def test_images_are_looked_for_before_anything_begins(tmp_path, monkeypatch):

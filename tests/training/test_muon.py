@@ -450,6 +450,7 @@ from torch.nn.parallel import DistributedDataParallel
 import stairwise as sw
 from stairwise.distributed import rank
 from tests.training.test_muon import matrices
+from tests.two_processes import leave
 dist.init_process_group("gloo")
 network = matrices()
 model = DistributedDataParallel(network)
@@ -460,7 +461,7 @@ for i in range(5):
     (model(x) - 1).square().mean().backward()
     optimizer.step()
 torch.save(network.state_dict(), f"{sys.argv[1]}/{rank()}.pt")
-dist.destroy_process_group()
+leave()
 """
 
 
