@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 
 import stairwise as sw
 from benchmarks.bench_coming import RATES, SMALL
+from benchmarks.rows import replaced, show
 from stairwise.archives import load_arrays, save_arrays
 from stairwise.figures.style import style
 from stairwise.figures.training import Course, draw_courses
@@ -137,17 +138,15 @@ def main() -> None:
     for name in options.runs:
         for seed in options.seeds:
             some, spectra = measured(name, seed, trained(name, seed, options.folder))
-            rows = [row for row in rows if (row["run"], row["seed"]) != (name, seed)] + some
-            rows.sort(key=lambda row: (NAMES.index(row["run"]), row["seed"]))
+            rows = replaced(rows, some, NAMES)
             arrays |= spectra if seed == SHOWN else {}
             print(json.dumps(some), flush=True)
             if options.out:
                 save_arrays(options.out, arrays | {"rows": np.array(json.dumps(rows))})
-                with style():
-                    draw(arrays).savefig(options.out.with_suffix(".png"))
-    for line in (HEADER, ["---"] * len(HEADER), *table(rows)):
-        print("| " + " | ".join(line) + " |")
-    print(json.dumps(rows))
+                if len(arrays):
+                    with style():
+                        draw(arrays).savefig(options.out.with_suffix(".png"))
+    show(HEADER, table(rows), rows)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ finished runs in FOLDER are not repeated. The last line is JSON.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import stairwise as sw
+from benchmarks.rows import show
 from stairwise.files import save_json
 from stairwise.ntk.coming import KERNELS, TARGETS, WAYS
 from stairwise.paper.coming import means
@@ -89,9 +89,7 @@ def main() -> None:
             runs.append(measured(method, seed, options.folder))
             if options.out:
                 save_json(options.out, {"target": TARGETS[0], "kernels": KERNELS, "ways": WAYS, "runs": runs})
-    for line in (HEADER, ["---"] * len(HEADER), *rows(runs)):
-        print("| " + " | ".join(line) + " |")
-    print(json.dumps(runs))
+    show(HEADER, rows(runs), runs)
 
 
 if __name__ == "__main__":

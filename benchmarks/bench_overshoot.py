@@ -9,7 +9,7 @@ rises within the first 80 updates, as a multiple of that of the untrained networ
 warm-up; the gap to the next mode when a mode rises, in decades (stairwise/staircase/separation.py); how many modes rise
 (of the first ten); how many have grown at the end; the loss at the end. The optimizers of VICReg and Barlow Twins
 change rate, schedule and warm-up as well. A run takes four minutes on one core; finished runs in FOLDER are not
-repeated, and FILE keeps what it holds of other runs. The last line is JSON.
+repeated (diverged ones are), and FILE keeps what it holds of other runs. The last line is JSON.
 """
 
 import argparse
@@ -23,7 +23,8 @@ from matplotlib.figure import Figure
 import stairwise as sw
 from benchmarks.bench_coming import SMALL
 from benchmarks.initial_gaps import initial_embeddings
-from stairwise.figures.style import key, mode_colors, panels, style
+from benchmarks.rows import replaced, show, stored_rows
+from stairwise.figures.style import key, panels, style
 from stairwise.files import save_json
 from stairwise.runs.reader import Run
 from stairwise.staircase.separation import relative_variance, separation
@@ -47,6 +48,7 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # title, recipe and wh
     "vicreg": ("VICReg with its own optimizer", "cifar10-vicreg-standard", {}),
     "vicreg-sgd": ("VICReg: SGD at 0.5, momentum 0.9", "cifar10-vicreg-standard", SGD),
 }
+COLORS = {"S": "#1b4a7a", "B": "#c08a2d", "V": "#4f8a5b"}  # of SimCLR, Barlow Twins and VICReg
 MARKS = dict(zip(VARIANTS, "oDv<P*sX^^", strict=True))
 HEADER = ["run", "seed", "rise", "rise after the warm-up", "gap in decades", "rising modes, of ten", "grown", "loss"]
 
@@ -98,16 +100,16 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     """Gap, and grown modes at the end, over the rise after the warm-up; one mark per run."""
     figure, axes = panels(2, height=3.2)
     looks = {}
-    for name, color in zip(VARIANTS, mode_colors(len(VARIANTS)), strict=True):
+    for name, (title, *_) in VARIANTS.items():
         mine = [row for row in rows if row["run"] == name and not row.get("diverged")]
         if not mine:
             continue
-        looks[name] = {"marker": MARKS[name], "linestyle": "", "markersize": 5.5, "color": color}
+        looks[name] = {"marker": MARKS[name], "linestyle": "", "markersize": 5.5, "color": COLORS[title[0]]}
         looks[name] |= {"markeredgecolor": "0.3", "markeredgewidth": 0.4}
         for ax, number in zip(axes, ("gap", "grown"), strict=True):
             ax.plot([row["rise_after_warmup"] for row in mine], [row[number] for row in mine], **looks[name])
     for ax, words in zip(axes, ("gap in decades", "grown modes at the end"), strict=True):
-        ax.set(xscale="log", ylim=(0, None), xlabel="rise of the largest variance, as a factor", ylabel=words)
+        ax.set(xscale="log", ylim=(0, None), xlabel="rise of the largest variance (factor)", ylabel=words)
     key(figure, [(VARIANTS[name][0], look) for name, look in looks.items()], 2)
     return figure
 
@@ -119,20 +121,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/overshoot"))
     parser.add_argument("--out", type=Path, help="also write the results of all runs to this JSON file, and draw them")
     options = parser.parse_args()
-    rows = json.loads(options.out.read_text())["runs"] if options.out and options.out.exists() else []
+    rows = stored_rows(options.out)
     for name in options.runs:
         for seed in options.seeds:
             row = measured(name, seed, trained(name, seed, options.folder))
             print(json.dumps(row), flush=True)
-            rows = [other for other in rows if (other["run"], other["seed"]) != (name, seed)] + [row]
-            rows.sort(key=lambda row: (list(VARIANTS).index(row["run"]), row["seed"]))
+            rows = replaced(rows, [row], list(VARIANTS))
             if options.out:
                 save_json(options.out, {"runs": rows})
                 with style():
                     draw(rows).savefig(options.out.with_suffix(".png"))
-    for line in (HEADER, ["---"] * len(HEADER), *table(rows)):
-        print("| " + " | ".join(line) + " |")
-    print(json.dumps(rows))
+    show(HEADER, table(rows), rows)
 
 
 if __name__ == "__main__":

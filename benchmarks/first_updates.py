@@ -4,7 +4,8 @@
 
 `bench_overshoot` asks this of small networks, to the end of their training. Here is the beginning alone, update by
 update: the loss, and the largest variance of the embeddings as a multiple of that of the untrained network. An update
-takes about ten seconds on two cores; finished runs in FOLDER are not repeated. The last line is JSON.
+takes about ten seconds on two cores; finished runs in FOLDER are not repeated, and FILE keeps
+what it holds of other runs. The last line is JSON.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch
 
 import stairwise as sw
 from benchmarks.initial_gaps import initial_embeddings
+from benchmarks.rows import replaced, show, stored_rows
 from stairwise.files import save_json
 from stairwise.training.recipe import load_recipe, recipe_of
 
@@ -56,16 +58,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/first"))
     parser.add_argument("--out", type=Path, help="also write the results to this JSON file")
     options = parser.parse_args()
-    rows = []
+    rows = stored_rows(options.out)
     for name in options.runs:
-        rows.append(measured(name, options.updates, options.folder))
-        print(json.dumps(rows[-1]), flush=True)
+        row = measured(name, options.updates, options.folder)
+        print(json.dumps(row), flush=True)
+        rows = replaced(rows, [row], list(VARIANTS))
         if options.out:
             save_json(options.out, {"runs": rows})
     header = ["run", *(f"rise after update {update}" for update in SHOWN), "highest loss", "last loss"]
-    for line in (header, ["---"] * len(header), *table(rows)):
-        print("| " + " | ".join(line) + " |")
-    print(json.dumps(rows))
+    show(header, table(rows), rows)
 
 
 if __name__ == "__main__":

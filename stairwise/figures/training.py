@@ -64,13 +64,15 @@ def draw_banner(times: NDArray, measured: NDArray, predicted: NDArray, course: C
 
 
 def draw_bands(spectra: Sequence[tuple[str, NDArray, NDArray, float]]) -> Figure:
-    """One logarithmic panel per (title, times, eigenvalues (T, d), threshold); the threshold is dashed."""
+    """One logarithmic panel per (title, times, eigenvalues (T, d), threshold at the end); the threshold is dashed, and
+    modes that end below it are grey."""
     columns = min(len(spectra), 2)
     figure, axes = panels(columns, rows=-(-len(spectra) // columns), height=2.4)
     for ax, (title, t, lam, threshold) in zip(axes, spectra, strict=False):
-        course = Course(title, t, t, lam, "")
-        _draw_spectra(ax, course, lam.shape[1], log=True)
-        ax.set(title=title, ylabel="eigenvalues")
+        risen = int((lam[-1] > threshold).sum()) if threshold > 0 else None
+        _draw_spectra(ax, Course(title, t, t, lam, ""), lam.shape[1], log=True, risen=risen)
+        ends = lam[-1][lam[-1] > 0]
+        ax.set(title=title, ylabel="eigenvalues", ylim=(np.quantile(ends, 0.05) / 2, None))
         if threshold > 0:
             ax.axhline(threshold, **PREDICTED)
     for ax in axes[len(spectra) :]:
@@ -165,7 +167,7 @@ def draw_apart(
     for ax, (name, (t, x)) in zip(top, runs.items(), strict=True):
         for j, color in reversed(list(enumerate(mode_colors(x.shape[1])))):
             ax.plot(t, x[:, j], **{**THIN, "color": color})
-        ax.axhline(0.5, **PREDICTED)
+        ax.axhline(0.5, **PREDICTED)  # where a mode has risen
         ax.set(xscale="log", yscale="log", title=fill(name, 12), xlabel="time $t$ = Σ lr")
         ax.minorticks_off()
     top[0].set_ylabel("λ / typical variance")
@@ -204,9 +206,11 @@ def _draw_loss(ax: Axes, course: Course) -> None:
     ax.set(xlabel="time $t$ = Σ lr", ylabel="loss", xlim=(0, course.times[-1]), title=course.name)
 
 
-def _draw_spectra(ax: Axes, course: Course, shown: int, log: bool) -> None:
+def _draw_spectra(ax: Axes, course: Course, shown: int, log: bool, risen: int | None = None) -> None:
+    """`risen`: modes that are not grey; None: those that have been above a fiftieth of the largest."""
     curves = course.spectra[:, :shown]
-    risen = int(((curves.max(axis=0) > RISEN * curves.max()) | (curves[-1] > RISEN * curves[-1].max())).sum())
+    if risen is None:
+        risen = int(((curves.max(axis=0) > RISEN * curves.max()) | (curves[-1] > RISEN * curves[-1].max())).sum())
     colors = [*mode_colors(risen), *[WAITING] * (curves.shape[1] - risen)]
     for j in reversed(range(curves.shape[1])):
         ax.plot(course.times, np.where(curves[:, j] > 0, curves[:, j], np.nan), **{**THIN, "color": colors[j]})
@@ -216,5 +220,6 @@ def _draw_spectra(ax: Axes, course: Course, shown: int, log: bool) -> None:
         ax.set(yscale="log")
         ax.minorticks_off()
         ax.set(ylim=(max(1e-7 * top, np.min(curves[curves > 0], initial=top) / 2), 2 * top))
-    else:
-        ax.set(ylim=(0, None))
+    else:  # single spikes would press the rest to the ground; the logarithmic panel shows them
+        largest = curves.max(axis=1)
+        ax.set(ylim=(0, 1.05 * min(largest.max(), 2 * np.median(largest[len(largest) // 2 :]))))

@@ -165,7 +165,7 @@ def check(arrays: Arrays) -> list[Claim]:
             early = bool(trained.so_far(arrays, m)) and not z >= 4  # more may come
             claims.append(Claim.at_least(text, z, 4) if judged and not early else Claim.note(text, z))
         ended = followed and not trained.so_far(arrays, m)
-        if m in LATER and ended and trained.foretold(arrays, m) and ALONG in scores:
+        if m in LATER and ended and trained.foretold(arrays, m) and WITHOUT in scores:
             text = f"{trained.title(arrays, m)}: {ALONG}, z without the first step, predicted later"
             claims.append(Claim.at_least(text, along(arrays, m).without_first.z, LATER[m]))
     return claims

@@ -199,8 +199,10 @@ def draw(arrays: Arrays) -> Figure:
     losses: dict[str, list[tuple[Any, Any]]] = {}
     for name in trained.methods_in(arrays):
         losses.setdefault(TITLES[name.split()[0]], []).append((arrays[f"{name}.t"], arrays[f"{name}.loss"]))
+    units = {"gap": " in decades, at most 3.7"}
     dots = {
-        words: {TITLES[m]: values for m, values in numbers(arrays, number).items()} for number, words in NUMBERS.items()
+        words + units.get(number, ""): {TITLES[m]: values for m, values in numbers(arrays, number).items()}
+        for number, words in NUMBERS.items()
     }
     return draw_apart(shown, losses, dots)
 
