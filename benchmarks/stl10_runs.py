@@ -57,7 +57,7 @@ from stairwise.training.recipe import load_recipe
 
 STAIRWISE = (sys.executable, "-m", "stairwise")
 AT_ONCE = 3  # trainings together are no faster than one alone; what they do between updates is
-DRAWING = 2  # figures and studies at once, beside the trainings
+DRAWING = 3  # figures and studies at once, beside the trainings
 HELD = (0, 1)  # exit status of a figure that was made, whether or not its claims hold
 LOG = (METRICS, RECIPE, f"{FOLLOWED}/summary.npz", f"{KERNELS}/**/coming.*")  # of a run
 PLAIN_STEPS = ("compile=false", "graph=false")

@@ -85,7 +85,7 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
     columns = len(rows[0][1])
     figure, axes = panels(columns, rows=len(rows), height=1.7)
     for r, (name, times, spectra, thresholds) in enumerate(rows):
-        least = 1e-6 * spectra.max()
+        least = 1e-11 * spectra.max()  # embeddings in float32 resolve this and more
         bins = np.geomspace(spectra[spectra > least].min() * 0.8, spectra.max() * 1.25, 33)
         row = axes[r * columns : (r + 1) * columns]
         for ax, t, lam, threshold in zip(row, times, spectra, thresholds, strict=True):
@@ -222,4 +222,4 @@ def _draw_spectra(ax: Axes, course: Course, shown: int, log: bool, risen: int | 
         ax.set(ylim=(max(1e-7 * top, np.min(curves[curves > 0], initial=top) / 2), 2 * top))
     else:  # single spikes would press the rest to the ground; the logarithmic panel shows them
         largest = curves.max(axis=1)
-        ax.set(ylim=(0, 1.05 * min(largest.max(), 2 * np.median(largest[len(largest) // 2 :]))))
+        ax.set(ylim=(0, 1.05 * min(largest.max(), 1.3 * np.quantile(largest, 0.95))))

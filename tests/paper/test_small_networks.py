@@ -5,7 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import bench_overshoot
+from benchmarks import bench_byol, bench_overshoot
+from benchmarks.rows import replaced, stored_rows
+from stairwise.archives import load_arrays
+from stairwise.files import save_json
+from stairwise.paper.trained import METHODS
 from tests.paper.test_results import RESULTS
 
 OVERSHOOT = json.loads((RESULTS / "overshoot.json").read_text())["runs"]
@@ -35,7 +39,7 @@ def test_every_run_of_overshoot_is_on_the_page():
 
 
 def test_overshoot_is_judged_as_predicted():
-    """The five predictions of sharpness.md, from the stored numbers."""
+    """The six predictions of sharpness.md, from the stored numbers."""
     gap = {run: np.median(overshoot(run, "gap")) for run in bench_overshoot.VARIANTS if run != "vicreg-sgd"}
     rises = {run: np.array(overshoot(run, "rise")) for run in gap}
     judged = {
@@ -50,6 +54,8 @@ def test_overshoot_is_judged_as_predicted():
         "5, rise": (rises["bt-sgd"] >= 1000).all(),
         "5, gap is decided": sum(n >= 3 for n in overshoot("bt-sgd", "rising")) >= 2,
         "5, VICReg": not overshoot("vicreg-sgd", "gap"),
+        "6, rise": (rises["fast"] >= 1000).sum() >= 2,
+        "6, gap": gap["fast"] >= min(overshoot("paper", "gap") + overshoot("warm", "gap")),
     }
     assert [words for words, met in judged.items() if not met] == ["3, rise", "4, rise", "5, gap is decided"]
     page = words_of("sharpness")
@@ -64,12 +70,15 @@ def test_overshoot_is_judged_as_predicted():
     assert f"**met** in the gap ({gap['warm']:.2f})" in page
     assert f"by {range_of('rise_after_warmup', 'warm', form=',.0f')}" in page
     assert f"**met** in the rise (at least {rises['bt-sgd'].min():,.0f})" in page
+    words = "{:,.0f}, {:,.0f} and {:,.0f}".format(*rises["fast"])
+    single = range_of("gap", "fast")
+    assert f"**Met**: the rises are {words}, and the gap is {gap['fast']:.2f} (single seeds: {single})" in page
     assert f"The gap of {gap['bt-sgd']:.2f} would be {gap['bt-sgd'] / gap['bt']:.1f} times the {gap['bt']:.2f}" in page
 
 
 def test_what_overshoot_says_of_simclr():
     page, index = words_of("sharpness"), words_of("README")
-    lowered, both = ("plain", "tenth"), ("paper", "warm")
+    lowered, both = ("plain", "tenth"), ("paper", "warm", "fast")
     rise = max(value for run in lowered for value in overshoot(run, "rise_after_warmup"))
     most = max(value for run in lowered for value in overshoot(run, "gap"))
     assert f"rises by {rise:.0f} at most, gaps are at most {most:.2f} decades" in page
@@ -80,8 +89,9 @@ def test_what_overshoot_says_of_simclr():
     losses = (range_of("loss", *runs, form=".1f") for runs in (lowered, both, ("lars",)))
     assert "at {} without overshoot and at {} with it. (With VICReg's optimizer it ends at {}".format(*losses) in page
     assert f"has {range_of('gap', 'bt')} after a rise of about 20" in page
-    gaps = (range_of("gap", *runs) for runs in (("paper",), ("plain",), ("tenth", "lars")))
-    assert "gaps are {} decades with it, {} without momentum, and {} at a tenth".format(*gaps) in index
+    gaps = (range_of("gap", *runs) for runs in (("paper",), ("warm",), ("fast",), ("plain",), ("tenth", "lars")))
+    said = "gaps are {} decades with SGD at 0.5 and momentum ({} with a warm-up added), {} at 5 without momentum, "
+    assert (said + "{} at 0.5 without, and {} at a tenth").format(*gaps) in index
 
 
 @pytest.mark.parametrize(("recipe", "page"), [("simclr-small", "(SimCLR)"), ("vicreg-small", "(VICReg)")])
@@ -105,3 +115,63 @@ def test_alpha_by_the_papers_rule():
     rule = [f"{first[name]['by_rule']:g}" for name in names]
     papers = [f"{first[name]['alpha']:g}" for name in names]
     assert "α = {}, {} and {} where the paper has {}, {} and {}".format(*rule, *papers) in words_of("stl10")
+
+
+BYOL = json.loads(str(load_arrays(RESULTS / "byol_small.npz")["rows"]))
+SEEDS = 3
+
+
+def byol(run, number, part="online"):
+    found = [row[number] for row in BYOL if (row["run"], row["part"]) == (run, part)]
+    assert len(found) == SEEDS
+    return np.array(found)
+
+
+def test_every_run_of_byol_is_on_the_page():
+    assert {row["run"] for row in BYOL} == set(bench_byol.NAMES)
+    for row in bench_byol.table(BYOL):
+        assert f"| {' | '.join(row)} |" in words_of("byol")
+
+
+def test_byol_is_judged_as_predicted():
+    """The four predictions of byol.md, and the two of the longer runs."""
+    gap = {run: np.median(byol(run, "gap")) for run in bench_byol.NAMES}
+    starts = ("standard", "small")
+    judged = {
+        "1": (byol("small", "steps") >= 3).sum() >= 2,
+        "2": all(gap["small"] < gap[loss] for loss in METHODS),
+        "3": gap["standard"] < 0.5,
+        "4": all((abs(byol(run, "steps", "target") - byol(run, "steps")) <= 1).all() for run in starts),
+        "5": (byol("long", "level") < 4).sum() >= 2,
+        "6": gap["long"] < 0.5 and (byol("long", "clean") == 0).sum() >= 2,
+    }
+    assert {number for number, met in judged.items() if not met} == {"2", "3"}
+    page = words_of("byol")
+    for number, met in judged.items():
+        assert f"| {number} | **{'met' if met else 'missed'}**" in page
+
+
+def test_what_byol_says():
+    page, index = words_of("byol"), words_of("README")
+    steps = [byol(run, "steps") for run in ("standard", "small", "long")]
+    short = np.concatenate(steps[:2])
+    found = f"`detect_steps` finds {short.min()} to {short.max()} steps"
+    assert found in page
+    gaps = np.concatenate([byol(run, "gap") for run in ("standard", "small", "long")])
+    assert f"gaps are {gaps.min():.2f} to {gaps.max():.2f} decades" in page
+    assert f"gaps between rising modes are {gaps.min():.2f} to {gaps.max():.2f} decades" in index
+    for run in ("small", "long"):
+        level = byol(run, "level")
+        assert f"{level.min():.3g} to {level.max():.3g} times" in page
+    others = np.concatenate([byol(loss, "level") for loss in METHODS])
+    assert f"(the other losses: {others.min():.1f} to {others.max():.1f})" in page
+    assert f"and {steps[2].min()} to {steps[2].max()} in the longer runs" in page
+    assert f"{byol('long', 'grown').min()} to {byol('long', 'grown').max()} modes have grown" in page
+
+
+def test_rows_of_other_runs_are_kept(tmp_path):
+    assert stored_rows(None) == stored_rows(tmp_path / "none.json") == []
+    old = [{"run": "a", "seed": 0, "x": 1}, {"run": "a", "seed": 1, "x": 2}, {"run": "b", "seed": 0, "x": 3}]
+    save_json(tmp_path / "rows.json", {"runs": old})
+    new = [{"run": "a", "seed": 1, "part": part, "x": 4} for part in "pq"]
+    assert replaced(stored_rows(tmp_path / "rows.json"), new, ["b", "a"]) == [old[2], old[0], *new]
