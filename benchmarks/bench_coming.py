@@ -23,6 +23,7 @@ from stairwise.ntk.coming import KERNELS, TARGETS, WAYS
 from stairwise.paper.coming import means
 from stairwise.paper.trained import METHODS, spread
 from stairwise.progress import silent
+from stairwise.runs.reader import Run
 from stairwise.training.recipe import load_recipe
 from stairwise.training.studies import stored_coming
 
@@ -42,11 +43,15 @@ PAIRS, DRAWS = 300, 3
 HEADER = ["loss", "kernel", *WAYS, "chance for both"]
 
 
+def trained(method: str, seed: int, folder: Path) -> Run:
+    recipe = load_recipe(f"cifar10-{method}-small", SMALL | RATES.get(method, {}) | {"seed": seed})
+    return sw.train(recipe, folder / f"{method}-{seed}")
+
+
 def measured(method: str, seed: int, folder: Path) -> dict[str, Any]:
     """Shares, chance, moments and numbers of grown modes of one run."""
-    recipe = load_recipe(f"cifar10-{method}-small", SMALL | RATES.get(method, {}) | {"seed": seed})
-    run = sw.train(recipe, folder / f"{method}-{seed}")
-    found = stored_coming(run, PAIRS, range(DRAWS), "cpu", "float32", silent, views=recipe.views)
+    run = trained(method, seed, folder)
+    found = stored_coming(run, PAIRS, range(DRAWS), "cpu", "float32", silent, views=run.recipe["views"])
     assert found is not None
     arrays = {f"run.{name}": array for name, array in found.items()}
     shares, chance = means(arrays, "run")
