@@ -112,6 +112,7 @@ class Layers:
         times: t = Σ lr, (T,).
         z, h: eigenvalues of the embeddings and of the representations, (T, k).
         of: name of the matrix that has the eigenvalues z.
+        steps: times of the steps of z, (K,).
         around: shares of z and of h along new modes at the records around each step, (K, records); None: not known.
     """
 
@@ -120,17 +121,21 @@ class Layers:
     z: NDArray
     h: NDArray
     of: str
+    steps: NDArray
     around: tuple[NDArray, NDArray] | None = None
 
 
 def draw_layers(runs: Sequence[Layers]) -> Figure:
-    """One row per run: eigenvalues of z, of h and, where they are known, shares along new modes around the steps."""
+    """One row per run: eigenvalues of z, of h and, where they are known, shares along new modes around the steps, which
+    are dotted."""
     columns = 3 if any(run.around for run in runs) else 2
     figure, axes = panels(columns, rows=len(runs), height=2.0)
     for i, run in enumerate(runs):
         row = axes[columns * i : columns * (i + 1)]
         for ax, lam, what in zip(row, (run.z, run.h), (run.of, "Cov h"), strict=False):
             _draw_spectra(ax, Course(run.name, run.times, run.times, lam, what), lam.shape[1], log=True)
+            for step in run.steps:
+                ax.axvline(step, color="0.4", linestyle=":", linewidth=0.6, zorder=0)
         row[0].set_title(run.name)
         if run.around:
             _draw_around(row[2], *run.around)
@@ -144,7 +149,7 @@ def _draw_around(ax: Axes, z: NDArray, h: NDArray) -> None:
     reach = h.shape[1] // 2
     x = np.arange(-reach, reach + 1)
     ax.plot(x, h.T, color=WAITING, linewidth=0.7)
-    for shares, name, color in ((z, "z", "#1b4a7a"), (h, "h", "#c08a2d")):
+    for shares, name, color in ((z, "embeddings z", "#1b4a7a"), (h, "representations h", "#c08a2d")):
         seen = np.isfinite(shares).any(axis=0)
         ax.plot(x[seen], np.nanmedian(shares[:, seen], axis=0), **{**MEASURED, "color": color}, label=name)
     ax.set(xlabel="records from the step", ylabel="share, mean after step = 1", xlim=(-reach, reach), ylim=(0, 2))

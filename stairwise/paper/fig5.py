@@ -242,7 +242,8 @@ def _layers(arrays: Arrays, method: str) -> Layers:
     t, z = arrays[f"{method}.z.t"], arrays[f"{method}.z.lam"]
     of = "C" if method.startswith("bt") else "Cov z"
     around = along(arrays, method).around() if f"{method}.share.h" in arrays else None
-    return Layers(trained.title(arrays, method), t, z, arrays[f"{method}.h.lam"], of, around)
+    steps = trained.steps_of(arrays, f"{method}.z").times
+    return Layers(trained.title(arrays, method), t, z, arrays[f"{method}.h.lam"], of, steps, around)
 
 
 def page(arrays: Arrays) -> Page:

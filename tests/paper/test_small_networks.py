@@ -155,8 +155,7 @@ def test_what_byol_says():
     page, index = words_of("byol"), words_of("README")
     steps = [byol(run, "steps") for run in ("standard", "small", "long")]
     short = np.concatenate(steps[:2])
-    found = f"`detect_steps` finds {short.min()} to {short.max()} steps"
-    assert found in page
+    assert f"`detect_steps` finds {short.min()} to {short.max()} [steps]" in page
     gaps = np.concatenate([byol(run, "gap") for run in ("standard", "small", "long")])
     assert f"gaps are {gaps.min():.2f} to {gaps.max():.2f} decades" in page
     assert f"gaps between rising modes are {gaps.min():.2f} to {gaps.max():.2f} decades" in index
@@ -166,7 +165,7 @@ def test_what_byol_says():
     others = np.concatenate([byol(loss, "level") for loss in METHODS])
     assert f"(the other losses: {others.min():.1f} to {others.max():.1f})" in page
     assert f"and {steps[2].min()} to {steps[2].max()} in the longer runs" in page
-    assert f"{byol('long', 'grown').min()} to {byol('long', 'grown').max()} modes have grown" in page
+    assert f"{byol('long', 'grown').min()} to {byol('long', 'grown').max()} modes have [grown]" in page
 
 
 def test_rows_of_other_runs_are_kept(tmp_path):
