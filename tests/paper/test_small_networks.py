@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import bench_byol, bench_overshoot
+from benchmarks import bench_byol, bench_initial_kernel, bench_overshoot
 from benchmarks.rows import replaced, stored_rows
 from stairwise.archives import load_arrays
 from stairwise.files import save_json
@@ -166,6 +166,26 @@ def test_what_byol_says():
     assert f"(the other losses: {others.min():.1f} to {others.max():.1f})" in page
     assert f"and {steps[2].min()} to {steps[2].max()} in the longer runs" in page
     assert f"{byol('long', 'grown').min()} to {byol('long', 'grown').max()} modes have [grown]" in page
+
+
+def test_the_kernel_at_initialization():
+    """Judged for the seeds that had not been seen."""
+    rows = json.loads((RESULTS / "initial_kernel.json").read_text())["runs"]
+    assert [row["seed"] for row in rows] == [1, 2, 3]
+    page = (RESULTS.parent / "ntk.md").read_text(encoding="utf-8")
+    for cells in bench_initial_kernel.table(rows):
+        assert f"| {' | '.join(cells)} |" in page
+    updated, plain = ([bench_initial_kernel.ratios(row, kind) for row in rows] for kind in ("updated", "as it is"))
+    new = np.concatenate(updated[1:])
+    assert new.min() < 10, "the first prediction is missed"
+    assert f"{new.min():.1f} to {new.max():.0f} times too early" in page
+    assert f"differ by up to {max(r.max() / r.min() for r in updated[1:]):.1f}" in page
+    late = 1 / np.concatenate(plain[1:])
+    assert late.min() >= 1000, "the second one is met"
+    assert "{:,d} to {:,d} times too late".format(*(int(float(f"{x:.2g}")) for x in (late.min(), late.max()))) in page
+    assert max(abs(row["updated"]["share"] - row["as it is"]["share"]) for row in rows[1:]) < 0.0015
+    every = np.concatenate(updated)
+    assert f"predicted {every.min():.1f} to {every.max():.0f} times too early" in words_of("README")
 
 
 def test_rows_of_other_runs_are_kept(tmp_path):
