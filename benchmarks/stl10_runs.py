@@ -16,10 +16,10 @@
 A part is meant for half an hour of one H200; `controls` takes three minutes. `tables` took 23 minutes, ten of them for
 its tables; the others have not been made to their ends. Figures are joined with the stored ones: OUT/results begins as
 a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same command continues them.
-A run that fails is tried once more without compilation and CUDA graphs, from its last checkpoint, unless it diverged;
-it does not stop the others. OUT/times.txt
-says what ended with which status: a figure ends with 1 if one of its claims does not hold. The command itself ends with
-1 if a run or a figure failed. --dry prints what it would do.
+A run that fails goes on from its last checkpoint or, if it has none, is tried without compilation and CUDA graphs, once
+and not if it diverged; it does not stop the others. OUT/times.txt says what ended with which status: a figure ends with
+1 if one of its claims does not hold. The command itself ends with 1 if a run or a figure failed. --dry prints what it
+would do.
 
 At the end OUT/packed holds what must not be lost, in at most seven files: results.tar.gz, and the logs of all runs.
 --rescue packs what there is, then draws what runs have measured so far, in OUT/rescued, those first that have not
@@ -41,7 +41,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from itertools import compress
 from pathlib import Path
 from time import monotonic
 
@@ -50,8 +49,9 @@ from stairwise.data.images import load
 from stairwise.files import atomic
 from stairwise.paper.harness import stored_names, stored_results
 from stairwise.paper.trained import KINDS, begun, finished
-from stairwise.runs.folder import FOLLOWED, KERNELS, METRICS, RECIPE
+from stairwise.runs.folder import CHECKPOINTS, FOLLOWED, KERNELS, METRICS, RECIPE
 from stairwise.runs.reader import Run
+from stairwise.training.checkpoint import every
 from stairwise.training.following import followed_summary
 from stairwise.training.recipe import load_recipe
 
@@ -60,7 +60,7 @@ AT_ONCE = 3  # trainings together are no faster than one alone; what they do bet
 DRAWING = 3  # figures and studies at once, beside the trainings
 HELD = (0, 1)  # exit status of a figure that was made, whether or not its claims hold
 LOG = (METRICS, RECIPE, f"{FOLLOWED}/summary.npz", f"{KERNELS}/**/coming.*")  # of a run
-PLAIN_STEPS = ("compile=false", "graph=false")
+COMPILED, PLAIN_STEPS = ("compile=true",), ("compile=false", "graph=false")
 UNFINISHED = ("unfinished=true",)
 ARCHIVES = 6  # for the logs
 
@@ -90,7 +90,7 @@ class Chain:
     def folder(self) -> str:
         return f"{self.recipe}-seed{self.seed}" if self.seed else self.recipe
 
-    def command(self, out: Path, how: tuple[str, ...] = ("compile=true",)) -> list[str]:
+    def command(self, out: Path, how: tuple[str, ...] = COMPILED) -> list[str]:
         settings = [*how, *([f"seed={self.seed}"] if self.seed else [])]
         return [*STAIRWISE, "train", self.recipe, "--out", str(out / "runs" / self.folder), *_set(settings)]
 
@@ -195,14 +195,16 @@ class Work:
         return all(done) and not self.after
 
     def train(self, chain: Chain) -> bool:
-        """Train a run to its end; if it fails, once more, without what may have failed."""
+        """Train a run to its end; if it fails, once more: from its checkpoint, or without what may have failed."""
         if not chain.recipe:
             return True
-        if self._call(chain.folder, chain.command(self.out)) == 0:
+        folder = self.out / "runs" / chain.folder
+        if self._call(chain.folder, chain.command(self.out, how(folder))) == 0:
             return True
-        if self.stopped or diverged(self.out / "runs" / chain.folder):
+        if self.stopped or diverged(folder):
             return False
-        return self._call(chain.folder, chain.command(self.out, PLAIN_STEPS)) == 0
+        again = how(folder) if every(folder / CHECKPOINTS) else PLAIN_STEPS
+        return self._call(chain.folder, chain.command(self.out, again)) == 0
 
     def finish(self, chain: Chain) -> bool:
         """Draw the figures of a run that has ended, and make the studies that waited for it alone."""
@@ -249,6 +251,12 @@ class Work:
         return status
 
 
+def how(folder: Path) -> tuple[str, ...]:
+    """Settings with which a run goes on: those with which it was begun. New ones are compiled."""
+    plain = every(folder / CHECKPOINTS) and not Run(folder).recipe["compile"]
+    return PLAIN_STEPS if plain else COMPILED
+
+
 def diverged(folder: Path) -> bool:
     """Whether the last record of a run says that its loss was not finite."""
     return begun(folder) and "failed" in Run(folder).records[-1].extra
@@ -273,34 +281,37 @@ def rescue(out: Path, chains: Iterable[Chain]) -> bool:
     pack(out)
     for name in ("frozen", "rescued"):
         shutil.rmtree(out / name, ignore_errors=True)
-    some = [chain for chain in chains if chain.recipe and begun(out / "runs" / chain.folder)]
+    some = [chain for chain in chains if (out / "runs" / chain.folder / RECIPE).is_file()]
     with ThreadPoolExecutor() as pool:
-        whole = list(pool.map(partial(_freeze, out), some))
+        frozen = dict(zip(some, pool.map(partial(_freeze, out), some), strict=True))
     pack(out)
     shutil.copytree(out / "results", out / "rescued", ignore=shutil.ignore_patterns(".*"))
     work = Work(out, dict(os.environ), "frozen", "rescued", UNFINISHED)
-    for ended in (False, True):
-        mine = [chain for chain in compress(some, whole) if finished(out / "frozen" / chain.folder) == ended]
+    drawn: list[bool] = []
+    for state in ("going on", "ended"):
+        figures = [figure for chain in some if frozen[chain] == state for figure in chain.figures]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            whole += pool.map(work.draw, [figure for chain in mine for figure in chain.figures])
+            drawn += pool.map(work.draw, figures)
         pack(out)
-    return all(whole)
+    return all(drawn) and "damaged" not in frozen.values()
 
 
-def _freeze(out: Path, chain: Chain) -> bool:
-    """Sum up what a run has followed, and copy what figures read of it; whether that was possible."""
+def _freeze(out: Path, chain: Chain) -> str:
+    """Sum up what a run has followed, and copy what figures read of it; its state."""
     run, copy = (out / runs / chain.folder for runs in ("runs", "frozen"))
     try:
+        if not begun(run):
+            return "not begun"
         followed_summary(Run(run))
         for path in _logs(run):
             place = copy / path.relative_to(run)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
+        return "ended" if finished(copy) else "going on"
     except Exception as error:  # of whatever kind: the other runs must not be lost with this one
         print(f"{run} cannot be drawn: {error}", file=sys.stderr)
         shutil.rmtree(copy, ignore_errors=True)
-        return False
-    return True
+        return "damaged"
 
 
 def _logs(run: Path) -> list[Path]:

@@ -85,7 +85,7 @@ def draw_histograms(rows: Sequence[tuple[str, NDArray, NDArray, Sequence[float]]
     columns = len(rows[0][1])
     figure, axes = panels(columns, rows=len(rows), height=1.7)
     for r, (name, times, spectra, thresholds) in enumerate(rows):
-        least = 1e-11 * spectra.max()  # embeddings in float32 resolve this and more
+        least = 1e-11 * spectra.max()  # C may have eigenvalues below zero
         bins = np.geomspace(spectra[spectra > least].min() * 0.8, spectra.max() * 1.25, 33)
         row = axes[r * columns : (r + 1) * columns]
         for ax, t, lam, threshold in zip(row, times, spectra, thresholds, strict=True):

@@ -22,7 +22,7 @@ from stairwise.runs.reader import Run
 from stairwise.staircase.steps import Steps, detect_steps
 from stairwise.table import Table
 from stairwise.theory.spectra import grown
-from stairwise.training.continuing import FREE
+from stairwise.training import continuing
 from stairwise.training.loop import train
 from stairwise.training.recipe import Recipe, load_recipe, recipe_names, recipe_of
 
@@ -37,6 +37,7 @@ FROM_SMALL = tuple(KINDS)[1:]  # kinds of runs from small initialization
 KINDS |= {"plain": "-plain-x4"}  # standard initialization, and everything else as in x4
 OTHER_KINDS = {kind: f"runs at {rate}" for kind, rate in RATES.items()} | {"plain": "runs that are plain"}
 HELD = {"eigenvalues": "C", "covariance": "the covariance"}
+FREE = continuing.FREE | {"graph", "channels_last", "compile"}  # settings in which a run may differ from its recipe
 RECORDS, MODES = 150, 96  # greatest number of records and modes that are stored of a spectrum over time,
 FIRST = 12  # and number of modes of which all records are stored
 SMOKE: dict[str, Any] = {

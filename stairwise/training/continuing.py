@@ -9,8 +9,7 @@ from stairwise.training.recipe import Recipe
 from stairwise.training.schedule import Schedule
 from stairwise.training.setup import Calendar, Material
 
-# settings that do not change the training, the last three but for rounding
-FREE = {"label", "keep", "held_out", "follow", "graph", "channels_last", "compile"}
+FREE = {"label", "keep", "held_out", "follow"}  # settings that do not change the training
 LENGTH = {"epochs", "steps"}  # settings of the length, which may grow
 
 

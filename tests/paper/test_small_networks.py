@@ -1,6 +1,7 @@
 """What the pages say of small networks, and of untrained ones, is what is stored."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from benchmarks.rows import replaced, stored_rows
 from stairwise.archives import load_arrays
 from stairwise.files import save_json
 from stairwise.paper.trained import METHODS
+from stairwise.staircase.separation import relative_variance, separation
+from stairwise.theory import spectra
 from tests.paper.test_results import RESULTS
 
 OVERSHOOT = json.loads((RESULTS / "overshoot.json").read_text())["runs"]
@@ -158,7 +161,17 @@ def test_what_byol_says():
     assert f"`detect_steps` finds {short.min()} to {short.max()} [steps]" in page
     gaps = np.concatenate([byol(run, "gap") for run in ("standard", "small", "long")])
     assert f"gaps are {gaps.min():.2f} to {gaps.max():.2f} decades" in page
-    assert f"gaps between rising modes are {gaps.min():.2f} to {gaps.max():.2f} decades" in index
+    said = f"when a mode of the online embeddings rises, the next is {gaps.min():.2f} to {gaps.max():.2f} decades below"
+    assert f"{said}, and no step is clean" in index
+    assert f"the next is a factor of {10 ** gaps.min():.1f} to {10 ** gaps.max():.1f} below it" in page
+    assert not any(byol(run, "clean").any() for run in bench_byol.STARTS)
+    assert sum(int((byol(run, "clean", "predictor") == 1).sum()) for run in bench_byol.STARTS) == 5
+    assert "five of nine runs have one clean step" in page
+    alike = [byol(run, "steps") - byol(run, "steps", "target") for run in ("standard", "small")]
+    assert sorted(np.concatenate(alike)) == [0, 0, 0, 0, 0, 1]
+    assert "in 5 runs of six, and one fewer in the other" in page
+    loss = load_arrays(RESULTS / "byol_small.npz")["small-1.loss"]
+    assert (f"{loss.min():.1f}", f"{loss[loss.argmin() :].max():.1f}") == ("0.5", "1.4")
     for run in ("small", "long"):
         level = byol(run, "level")
         assert f"{level.min():.3g} to {level.max():.3g} times" in page
@@ -182,10 +195,46 @@ def test_the_kernel_at_initialization():
     assert f"differ by up to {max(r.max() / r.min() for r in updated[1:]):.1f}" in page
     late = 1 / np.concatenate(plain[1:])
     assert late.min() >= 1000, "the second one is met"
+    assert [word for word in ("missed", "met") for _ in range(page.count(f" is **{word}**"))] == [
+        "missed",
+        "met",
+        "met",
+    ]
+    assert "**Measured.** 1 is **missed**" in page
     assert "{:,d} to {:,d} times too late".format(*(int(float(f"{x:.2g}")) for x in (late.min(), late.max()))) in page
     assert max(abs(row["updated"]["share"] - row["as it is"]["share"]) for row in rows[1:]) < 0.0015
     every = np.concatenate(updated)
     assert f"predicted {every.min():.1f} to {every.max():.0f} times too early" in words_of("README")
+
+
+def test_small_eigenvalues_are_no_rounding_errors():
+    """Of a small network, down to about 1e-8 of the largest; and of SimCLR's run, how many are above that."""
+    facts, log = json.loads((RESULTS / "rounding.json").read_text()), words_of("../log")
+    least = facts["smallest over largest"]
+    said = "by {:.1g} % and {:.1g} % at most, down to {:.1e}".replace("e-08", "e-8")
+    errors = [100 * facts[f"largest relative error, {kind}"] for kind in ("bf16", "float32")]
+    assert said.format(*errors, least).replace("e-08", "e-8") in log
+    lam = load_arrays(RESULTS / "fig3.npz")["simclr-covariance.last"].astype(float)
+    assert round((lam[4:] / lam[0] > 1e-8).mean(), 2) == 0.64, "two thirds, says the log"
+
+
+@pytest.mark.parametrize(("cut", "count", "depth"), [(1e-4, 4, 1.0), (1e-7, 4, 1.0), (1e-11, 11, 0.25)])
+def test_how_many_modes_of_simclr_have_grown_depends_on_what_is_cut_off(monkeypatch, cut, count, depth):
+    monkeypatch.setattr(spectra, "WAITING", cut)
+    lam = load_arrays(RESULTS / "fig3.npz")["simclr-covariance.last"].astype(float)
+    assert (spectra.grown(lam)[0], round(spectra.bimodality(lam), 2)) == (count, depth)
+    assert "four modes have grown and the valley is 1.0 deep; with none cut off, eleven, and 0.25" in words_of("fig3")
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "factor"), [("bt-normalized", 4.0), ("bt-eigenvalues", 1.1), ("vicreg-covariance", 1.3)]
+)
+def test_a_few_at_a_time(spectrum, factor):
+    stored = load_arrays(RESULTS / "fig3.npz")
+    t, lam = (stored[f"{spectrum}.{key}"].astype(float) for key in ("t", "lam"))
+    assert round(10 ** separation(t, relative_variance(lam)).gap, 1) == factor
+    for page in ("fig3", "README"):
+        assert re.search(rf"\b{factor}\b", words_of(page))
 
 
 def test_rows_of_other_runs_are_kept(tmp_path):

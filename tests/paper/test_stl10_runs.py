@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 
 from benchmarks import stl10_runs
-from benchmarks.stl10_runs import AFTER, PARTS, PLAIN_STEPS, Work, begin, byol, rescue, small
+from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, rescue, small
 from stairwise.checks import InputError
+from stairwise.files import save_json
 from stairwise.paper import harness, trained
 from stairwise.paper.harness import stored_names, stored_results
 from stairwise.progress import silent
 from stairwise.runs.followed import write_followed
-from stairwise.training.checkpoint import Checkpoint
-from stairwise.training.continuing import differing
+from stairwise.training import checkpoint
 from stairwise.training.recipe import load_recipe
 from tests.paper.test_figures import invented
+from tests.training.test_checkpoint import FACTS, TENSORS
 
 PAIR = (small("vicreg"), byol("", "standard"))
 SMALL, STANDARD = {"fig2cf", "fig5", "fig7", "coming"}, {"fig3", "fig4", "fig7"}
@@ -184,7 +185,7 @@ def test_nothing_is_drawn_of_a_run_that_failed_and_others_go_on(tmp_path, faked,
     assert (tmp_path / "times.txt").read_text().count("stl10-vicreg-small ended with 3") == 2, "tried once more"
 
 
-def test_a_run_that_failed_is_tried_without_compilation_and_graphs(tmp_path, faked, monkeypatch):
+def test_a_run_that_failed_at_once_is_tried_without_compilation_and_graphs(tmp_path, faked, monkeypatch):
     faked("compile=true")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
     assert Work(tmp_path, dict(os.environ)).make(PAIR[1:])
@@ -193,9 +194,21 @@ def test_a_run_that_failed_is_tried_without_compilation_and_graphs(tmp_path, fak
     assert {"compile=false", "graph=false"} <= tried[1]
     (folder,) = {words[words.index("--out") + 1] for words in log_of(tmp_path) if words[1] == "train"}
     assert folder == str(tmp_path / "runs" / PAIR[1].folder)
-    ways = (dict(word.split("=") for word in way) for way in (("compile=true",), PLAIN_STEPS))
-    first, second = (load_recipe(PAIR[1].recipe, way).plain() for way in ways)
-    assert not differing(Checkpoint(tmp_path, {"recipe": first}, {}), second), "it goes on where the first one had come"
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_run_that_failed_on_the_way_goes_on_from_its_checkpoint(tmp_path, faked, monkeypatch, compiled):
+    """With the settings with which it was begun, because it would be refused with others."""
+    faked("stl10-byol")
+    monkeypatch.setattr(Work, "_call", trained_well(Work._call))
+    folder = tmp_path / "runs" / PAIR[1].folder
+    invented(folder, PAIR[1].recipe, np.ones(3))
+    facts = json.loads((folder / "recipe.json").read_text())
+    save_json(folder / "recipe.json", facts | {"recipe": facts["recipe"] | {"compile": compiled}})
+    checkpoint.save(folder / "checkpoints", 10, FACTS, TENSORS)
+    assert not Work(tmp_path, dict(os.environ)).make(PAIR[1:])
+    tried = [words for words in log_of(tmp_path) if words[0] == "begin"]
+    assert [f"compile={str(compiled).lower()}" in words for words in tried] == [True, True]
 
 
 def test_a_run_that_diverged_is_not_tried_again(tmp_path, faked, monkeypatch):
@@ -299,14 +312,15 @@ def test_runs_that_have_not_ended_are_drawn_and_packed(tmp_path, faked):
     assert rescue(tmp_path, PAIR), "again, over what it has left"
 
 
-def test_a_damaged_run_does_not_cost_the_others(tmp_path, faked, capsys):
+@pytest.mark.parametrize("damaged_file", ["followed/step-0000000010.npz", "recipe.json"])
+def test_a_damaged_run_does_not_cost_the_others(tmp_path, faked, capsys, damaged_file):
     faked("nothing")
     begin(tmp_path)
     for chain in PAIR:
         invented(tmp_path / "runs" / chain.folder, chain.recipe, np.ones(3))
     damaged, other = (chain.folder for chain in PAIR)
     (tmp_path / "runs" / damaged / "followed").mkdir()
-    (tmp_path / "runs" / damaged / "followed" / "step-0000000010.npz").write_bytes(b"half")
+    (tmp_path / "runs" / damaged / damaged_file).write_bytes(b"\xff half")
     assert not rescue(tmp_path, PAIR)
     assert f"{damaged} cannot be drawn" in capsys.readouterr().err
     assert {_chain_of(words) for words in log_of(tmp_path) if words[0] == "begin"} == {other}
