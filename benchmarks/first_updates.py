@@ -1,6 +1,6 @@
 """Do the first updates of SimCLR make its embeddings explode in the paper's network? ResNet-50 on STL-10, on a CPU.
 
-    python -m benchmarks.first_updates [--runs paper plain] [--updates 40] [--folder runs/first] [--out FILE.json]
+    python -m benchmarks.first_updates [--runs paper plain …] [--updates 40] [--folder runs/first] [--out FILE.json]
 
 `bench_overshoot` asks this of small networks, to the end of their training. Here is the beginning alone, after each of
 the first updates: the loss of the next batch, and the largest variance of its embeddings as a multiple of that of the
@@ -26,6 +26,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("SGD at 0.5, momentum 0.9", {}),
     "plain": ("SGD at 0.5, no momentum", {"momentum": 0.0}),
     "tenth": ("SGD at 0.05, momentum 0.9", {"lr": 0.05}),
+    "fast": ("SGD at 5, no momentum", {"lr": 5.0, "momentum": 0.0}),
 }
 BRIEF: dict[str, Any] = {"keep": 0, "follow": 0, "probes": [], "held_out": 0, "precision": "float32", "window": 256}
 SHOWN = (1, 2, 4, 8, 16, 32)  # updates
