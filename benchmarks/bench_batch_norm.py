@@ -1,0 +1,181 @@
+"""Does batch norm lower the sampling noise of a batch? Small networks with and without it, on a CPU.
+
+    python -m benchmarks.bench_batch_norm [--seeds 10 11 12] [--updates 5000] [--folder runs/norm] [--out FILE.json]
+
+`sw.carried` predicts how many modes a batch carries, if its pairs are independent. Batch norm inside the network makes
+them dependent in training: it holds means and variances of hidden units fixed in every batch. Then C varies less from
+batch to batch than independent pairs would make it. Barlow Twins (λ = 1, without a batch norm of its own):
+
+    plain, norm     two hidden layers of 128 on scikit-learn's digits (those of `stairwise reproduce batch`), d = 32,
+                    Adam, without and with batch norm after each; batches of 32 and 64
+    resnet18        ResNet-18 of width 8 on 5000 images of CIFAR-10 at 16 px, d = 50, LARS, 6000 updates; batch of 64
+
+UPDATES are those at batch 128; smaller batches get more, for the same number of pairs. One row per run, everything in
+training mode: noise between batches, N Σ Var C_ij over batches, as a share of what independent pairs would give (their
+scatter); modes of variance above 0.1 and eigenvalues of C above ½, and the loss: measured, by theory with the noise of
+independent pairs, and by theory with the noise between batches. `eval` is the loss of batches of the same size in
+evaluation mode, when their pairs are independent. A run takes one to five minutes on one core. FILE keeps what it holds
+of other runs. The last line is JSON.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import stairwise as sw
+from benchmarks.bench_batch import recipe_for
+from benchmarks.rows import replaced, show, stored_rows
+from stairwise.files import save_json
+from stairwise.losses import MODULES
+from stairwise.monitor.decompose import Spectrum
+from stairwise.paper.batch import LOSSES, counts, digits
+from stairwise.staircase.noise import carried_by, excess_noise
+from stairwise.theory.batch_noise import VISIBLE, Carried, carried
+from stairwise.training.networks import fixed_views, load_network
+
+LOSS = "barlow_twins"
+NAMES = {f"{name} {batch}": (name, batch) for batch in (32, 64) for name in ("plain", "norm")}
+NAMES |= {"resnet18 64": ("resnet18", 64)}
+WORDS = {"plain": "perceptron", "norm": "perceptron, batch norm", "resnet18": "ResNet-18"}
+KNOWN = 128  # the batch that UPDATES are for
+BATCHES = 640  # that are measured
+SMALL: dict[str, Any] = {
+    "encoder_options": {"stem": "small", "width": 8},
+    "size": 16,
+    "pretrain": 5000,
+    "precision": "float32",
+    "keep": 0,
+    "probes": [],
+}
+HEADER = ["network", "batch", "seed", "noise between batches, as a share", "measured", "theory, independent pairs"]
+HEADER += [
+    "theory, noise between batches",
+    "loss",
+    "theory, independent pairs",
+    "theory, noise between batches",
+    "eval",
+]
+
+Embed = Callable[[], tuple[Tensor, Tensor]]  # embeddings of both views of a new batch
+
+
+def perceptron(norm: bool, d: int = 32, width: int = 128, pixels: int = 64) -> nn.Module:
+    hidden: list[nn.Module] = []
+    for m in (pixels, width):
+        hidden += [nn.Linear(m, width), *([nn.BatchNorm1d(width)] if norm else []), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(width, d))
+
+
+def on_digits(norm: bool, batch: int, seed: int, updates: int) -> tuple[nn.Module, Embed]:
+    """A trained perceptron."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = perceptron(norm)
+    draw, loss = digits(torch.Generator().manual_seed(seed), noise=0.7), MODULES[LOSS](**LOSSES[LOSS])
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    updates *= max(1, KNOWN // batch)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
+    for _ in range(updates):
+        optimizer.zero_grad()
+        loss(*(model(x) for x in draw(batch))).backward()
+        optimizer.step()
+        schedule.step()
+    return model, lambda: tuple(model(x) for x in draw(batch))  # type: ignore[return-value]
+
+
+def on_images(batch: int, seed: int, folder: Path) -> tuple[nn.Module, Embed]:
+    """A trained ResNet-18, and batches of pairs that it was trained on, in new views."""
+    recipe = sw.Recipe(**(recipe_for("cifar10", LOSS, batch, 6000).__dict__ | SMALL | {"seed": seed}))
+    run = sw.train(recipe, folder / f"resnet18-{batch}-{seed}")
+    model, generator = load_network(run).train(), torch.Generator().manual_seed(seed)
+    first, second = fixed_views(run, int(SMALL["pretrain"]), seed + 1, torch.device("cpu")).chunk(2)
+
+    def embed() -> tuple[Tensor, Tensor]:
+        rows = torch.randperm(len(first), generator=generator)[:batch]
+        return model(first[rows])[1], model(second[rows])[1]
+
+    return model, embed
+
+
+@torch.no_grad()
+def measured(model: nn.Module, embed: Embed, batch: int) -> dict[str, Any]:
+    model.train()
+    seen, noise, loss = over_batches(embed, batch)
+    model.eval()
+    later = over_batches(embed, batch)[2]
+    return facts_of(seen, noise, loss, batch) | {"eval": round(later, 3)}
+
+
+def over_batches(embed: Embed, batch: int) -> tuple[Spectrum, float, float]:
+    """Spectrum of all pairs; noise between batches, N Σ Var C_ij with C symmetric; mean loss."""
+    monitor, objective, total, losses = sw.SpectrumMonitor(), MODULES[LOSS](**LOSSES[LOSS]), [], []
+    for _ in range(BATCHES):
+        a, b = (z.double() for z in embed())
+        monitor.update(a, b)
+        losses.append(float(objective(a, b)))
+        C = a.T @ b / batch
+        total.append((C + C.T) / 2)
+    return monitor.compute(), float(batch * torch.stack(total).var(dim=0).sum()), float(np.mean(losses))
+
+
+def facts_of(seen: Spectrum, noise: float, loss: float, batch: int) -> dict[str, Any]:
+    """Measured numbers, and those of the theory with either noise."""
+    assert seen.correlations is not None and seen.scatter_diagonal is not None
+    assert seen.scatter_symmetric is not None
+    share = float(noise / (seen.scatter_diagonal + seen.scatter_symmetric))
+    independent = carried_by(seen, LOSS, LOSSES[LOSS], batch)
+    assert independent is not None
+    constant = [1.0] if (seen.mean_square or 0.0) > VISIBLE else []
+    rho, d = np.append(constant, seen.correlations), len(seen.correlations)
+    dependent = carried(rho, batch, LOSS, d, share * excess_noise(seen, LOSS), **LOSSES[LOSS])
+    facts: dict[str, Any] = {"share": round(share, 4), "measured": counts(seen, LOSS), "loss": round(loss, 3)}
+    return facts | _of(independent, "independent") | _of(dependent, "between")
+
+
+def _of(theory: Carried, name: str) -> dict[str, Any]:
+    return {name: [theory.grown, theory.above_half], f"{name} loss": round(theory.loss, 3)}
+
+
+def row(name: str, seed: int, updates: int, folder: Path) -> dict[str, Any]:
+    kind, batch = NAMES[name]
+    trained = on_images(batch, seed, folder) if kind == "resnet18" else on_digits(kind == "norm", batch, seed, updates)
+    return {"run": name, "seed": seed} | measured(*trained, batch)
+
+
+def table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    found = []
+    for one in rows:
+        kind, batch = NAMES[one["run"]]
+        pairs = [", ".join(map(str, one[key])) for key in ("measured", "independent", "between")]
+        losses = [f"{one[key]:.2f}" for key in ("loss", "independent loss", "between loss", "eval")]
+        found.append([WORDS[kind], str(batch), str(one["seed"]), f"{one['share']:.2f}", *pairs, *losses])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", default=list(NAMES), choices=list(NAMES), metavar="RUN")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[10, 11, 12])
+    parser.add_argument("--updates", type=int, default=5000)
+    parser.add_argument("--folder", type=Path, default=Path("runs/norm"))
+    parser.add_argument("--out", type=Path, help="also write the results to this JSON file")
+    options = parser.parse_args()
+    rows = stored_rows(options.out)
+    for name in options.runs:
+        for seed in options.seeds:
+            new = row(name, seed, options.updates, options.folder)
+            print(json.dumps(new), flush=True)
+            rows = replaced(rows, [new], list(NAMES))
+            if options.out:
+                save_json(options.out, {"runs": rows})
+    show(HEADER, table(rows), rows)
+
+
+if __name__ == "__main__":
+    main()
