@@ -86,7 +86,7 @@ def on_digits(norm: bool, batch: int, seed: int, updates: int) -> tuple[nn.Modul
         loss(*(model(x) for x in draw(batch))).backward()
         optimizer.step()
         schedule.step()
-    return model, lambda: tuple(model(x) for x in draw(batch))  # type: ignore[return-value]
+    return model, lambda: tuple(model(x) for x in draw(batch))
 
 
 def on_images(batch: int, seed: int, folder: Path) -> tuple[nn.Module, Embed]:
@@ -126,7 +126,8 @@ def over_batches(embed: Embed, batch: int) -> tuple[Spectrum, float, float]:
 
 def facts_of(seen: Spectrum, noise: float, loss: float, batch: int) -> dict[str, Any]:
     """Measured numbers, and those of the theory with either noise."""
-    assert seen.correlations is not None and seen.scatter_diagonal is not None
+    assert seen.correlations is not None
+    assert seen.scatter_diagonal is not None
     assert seen.scatter_symmetric is not None
     share = float(noise / (seen.scatter_diagonal + seen.scatter_symmetric))
     independent = carried_by(seen, LOSS, LOSSES[LOSS], batch)

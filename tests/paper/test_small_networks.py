@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks import bench_byol, bench_initial_kernel, bench_overshoot
+from benchmarks import bench_byol, bench_initial_kernel, bench_overshoot, first_updates
 from benchmarks.rows import replaced, stored_rows
 from stairwise.archives import load_arrays
 from stairwise.files import save_json
@@ -205,6 +205,19 @@ def test_the_kernel_at_initialization():
     assert max(abs(row["updated"]["share"] - row["as it is"]["share"]) for row in rows[1:]) < 0.0015
     every = np.concatenate(updated)
     assert f"predicted {every.min():.1f} to {every.max():.0f} times too early" in words_of("README")
+
+
+def test_first_updates_of_the_papers_network():
+    """Predicted: SimCLR overshoots where updates are large, and nowhere else; and what the page says of it."""
+    rows = json.loads((RESULTS / "first_updates.json").read_text())["runs"]
+    assert [row["run"] for row in rows] == list(first_updates.VARIANTS)
+    assert all(row["updates"] == list(range(40)) for row in rows)
+    rise = {row["run"]: max(row["rise"]) for row in rows}
+    assert min(rise["paper"], rise["fast"]) >= 1000
+    assert max(rise["plain"], rise["tenth"]) <= rise["paper"] / 100
+    page = words_of("sharpness")
+    for cells in first_updates.table(rows):
+        assert f"| {' | '.join(cells)} |" in page
 
 
 def test_small_eigenvalues_are_no_rounding_errors():
