@@ -1,13 +1,14 @@
 """The STL-10 runs behind the paper's figures and tables that are left, three at a time on one GPU.
 
     python -m benchmarks.stl10_runs PART [PART …] [--out runs/stl10] [--dry]
-    python -m benchmarks.stl10_runs PART [PART …] --rescue
+    python -m benchmarks.stl10_runs PART [PART …] --pack | --rescue
 
     PART    runs                                                            figures and tables
     tables  Barlow Twins at batch 256, SimCLR and VICReg with d = 50        Tables 1 and 2, coming
     curves  SimCLR, small at four times its rate; VICReg, small             Figs. 2C-F, 5, 7, coming
-            SimCLR, standard; BYOL, small and standard                      Figs. 3, 4, 7; byol
-    seeds   VICReg, standard                                                Figs. 3, 4, 7
+            SimCLR and VICReg, standard                                     Figs. 3, 4, 7
+            BYOL, small                                                     byol
+    seeds   BYOL, standard                                                  byol
             Barlow Twins, standard start, else as at four times its rate    Fig. 7
             seed 1 of SimCLR (at four times its rate) and VICReg, small     Figs. 2C-F, 5, 7
     controls  SimCLR on CIFAR-10: with a warm-up, seeds 1 and 2, and        sharpness
@@ -21,10 +22,11 @@ and not if it diverged; it does not stop the others. OUT/times.txt says what end
 1 if one of its claims does not hold. The command itself ends with 1 if a run or a figure failed. --dry prints what it
 would do.
 
-At the end OUT/packed holds what must not be lost, in at most seven files: results.tar.gz, and the logs of all runs.
---rescue packs what there is, then draws what runs have measured so far, in OUT/rescued, those first that have not
-ended, and packs again. It trains nothing, and may be called while the same command is at work. A figure of a run that
-has come farther elsewhere is not replaced.
+At the end OUT/packed holds what must not be lost, in at most seven files: results.tar.gz (without pictures, which
+`stairwise reproduce all --from-stored` draws), and the logs of all runs. --pack does this at any time, in seconds; all
+figures can be drawn from the logs elsewhere. --rescue also draws what runs have measured so far, in OUT/rescued, those
+first that have not ended; it ends with 1 if a figure could not be drawn, or if the stored run has come farther. Both
+train nothing, and may be called while the same command is at work.
 """
 
 import argparse
@@ -60,6 +62,7 @@ AT_ONCE = 3  # trainings together are no faster than one alone; what they do bet
 DRAWING = 3  # figures and studies at once, beside the trainings
 HELD = (0, 1)  # exit status of a figure that was made, whether or not its claims hold
 LOG = (METRICS, RECIPE, f"{FOLLOWED}/summary.npz", f"{KERNELS}/**/coming.*")  # of a run
+THREADS = {"OMP_NUM_THREADS": "2"}  # of a figure: with all cores each, decompositions of several get in their own way
 COMPILED, PLAIN_STEPS = ("compile=true",), ("compile=false", "graph=false")
 UNFINISHED = ("unfinished=true",)
 ARCHIVES = 6  # for the logs
@@ -91,8 +94,10 @@ class Chain:
         return f"{self.recipe}-seed{self.seed}" if self.seed else self.recipe
 
     def command(self, out: Path, how: tuple[str, ...] = COMPILED) -> list[str]:
-        settings = [*how, *([f"seed={self.seed}"] if self.seed else [])]
-        return [*STAIRWISE, "train", self.recipe, "--out", str(out / "runs" / self.folder), *_set(settings)]
+        # weights on the way are for studies, which further seeds have none of
+        settings = [*how, *([f"seed={self.seed}", "keep=0"] if self.seed else [])]
+        place = ["--out", str(out / "runs" / self.folder), "--checkpoint-minutes", "2"]
+        return [*STAIRWISE, "train", self.recipe, *place, *_set(settings)]
 
 
 def _set(settings: Iterable[str]) -> list[str]:
@@ -133,8 +138,8 @@ CONTROLS = (
 PARTS = {
     "tables": TABLES,
     # in this order, so that the end of the lease cuts off what matters least
-    "curves": (X4, VICREG, standard("simclr"), byol("-small", "small"), byol("", "standard")),
-    "seeds": (standard("vicreg"), PLAIN, small("simclr", seed=1, kind="x4"), small("vicreg", seed=1)),
+    "curves": (X4, VICREG, standard("simclr"), standard("vicreg"), byol("-small", "small")),
+    "seeds": (byol("", "standard"), PLAIN, small("simclr", seed=1, kind="x4"), small("vicreg", seed=1)),
     "controls": (Chain("", CONTROLS),),
 }
 # studies, begun when the last of their runs has ended: they need its weights
@@ -207,13 +212,13 @@ class Work:
         return self._call(chain.folder, chain.command(self.out, again)) == 0
 
     def finish(self, chain: Chain) -> bool:
-        """Draw the figures of a run that has ended, and make the studies that waited for it alone."""
+        """Make the studies that waited for this run alone, which need its weights; then draw its figures."""
         with self.choosing:
             self.trained.add(chain)
             studies = [study for study, needed in self.after.items() if self.trained.issuperset(needed)]
             for study in studies:
                 del self.after[study]
-        drawn = [self.draw(figure) for figure in (*chain.figures, *studies)]
+        drawn = [self.draw(figure) for figure in (*studies, *chain.figures)]
         return all(drawn)
 
     def draw(self, figure: Drawn) -> bool:
@@ -239,8 +244,9 @@ class Work:
         if self.stopped:
             return -signal.SIGTERM
         beside = "" if self.results == "results" else f"{self.results}, "
+        environment = self.environment | (THREADS if "reproduce" in command else {})
         with (self.out / f"{name}.txt").open("ab") as log:
-            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
             self.running.add(process)
             if self.stopped:  # since it was asked
                 process.terminate()
@@ -318,10 +324,27 @@ def _logs(run: Path) -> list[Path]:
     return [path for pattern in LOG for path in sorted(run.glob(pattern))]
 
 
+def sum_up(out: Path) -> None:
+    """Sum up what the runs have followed, which is too large to be packed as it is."""
+    for run in sorted((out / "runs").glob("*")):
+        try:
+            if begun(run):
+                followed_summary(Run(run))
+        except Exception as error:  # of whatever kind: the other runs must not be lost with this one
+            print(f"{run} cannot be summed up: {error}", file=sys.stderr)
+
+
+def pack_all(out: Path) -> None:
+    """Pack what there is, which takes a moment; then sum up what runs have followed, and pack again."""
+    pack(out)
+    sum_up(out)
+    pack(out)
+
+
 def pack(out: Path) -> None:
     """Write OUT/packed: results with what the commands have said, and the logs of all runs, in a few files each."""
     said = [path for path in [*out.glob("*.txt"), *out.glob("re*/**/*")] if not path.name.startswith(".")]
-    _archive(out, "results", sorted(said))
+    _archive(out, "results", sorted(path for path in said if path.suffix != ".png"))
     folders = sorted((out / "runs").glob("*"))
     for i in range(ARCHIVES):
         _archive(out, f"logs-{i + 1}", [path for run in folders[i::ARCHIVES] for path in _logs(run)])
@@ -342,6 +365,7 @@ def main() -> None:
     parser.add_argument("parts", choices=PARTS, metavar="PART", nargs="+")
     parser.add_argument("--out", type=Path, default=Path("runs/stl10"))
     parser.add_argument("--dry", action="store_true", help="print the commands")
+    parser.add_argument("--pack", action="store_true", help="pack what runs have measured so far")
     parser.add_argument("--rescue", action="store_true", help="draw and pack what runs have measured so far")
     options = parser.parse_args()
     out, chains = options.out.absolute(), [chain for part in options.parts for chain in PARTS[part]]
@@ -352,6 +376,9 @@ def main() -> None:
     begin(out)
     if options.rescue:
         sys.exit(0 if rescue(out, chains) else 1)
+    if options.pack:
+        pack_all(out)
+        return
     for data in sorted({load_recipe(chain.recipe).data if chain.recipe else "cifar10" for chain in chains}):
         load(data)  # before anything begins: must it be fetched first?
     with tempfile.TemporaryDirectory() as pipes, multi_process_service(pipes) as shared:
@@ -362,7 +389,7 @@ def main() -> None:
         try:
             done = work.make(chains)
         finally:
-            pack(out)
+            pack_all(out)
     print((out / "times.txt").read_text(), end="")
     sys.exit(0 if done else 1)
 

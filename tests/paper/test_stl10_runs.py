@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import stl10_runs
-from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, rescue, small
+from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, pack_all, rescue, small
 from stairwise.checks import InputError
 from stairwise.files import save_json
 from stairwise.paper import harness, trained
@@ -106,6 +106,8 @@ def test_studies_are_made_once_as_soon_as_their_runs_have_ended(tmp_path, faked,
         ends = [lines.index(["end", *chain.command(tmp_path)[3:]]) for chain in needed]
         assert len(drawn) == 1
         assert drawn[0] > max(ends)
+        figures = [lines.index(["begin", *f.command(tmp_path)[3:]]) for f in needed[-1].figures]
+        assert len(needed) > 1 or drawn[0] < min(figures), "it needs the weights, which do not come back"
 
 
 def test_studies_need_their_own_runs_and_no_others(tmp_path, faked, monkeypatch):
@@ -310,6 +312,29 @@ def test_runs_that_have_not_ended_are_drawn_and_packed(tmp_path, faked):
     assert logs[f"runs/{begun.folder}/metrics.jsonl"] == (folder / "metrics.jsonl").read_bytes()
     assert not list((tmp_path / "frozen").rglob("step-*")), "figures read the summary"
     assert rescue(tmp_path, PAIR), "again, over what it has left"
+
+
+def test_what_runs_have_followed_is_packed_without_drawing(tmp_path, faked, capsys):
+    faked("nothing")
+    begin(tmp_path)
+    (tmp_path / "results" / "fig5.png").write_bytes(b"drawn again in seconds")
+    for chain in PAIR:
+        folder = tmp_path / "runs" / chain.folder
+        invented(folder, chain.recipe, np.ones(3))
+        write_followed(folder, 10, 0.1, np.ones((4, 2)), np.ones((4, 3)), {"z": np.ones(2)})
+    broken, whole = (chain.folder for chain in PAIR)
+    (tmp_path / "runs" / broken / "followed" / "step-0000000010.npz").write_bytes(b"half")
+    pack_all(tmp_path)
+    assert f"{broken} cannot be summed up" in capsys.readouterr().err
+    names = set()
+    for path in (tmp_path / "packed").iterdir():
+        with tarfile.open(path) as inside:
+            names |= set(inside.getnames())
+    assert f"runs/{whole}/followed/summary.npz" in names
+    assert {f"runs/{folder}/metrics.jsonl" for folder in (broken, whole)} <= names
+    assert "results/fig5.npz" in names
+    assert not any(name.endswith(".png") for name in names)
+    assert not (tmp_path / "log").exists(), "no command was called"
 
 
 @pytest.mark.parametrize("damaged_file", ["followed/step-0000000010.npz", "recipe.json"])
