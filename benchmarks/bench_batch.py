@@ -78,7 +78,7 @@ def main():
             own = carried_by(last, given.loss, options)
             found[batch] = {
                 "measured": measured_counts(last, given.loss),
-                "own": [own.grown, own.above_half],
+                "own": [own.above_tenth, own.above_half],
                 "rho": own.rho,
                 "excess": excess_noise(last, given.loss),
                 "loss": last.loss,
@@ -89,7 +89,7 @@ def main():
     middle = found[batches[len(batches) // 2]]
     for batch, one in found.items():
         there = carried(middle["rho"], batch, given.loss, 50, middle["excess"], **options)
-        one["elsewhere"] = [there.grown, there.above_half]
+        one["elsewhere"] = [there.above_tenth, there.above_half]
         shown = {k: one[k] for k in ("measured", "own", "elsewhere", "loss", "noise", "seconds")}
         print(batch, shown, one["sentence"])
     print(json.dumps({k: {n: np.asarray(v).tolist() for n, v in one.items()} for k, one in found.items()}))

@@ -140,7 +140,7 @@ def facts_of(seen: Spectrum, noise: float, loss: float, batch: int) -> dict[str,
 
 
 def _of(theory: Carried, name: str) -> dict[str, Any]:
-    return {name: [theory.grown, theory.above_half], f"{name} loss": round(theory.loss, 3)}
+    return {name: [theory.above_tenth, theory.above_half], f"{name} loss": round(theory.loss, 3)}
 
 
 def row(name: str, seed: int, updates: int, folder: Path) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _elsewhere(out: dict[str, Any], sizes: NDArray, d: int) -> dict[str, Any]:
     for loss, options in LOSSES.items():
         rho, excess = (out[f"{loss}, network 0.{name}"][at] for name in ("rho", "excess"))
         modes = [carried(rho, int(size), loss, d, float(excess), **options) for size in sizes]
-        predicted[f"{loss}, network 1.elsewhere"] = np.array([[m.grown, m.above_half] for m in modes])
+        predicted[f"{loss}, network 1.elsewhere"] = np.array([[m.above_tenth, m.above_half] for m in modes])
     return predicted
 
 
@@ -121,7 +121,7 @@ def _linear(config: Config, loss: str, rho: Floats, batch: int) -> dict[str, Any
     updates = config.linear_updates if loss != "simclr" else config.linear_updates // 2
     fitted = trained(model, draw, loss, batch, updates, lr=5e-3 if loss != "simclr" else 1e-2)
     theory = carried(rho, batch, loss, config.d, **LOSSES[loss])
-    return {"predicted": [theory.grown, theory.above_half], "measured": counts(fitted, loss)}
+    return {"predicted": [theory.above_tenth, theory.above_half], "measured": counts(fitted, loss)}
 
 
 def _network(config: Config, loss: str, seed: int, batch: int) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _network(config: Config, loss: str, seed: int, batch: int) -> dict[str, Any]
     if theory is None:
         raise RuntimeError("the embedding has collapsed")
     return {
-        "predicted": [theory.grown, theory.above_half],
+        "predicted": [theory.above_tenth, theory.above_half],
         "measured": counts(fitted, loss),
         "rho": theory.rho.astype(np.float32),
         "excess": excess_noise(fitted, loss),
@@ -236,7 +236,7 @@ def ahead(arrays: Arrays) -> Iterator[tuple[str, str, int, NDArray, NDArray]]:
             for i in range(len(sizes) - 1):
                 rho = of["rho"][i]
                 modes = carried(rho, int(sizes[i + 1]), loss, len(rho), float(of["excess"][i]), **options)
-                yield loss, name, int(sizes[i + 1]), np.array([modes.grown, modes.above_half]), of["measured"][i + 1]
+                yield loss, name, int(sizes[i + 1]), np.array([modes.above_tenth, modes.above_half]), of["measured"][i + 1]
 
 
 def draw(arrays: Arrays) -> Figure:

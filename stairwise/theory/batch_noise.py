@@ -34,7 +34,7 @@ from stairwise.checks import InputError, flag, number, one_of, positive_int, rea
 
 Floats = NDArray[np.float64]
 
-VISIBLE = 0.1  # variance above which a mode counts as grown
+VISIBLE = 0.1  # variance above which a mode is counted
 LARGEST_BATCH = 2**24
 EPSILON = 1e-4  # below the root of VICReg's standard deviations
 HERMITE = np.polynomial.hermite_e.hermegauss(60)
@@ -69,7 +69,7 @@ class Carried:
         return int((self.variance > 0).sum())
 
     @property
-    def grown(self) -> int:
+    def above_tenth(self) -> int:
         """Number of modes with variance above 0.1."""
         return int((self.variance > VISIBLE).sum())
 

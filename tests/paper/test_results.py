@@ -742,7 +742,7 @@ def test_resnets_carry_what_the_page_says():
         }
         for size, run in batches.items():
             says = sw.carried(run["rho"], int(size), loss, 50, run["excess"], **options.get(loss, {}))
-            counts = list(zip((says.grown, says.above_half), run["measured"], strict=True))
+            counts = list(zip((says.above_tenth, says.above_half), run["measured"], strict=True))
             cells = [f"{predicted} ({measured})" for predicted, measured in counts]
             cells = [updates, size, *cells, f"{says.loss:.2f} ({run['loss']:.2f})"]
             assert f"| {' | '.join(cells)} |" in text

@@ -92,9 +92,8 @@ def test_what_overshoot_says_of_simclr():
     losses = (range_of("loss", *runs, form=".1f") for runs in (lowered, both, ("lars",)))
     assert "at {} without overshoot and at {} with it. (With VICReg's optimizer it ends at {}".format(*losses) in page
     assert f"has {range_of('gap', 'bt')} after a rise of about 20" in page
-    gaps = (range_of("gap", *runs) for runs in (("paper",), ("warm",), ("fast",), ("plain",), ("tenth", "lars")))
-    said = "gaps are {} decades with SGD at 0.5 and momentum ({} with a warm-up added), {} at 5 without momentum, "
-    assert (said + "{} at 0.5 without, and {} at a tenth").format(*gaps) in index
+    too_large, others = range_of("gap", *both), range_of("gap", *lowered, "lars")
+    assert f"too large, and then have gaps of {too_large} decades; if not, {others} |" in index
 
 
 @pytest.mark.parametrize(("recipe", "page"), [("simclr-small", "(SimCLR)"), ("vicreg-small", "(VICReg)")])
@@ -218,6 +217,10 @@ def test_first_updates_of_the_papers_network():
     page = words_of("sharpness")
     for cells in first_updates.table(rows):
         assert f"| {' | '.join(cells)} |" in page
+    said = "largest variance rises by {:,.0f} and the loss.* at 5 and no momentum it rises by {:,.0f}, "
+    said += "nearly all.* Without momentum it rises by {:.0f}, .* at a tenth of the rate by {:.1f}, and"
+    assert re.search(said.format(*(rise[run] for run in ("paper", "fast", "plain", "tenth"))), page)
+    assert f"a factor of {rise['plain']:.0f} instead of {rise['paper']:,.0f}, at a tenth" in words_of("stl10")
 
 
 def test_small_eigenvalues_are_no_rounding_errors():
@@ -240,12 +243,11 @@ def test_how_many_modes_of_simclr_have_grown_depends_on_what_is_cut_off(monkeypa
 
 
 @pytest.mark.parametrize(
-    ("spectrum", "factor"), [("bt-normalized", 4.0), ("bt-eigenvalues", 1.1), ("vicreg-covariance", 1.3)]
+    ("spectrum", "factor"), [("bt-normalized", 5.7), ("bt-eigenvalues", 1.1), ("vicreg-covariance", 1.3)]
 )
 def test_a_few_at_a_time(spectrum, factor):
-    stored = load_arrays(RESULTS / "fig3.npz")
-    t, lam = (stored[f"{spectrum}.{key}"].astype(float) for key in ("t", "lam"))
-    assert round(10 ** separation(t, relative_variance(lam)).gap, 1) == factor
+    every = load_arrays(RESULTS / "fig3.npz")[f"{spectrum}.every"].astype(float)
+    assert round(10 ** separation(every[:, 0], relative_variance(every[:, 1:])).gap, 1) == factor
     for page in ("fig3", "README"):
         assert re.search(rf"\b{factor}\b", words_of(page))
 

@@ -132,11 +132,11 @@ def test_vicreg_without_noise():
 
 def test_batch_norm_removes_the_dependence_on_the_batch():
     small, large = (carried(RHO, batch, lambda_=0.0051) for batch in (64, 4096))
-    assert abs(small.grown - large.grown) <= 1
+    assert abs(small.above_tenth - large.above_tenth) <= 1
     c = small.eigenvalues.sum() / 16
     assert small.noise == pytest.approx((0.0051 * 16 * 15 + 16 * (1 - c**2) ** 2) / 64)
     without = [carried(RHO, batch, lambda_=0.0051, batch_norm=False) for batch in (8, 4096)]
-    assert without[0].grown < without[1].grown
+    assert without[0].above_tenth < without[1].above_tenth
 
 
 @settings(deadline=None, max_examples=60)
@@ -155,7 +155,7 @@ def test_laws_of_every_loss(rho, batch, case):
     usable = np.maximum(found.rho, 1e-9)
     assert (usable[found.variance > 1e-9] >= found.threshold - 1e-6).all()
     assert (usable[found.variance == 0] <= found.threshold + 1e-6).all() or (found.rho[found.variance == 0] <= 0).all()
-    assert found.alive >= found.grown >= 0
+    assert found.alive >= found.above_tenth >= 0
     assert loss == "simclr" or 0 <= found.noise <= found.loss * (1 + 1e-9)
 
 
@@ -163,7 +163,7 @@ def test_laws_of_every_loss(rho, batch, case):
 def test_a_larger_batch_carries_no_less(loss):
     options = PAPER if loss == "barlow_twins" else {}
     counts = [carried(RHO, 2**k, loss, **options) for k in range(3, 14)]
-    for name in ("grown", "above_half"):
+    for name in ("above_tenth", "above_half"):
         assert np.all(np.diff([getattr(c, name) for c in counts]) >= 0), name
     assert counts[-1].threshold < counts[0].threshold
 
