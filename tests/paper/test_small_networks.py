@@ -11,7 +11,7 @@ from benchmarks.rows import replaced, stored_rows
 from stairwise.archives import load_arrays
 from stairwise.files import save_json
 from stairwise.paper.trained import METHODS
-from stairwise.staircase.separation import relative_variance, separation
+from stairwise.staircase.separation import LOW, RISEN, relative_variance, separation
 from stairwise.theory import spectra
 from tests.paper.test_results import RESULTS
 
@@ -258,3 +258,21 @@ def test_rows_of_other_runs_are_kept(tmp_path):
     save_json(tmp_path / "rows.json", {"runs": old})
     new = [{"run": "a", "seed": 1, "part": part, "x": 4} for part in "pq"]
     assert replaced(stored_rows(tmp_path / "rows.json"), new, ["b", "a"]) == [old[2], old[0], *new]
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "said"),
+    [
+        ("bt-normalized", "{:.1f} in the mean and {} at most for Barlow Twins (C after batch norm"),
+        ("bt-eigenvalues", "; {:.1f} and {} in C)"),
+        ("vicreg-covariance", "{:.1f} and {} for VICReg"),
+    ],
+)
+def test_how_many_modes_are_on_their_way(spectrum, said):
+    stored = load_arrays(RESULTS / "fig3.npz")
+    t, lam = (stored[f"{spectrum}.{key}"].astype(float) for key in ("t", "lam"))
+    x = relative_variance(lam)[t > t[-1] / 20]
+    between = ((x > LOW) & (x < RISEN)).sum(axis=1)
+    assert said.format(between.mean(), between.max()) in words_of("fig3")
+    if spectrum != "bt-eigenvalues":
+        assert f"{between.mean():.1f} of {'512' if spectrum[0] == 'b' else '128'}" in words_of("README")
