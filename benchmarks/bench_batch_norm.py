@@ -11,11 +11,11 @@ batch to batch than independent pairs would make it. Barlow Twins (λ = 1, witho
     resnet18        ResNet-18 of width 8 on 5000 images of CIFAR-10 at 16 px, d = 50, LARS, 6000 updates; batch of 64
 
 UPDATES are those at batch 128; smaller batches get more, for the same number of pairs. One row per run, everything in
-training mode: noise between batches, N Σ Var C_ij over batches, as a share of what independent pairs would give (their
-scatter); modes of variance above 0.1 and eigenvalues of C above ½, and the loss: measured, by theory with the noise of
-independent pairs, and by theory with the noise between batches. `eval` is the loss of batches of the same size in
-evaluation mode, when their pairs are independent. A run takes one to five minutes on one core. FILE keeps what it holds
-of other runs. The last line is JSON.
+training mode. Noise between batches, N Σ Var C_ij, as a share of what independent pairs would give (their scatter): in
+all, and for the diagonal entries of the leading modes of C. Modes of variance above 0.1 and eigenvalues of C above ½,
+and the loss: measured, by theory with the noise of independent pairs, and by theory with the noise between batches.
+`eval` is the loss of batches of the same size in evaluation mode, when their pairs are independent. A run takes one to
+ten minutes on one core. FILE keeps what it holds of other runs. The last line is JSON.
 """
 
 import argparse
@@ -45,6 +45,7 @@ NAMES |= {"resnet18 64": ("resnet18", 64)}
 WORDS = {"plain": "perceptron", "norm": "perceptron, batch norm", "resnet18": "ResNet-18"}
 KNOWN = 128  # the batch that UPDATES are for
 BATCHES = 640  # that are measured
+SHOWN = 12  # modes whose noise is stored
 SMALL: dict[str, Any] = {
     "encoder_options": {"stem": "small", "width": 8},
     "size": 16,
@@ -105,38 +106,59 @@ def on_images(batch: int, seed: int, folder: Path) -> tuple[nn.Module, Embed]:
 
 @torch.no_grad()
 def measured(model: nn.Module, embed: Embed, batch: int) -> dict[str, Any]:
+    """Numbers of batches in training mode, and the loss of batches in evaluation mode."""
     model.train()
-    seen, noise, loss = over_batches(embed, batch)
+    a, b = several(embed)
+    seen, noise = spectrum(a, b), noise_by_mode(a, b)
+    facts = facts_of(seen, noise, batch) | {"loss": round(mean_loss(a, b), 3)}
     model.eval()
-    later = over_batches(embed, batch)[2]
-    return facts_of(seen, noise, loss, batch) | {"eval": round(later, 3)}
+    return facts | {"eval": round(mean_loss(*several(embed)), 3)}
 
 
-def over_batches(embed: Embed, batch: int) -> tuple[Spectrum, float, float]:
-    """Spectrum of all pairs; noise between batches, N Σ Var C_ij with C symmetric; mean loss."""
-    monitor, objective, total, losses = sw.SpectrumMonitor(), MODULES[LOSS](**LOSSES[LOSS]), [], []
-    for _ in range(BATCHES):
-        a, b = (z.double() for z in embed())
-        monitor.update(a, b)
-        losses.append(float(objective(a, b)))
-        C = a.T @ b / batch
-        total.append((C + C.T) / 2)
-    return monitor.compute(), float(batch * torch.stack(total).var(dim=0).sum()), float(np.mean(losses))
+def several(embed: Embed) -> tuple[Tensor, Tensor]:
+    """Embeddings of both views of many batches, (batches, N, d) each."""
+    first, second = zip(*(embed() for _ in range(BATCHES)), strict=True)
+    return torch.stack(first).double(), torch.stack(second).double()
 
 
-def facts_of(seen: Spectrum, noise: float, loss: float, batch: int) -> dict[str, Any]:
+def spectrum(a: Tensor, b: Tensor) -> Spectrum:
+    monitor = sw.SpectrumMonitor()
+    for pair in zip(a, b, strict=True):
+        monitor.update(*pair)
+    return monitor.compute()
+
+
+def mean_loss(a: Tensor, b: Tensor) -> float:
+    objective = MODULES[LOSS](**LOSSES[LOSS])
+    return float(np.mean([float(objective(*pair)) for pair in zip(a, b, strict=True)]))
+
+
+def noise_by_mode(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """N Var C_ij over batches, and what independent pairs would give, (d, d) each, in the eigenbasis of the mean of C."""
+    C = a.transpose(1, 2) @ b / a.shape[1]
+    axes = torch.linalg.eigh((C + C.transpose(1, 2)).mean(dim=0))[1].flip(1)
+    a, b = a @ axes, b @ axes
+    C = a.transpose(1, 2) @ b / a.shape[1]
+    C = (C + C.transpose(1, 2)) / 2
+    x, y = a.flatten(0, 1), b.flatten(0, 1)
+    # the square of (x_i y_j + x_j y_i)/2, summed over pairs
+    square = ((x**2).T @ y**2 + (y**2).T @ x**2 + 2 * (x * y).T @ (x * y)) / (4 * len(x))
+    return a.shape[1] * C.var(dim=0), square - C.mean(dim=0) ** 2
+
+
+def facts_of(seen: Spectrum, noise: tuple[Tensor, Tensor], batch: int) -> dict[str, Any]:
     """Measured numbers, and those of the theory with either noise."""
     assert seen.correlations is not None
-    assert seen.scatter_diagonal is not None
-    assert seen.scatter_symmetric is not None
-    share = float(noise / (seen.scatter_diagonal + seen.scatter_symmetric))
-    independent = carried_by(seen, LOSS, LOSSES[LOSS], batch)
-    assert independent is not None
+    between, independent = noise
+    share = float(between.sum() / independent.sum())
+    by_mode = (between.diagonal() / independent.diagonal())[:SHOWN].tolist()
+    law = carried_by(seen, LOSS, LOSSES[LOSS], batch)
+    assert law is not None
     constant = [1.0] if (seen.mean_square or 0.0) > VISIBLE else []
     rho, d = np.append(constant, seen.correlations), len(seen.correlations)
-    dependent = carried(rho, batch, LOSS, d, share * excess_noise(seen, LOSS), **LOSSES[LOSS])
-    facts: dict[str, Any] = {"share": round(share, 4), "measured": counts(seen, LOSS), "loss": round(loss, 3)}
-    return facts | _of(independent, "independent") | _of(dependent, "between")
+    lower = carried(rho, batch, LOSS, d, share * excess_noise(seen, LOSS), **LOSSES[LOSS])
+    facts: dict[str, Any] = {"share": round(share, 4), "by_mode": [round(x, 3) for x in by_mode]}
+    return facts | {"measured": counts(seen, LOSS)} | _of(law, "independent") | _of(lower, "between")
 
 
 def _of(theory: Carried, name: str) -> dict[str, Any]:
