@@ -134,7 +134,7 @@ def mean_loss(a: Tensor, b: Tensor) -> float:
 
 
 def noise_by_mode(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """N Var C_ij over batches, and what independent pairs would give, (d, d) each, in the eigenbasis of the mean of C."""
+    """N Var C_ij over batches, and what independent pairs would give, (d, d) each; in the eigenbasis of mean C."""
     C = a.transpose(1, 2) @ b / a.shape[1]
     axes = torch.linalg.eigh((C + C.transpose(1, 2)).mean(dim=0))[1].flip(1)
     a, b = a @ axes, b @ axes
