@@ -1,6 +1,6 @@
 """The STL-10 runs behind the paper's figures and tables that are left, three at a time on one GPU.
 
-    python -m benchmarks.stl10_runs PART [PART …] [--out runs/stl10] [--dry]
+    python -m benchmarks.stl10_runs PART [PART …] [--out runs/stl10] [--minutes M] [--dry]
     python -m benchmarks.stl10_runs PART [PART …] --pack | --rescue
 
     PART    runs                                                            figures and tables
@@ -20,7 +20,7 @@ a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OU
 A run that fails goes on from its last checkpoint or, if it has none, is tried without compilation and CUDA graphs, once
 and not if it diverged; it does not stop the others. OUT/times.txt says what ended with which status: a figure ends with
 1 if one of its claims does not hold. The command itself ends with 1 if a run or a figure failed. --dry prints what it
-would do.
+would do. --minutes stops everything after so long, each training with a checkpoint, and packs.
 
 At the end OUT/packed holds what must not be lost, in at most seven files: results.tar.gz (without pictures, which
 `stairwise reproduce all --from-stored` draws), and the logs of all runs. --pack does this at any time, in seconds; all
@@ -66,6 +66,7 @@ THREADS = {"OMP_NUM_THREADS": "2"}  # of a figure: with all cores each, decompos
 COMPILED, PLAIN_STEPS = ("compile=true",), ("compile=false", "graph=false")
 UNFINISHED = ("unfinished=true",)
 ARCHIVES = 6  # for the logs
+WEEK = 7 * 24 * 60.0  # minutes
 
 
 @dataclass(frozen=True)
@@ -364,6 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", choices=PARTS, metavar="PART", nargs="+")
     parser.add_argument("--out", type=Path, default=Path("runs/stl10"))
+    parser.add_argument("--minutes", type=float, default=WEEK, help="stop after this time, and pack what there is")
     parser.add_argument("--dry", action="store_true", help="print the commands")
     parser.add_argument("--pack", action="store_true", help="pack what runs have measured so far")
     parser.add_argument("--rescue", action="store_true", help="draw and pack what runs have measured so far")
@@ -386,9 +388,12 @@ def main() -> None:
             print("NVIDIA's multi-process service could not be started: runs take turns on the GPU", file=sys.stderr)
         work = Work(out, shared or dict(os.environ), after=after)
         signal.signal(signal.SIGTERM, lambda *_: work.stop())
+        limit = threading.Timer(60 * options.minutes, work.stop)
+        limit.start()
         try:
             done = work.make(chains)
         finally:
+            limit.cancel()
             pack_all(out)
     print((out / "times.txt").read_text(), end="")
     sys.exit(0 if done else 1)

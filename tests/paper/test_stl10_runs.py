@@ -243,8 +243,9 @@ def test_a_figure_that_failed_is_not_stored_and_the_next_is_drawn(tmp_path, fake
     assert {words[words.index("--store") + 1] for words in stored} == {str(tmp_path / "results" / "seed1")}
 
 
-def test_stopping_ends_the_commands(tmp_path):
-    """A stopped command ends its trainings, and begins nothing more."""
+@pytest.mark.parametrize("by", ["signal", "time"])
+def test_stopping_ends_the_commands(tmp_path, by):
+    """A command that is stopped, or whose time is over, ends its trainings, begins nothing more, and packs."""
     program = tmp_path / "fake.py"
     program.write_text(f"LOG, FAILING, WAIT = {str(tmp_path / 'log')!r}, '', 30\n{FAKE}")
     code = (
@@ -253,14 +254,17 @@ def test_stopping_ends_the_commands(tmp_path):
         "stl10_runs.load = lambda data: None; stl10_runs.main()"
     )
     command = [sys.executable, "-c", code, "curves", "--out", str(tmp_path / "out")]
+    command += ["--minutes", "0.2"] if by == "time" else []
     process = subprocess.Popen(command, cwd=stored_results().parents[1], stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while time.monotonic() < until and (not (tmp_path / "log").exists() or len(log_of(tmp_path)) < 3):
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 1
+    if by == "signal":
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 1
     assert [words[0] for words in log_of(tmp_path)] == ["begin"] * 3
     assert (tmp_path / "out" / "times.txt").read_text().count(f"ended with {-signal.SIGTERM}") == 3
+    assert (tmp_path / "out" / "packed" / "results.tar.gz").is_file()
 
 
 def test_results_begin_as_those_that_are_stored(tmp_path):
