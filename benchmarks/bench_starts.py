@@ -93,6 +93,15 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
     return found
 
 
+def together(rows: list[dict[str, Any]], score: str) -> dict[str, float]:
+    """z of all seeds of each loss together: their sum over the root of their number."""
+    found = {}
+    for method in METHODS:
+        z = [row[score] for row in rows if row["run"] == f"{method} {STARTS[0]}" and score in row]
+        found[method] = sum(z) / max(len(z), 1) ** 0.5
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--losses", nargs="+", default=list(METHODS), choices=list(METHODS))
