@@ -12,8 +12,13 @@ batch to batch than independent pairs would make it. Barlow Twins (λ = 1, witho
 
 UPDATES are those at batch 128; smaller batches get more, for the same number of pairs. One row per run, everything in
 training mode. Noise between batches, N Σ Var C_ij, as a share of what independent pairs would give (their scatter): in
-all, and for the diagonal entries of the leading modes of C. Modes of variance above 0.1 and eigenvalues of C above ½,
-and the loss: measured, by theory with the noise of independent pairs, and by theory with the noise between batches.
+all, and for the diagonal entries of the leading modes of C. Eigenvalues of C above ½, and the loss: measured, and by
+three laws. All take the correlations of the modes from the network, and their noise
+
+    independent     from the scatter of the pairs, as `sw.carried` does
+    between         from batches: the same, times the share of all noise
+    each            from batches, for every pair of modes by itself, in proportion to the product of their variances
+
 `eval` is the loss of batches of the same size in evaluation mode, when their pairs are independent. A run takes one to
 ten minutes on one core. FILE keeps what it holds of other runs. The last line is JSON.
 """
@@ -21,11 +26,14 @@ ten minutes on one core. FILE keeps what it holds of other runs. The last line i
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import stairwise as sw
@@ -33,10 +41,9 @@ from benchmarks.bench_batch import recipe_for
 from benchmarks.rows import replaced, show, stored_rows
 from stairwise.files import save_json
 from stairwise.losses import MODULES
-from stairwise.monitor.decompose import Spectrum
 from stairwise.paper.batch import LOSSES, counts, digits
 from stairwise.staircase.noise import carried_by, excess_noise
-from stairwise.theory.batch_noise import VISIBLE, Carried, carried
+from stairwise.theory.batch_noise import VISIBLE, carried
 from stairwise.training.networks import fixed_views, load_network
 
 LOSS = "barlow_twins"
@@ -54,15 +61,11 @@ SMALL: dict[str, Any] = {
     "keep": 0,
     "probes": [],
 }
-HEADER = ["network", "batch", "seed", "noise between batches, as a share", "measured", "theory, independent pairs"]
-HEADER += [
-    "theory, noise between batches",
-    "loss",
-    "theory, independent pairs",
-    "theory, noise between batches",
-    "eval",
-]
+LAWS = ("independent", "between", "each")
+HEADER = ["network", "batch", "seed", "noise between batches, as a share", "λ above ½: measured", *LAWS]
+HEADER += ["loss: measured", *LAWS, "eval"]
 
+Floats = NDArray[np.float64]
 Embed = Callable[[], tuple[Tensor, Tensor]]  # embeddings of both views of a new batch
 
 
@@ -109,8 +112,7 @@ def measured(model: nn.Module, embed: Embed, batch: int) -> dict[str, Any]:
     """Numbers of batches in training mode, and the loss of batches in evaluation mode."""
     model.train()
     a, b = several(embed)
-    seen, noise = spectrum(a, b), noise_by_mode(a, b)
-    facts = facts_of(seen, noise, batch) | {"loss": round(mean_loss(a, b), 3)}
+    facts = {"loss": round(mean_loss(a, b), 3)} | facts_of(a, b, batch)
     model.eval()
     return facts | {"eval": round(mean_loss(*several(embed)), 3)}
 
@@ -121,20 +123,27 @@ def several(embed: Embed) -> tuple[Tensor, Tensor]:
     return torch.stack(first).double(), torch.stack(second).double()
 
 
-def spectrum(a: Tensor, b: Tensor) -> Spectrum:
-    monitor = sw.SpectrumMonitor()
-    for pair in zip(a, b, strict=True):
-        monitor.update(*pair)
-    return monitor.compute()
-
-
 def mean_loss(a: Tensor, b: Tensor) -> float:
     objective = MODULES[LOSS](**LOSSES[LOSS])
     return float(np.mean([float(objective(*pair)) for pair in zip(a, b, strict=True)]))
 
 
-def noise_by_mode(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """N Var C_ij over batches, and what independent pairs would give, (d, d) each; in the eigenbasis of mean C."""
+@dataclass(frozen=True)
+class Modes:
+    """Modes of the mean of C over batches, in descending order of λ.
+
+    Attributes:
+        lam, variance: λ_i and s_i, (d,); the constant is a mode like any other.
+        between, independent: N Var C_ij over batches, and what independent pairs would give, (d, d).
+    """
+
+    lam: Floats
+    variance: Floats
+    between: Floats
+    independent: Floats
+
+
+def modes_of(a: Tensor, b: Tensor) -> Modes:
     C = a.transpose(1, 2) @ b / a.shape[1]
     axes = torch.linalg.eigh((C + C.transpose(1, 2)).mean(dim=0))[1].flip(1)
     a, b = a @ axes, b @ axes
@@ -143,26 +152,55 @@ def noise_by_mode(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     x, y = a.flatten(0, 1), b.flatten(0, 1)
     # the square of (x_i y_j + x_j y_i)/2, summed over pairs
     square = ((x**2).T @ y**2 + (y**2).T @ x**2 + 2 * (x * y).T @ (x * y)) / (4 * len(x))
-    return a.shape[1] * C.var(dim=0), square - C.mean(dim=0) ** 2
+    mean, noise = C.mean(dim=0), a.shape[1] * C.var(dim=0)
+    variance = (x**2 + y**2).mean(dim=0) / 2
+    found = (mean.diagonal(), variance, noise, square - mean**2)
+    return Modes(*(np.asarray(value) for value in found))
 
 
-def facts_of(seen: Spectrum, noise: tuple[Tensor, Tensor], batch: int) -> dict[str, Any]:
-    """Measured numbers, and those of the theory with either noise."""
+def settled(modes: Modes, batch: int) -> tuple[Floats, float]:
+    """Eigenvalues ρ_i s_i and loss where d − 2 Σ ρ_i s_i + Σ (ρ_i s_i)² + Σ w_ij s_i s_j / N is least over s ≥ 0; the
+    noise w_ij of modes i and j between batches is kept in proportion to the product of their variances."""
+    some = modes.variance > 1e-6
+    s, d = modes.variance[some], len(modes.lam)
+    rho, w = modes.lam[some] / s, modes.between[np.ix_(some, some)] / np.outer(s, s)
+
+    def loss(s: Floats) -> tuple[float, Floats]:
+        value = d - 2 * rho @ s + (rho * s) @ (rho * s) + s @ w @ s / batch
+        return float(value), -2 * rho + 2 * rho**2 * s + 2 * w @ s / batch
+
+    found = minimize(loss, s, jac=True, bounds=[(0, None)] * len(s), method="L-BFGS-B", options={"maxiter": 5000})
+    return np.asarray(rho * found.x), float(found.fun)
+
+
+def facts_of(a: Tensor, b: Tensor, batch: int) -> dict[str, Any]:
+    """Measured numbers, and those of the three laws."""
+    monitor = sw.SpectrumMonitor()
+    for pair in zip(a, b, strict=True):
+        monitor.update(*pair)
+    seen, modes = monitor.compute(), modes_of(a, b)
+    independent = carried_by(seen, LOSS, LOSSES[LOSS], batch)
     assert seen.correlations is not None
-    between, independent = noise
-    share = float(between.sum() / independent.sum())
-    by_mode = (between.diagonal() / independent.diagonal())[:SHOWN].tolist()
-    law = carried_by(seen, LOSS, LOSSES[LOSS], batch)
-    assert law is not None
+    assert independent is not None
+    share = float(modes.between.sum() / modes.independent.sum())
     constant = [1.0] if (seen.mean_square or 0.0) > VISIBLE else []
     rho, d = np.append(constant, seen.correlations), len(seen.correlations)
-    lower = carried(rho, batch, LOSS, d, share * excess_noise(seen, LOSS), **LOSSES[LOSS])
-    facts: dict[str, Any] = {"share": round(share, 4), "by_mode": [round(x, 3) for x in by_mode]}
-    return facts | {"measured": counts(seen, LOSS)} | _of(law, "independent") | _of(lower, "between")
-
-
-def _of(theory: Carried, name: str) -> dict[str, Any]:
-    return {name: [theory.above_tenth, theory.above_half], f"{name} loss": round(theory.loss, 3)}
+    between = carried(rho, batch, LOSS, d, share * excess_noise(seen, LOSS), **LOSSES[LOSS])
+    lam, least = settled(modes, batch)
+    by_mode = np.diagonal(modes.between)[:SHOWN] / np.diagonal(modes.independent)[:SHOWN]
+    return {
+        "share": round(share, 4),
+        "by_mode": by_mode.round(3).tolist(),
+        "measured": counts(seen, LOSS)[1],
+        "eigenvalues": modes.lam[:SHOWN].round(3).tolist(),
+        "independent": independent.above_half,
+        "independent loss": round(independent.loss, 3),
+        "between": between.above_half,
+        "between loss": round(between.loss, 3),
+        "each": int((lam > 0.5).sum()),
+        "each loss": round(least, 3),
+        "each eigenvalues": np.sort(lam)[::-1][:SHOWN].round(3).tolist(),
+    }
 
 
 def row(name: str, seed: int, updates: int, folder: Path) -> dict[str, Any]:
@@ -175,9 +213,9 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
     found = []
     for one in rows:
         kind, batch = NAMES[one["run"]]
-        pairs = [", ".join(map(str, one[key])) for key in ("measured", "independent", "between")]
-        losses = [f"{one[key]:.2f}" for key in ("loss", "independent loss", "between loss", "eval")]
-        found.append([WORDS[kind], str(batch), str(one["seed"]), f"{one['share']:.2f}", *pairs, *losses])
+        above = [str(one[key]) for key in ("measured", *LAWS)]
+        losses = [f"{one[key]:.2f}" for key in ("loss", *(f"{law} loss" for law in LAWS), "eval")]
+        found.append([WORDS[kind], str(batch), str(one["seed"]), f"{one['share']:.2f}", *above, *losses])
     return found
 
 
