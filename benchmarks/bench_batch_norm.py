@@ -195,6 +195,7 @@ def facts_of(a: Tensor, b: Tensor, batch: int) -> dict[str, Any]:
         "eigenvalues": modes.lam[:SHOWN].round(3).tolist(),
         "independent": independent.above_half,
         "independent loss": round(independent.loss, 3),
+        "independent eigenvalues": independent.eigenvalues[:SHOWN].round(3).tolist(),
         "between": between.above_half,
         "between loss": round(between.loss, 3),
         "each": int((lam > 0.5).sum()),
