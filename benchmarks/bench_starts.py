@@ -7,11 +7,12 @@ GPU, with several: ResNet-18 of width 8 at 16 px, d = 64, CIFAR-10, 4000 updates
 seed, with the settings of `cifar10-…-small` and of `cifar10-…-standard`. They differ not in their start alone, but also
 in optimizer and rate, and for Barlow Twins in the loss, as the paper's do.
 
-One row per run: accuracy of logistic regression and of nearest neighbours (kNN) on the representations at the end;
+One row per run: accuracy of logistic regression and of nearest neighbours (kNN) on the representations h at the end;
 grown modes of the covariance; steps that `detect_steps` finds. From small initialization also the scores of Fig. 5, in
-standard deviations above shifted times: of the share of the representations along new modes, the same without the step
-on which it leans most, and the control along the modes of other steps. A run takes seven minutes on one core; finished
-runs in FOLDER are not repeated, and FILE keeps what it holds of other runs. The last line is JSON.
+standard deviations above shifted times, of shares along new modes: that of h; that of the embeddings z, which is what
+such a score can be; that of h without the step on which it leans most; and that of h along the modes of other steps. A
+run takes ten minutes on one core; finished runs in FOLDER are not repeated, and FILE keeps what it holds of other runs.
+The last line is JSON.
 """
 
 import argparse
@@ -42,7 +43,12 @@ MEASURED: dict[str, Any] = {
 }
 STARTS = ("small", "standard")
 NAMES = [f"{method} {start}" for method in METHODS for start in STARTS]  # of runs
-SCORES = {"share": "share of h", "without_best": "without the best step", "elsewhere": "at other steps"}
+SCORES = {
+    "share": "share of h",
+    "own": "share of z",
+    "without_best": "of h without the best step",
+    "elsewhere": "of h at other steps",
+}
 HEADER = ["loss", "initialization", "seed", "logistic", "kNN", "grown", "steps", *SCORES.values()]
 
 
@@ -74,6 +80,7 @@ def scores(shares: Shares) -> dict[str, Any]:
     several = len(shares.times) > 1
     found = {
         "share": shares.events,
+        "own": shares.own,
         "without_best": shares.without_best if several else None,
         "elsewhere": shares.elsewhere if several else None,
     }

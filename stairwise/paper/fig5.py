@@ -12,8 +12,9 @@ of the representations before the head. Expected from the paper: the changes of 
 almost no lag, and more than if one is shifted in time. In our runs this correlation is weak. The shape of the spectrum
 of h, and the share of h along each new mode of z on fixed views, are scored against shifted times: z of at least 4.
 In runs that have followed fixed views, which all new ones do, the share alone is judged and the others are notes. So
-are the same score without the step on which it leans most, and two controls: the share along the modes of other steps
-that are not near, and along directions that are chosen in the same way, but between the steps.
+are the score of z itself, which is what such a score can be; the score without the step on which it leans most; and two
+controls: the share along the modes of other steps that are not near, and along directions that are chosen in the same
+way, but between the steps.
 """
 
 from dataclasses import astuple, dataclass
@@ -39,6 +40,7 @@ from stairwise.training.following import followed_summary
 
 OPENING = 0.06  # share of the time that one comparison leaves out, because everything grows at first
 ALONG, CONTROL = "share of h along new modes", "share of h along directions between steps"
+OWN = "share of z along new modes, for comparison"
 WITHOUT, ELSEWHERE = f"{ALONG}, without the best step", "share of h along the modes of other steps"
 ENOUGH = 24  # records, for a score
 LATER = {"vicreg": 3.0}  # z without its first step, at its end; written on 2026-11-19 (docs/results/predictions.md)
@@ -101,7 +103,7 @@ def events(arrays: Arrays, method: str) -> dict[str, Events]:
     found = {"shape of the spectrum of h": Events(score, shifted, z, int(lag), int(count))} if count else {}
     if f"{method}.share.h" in arrays and len(arrays[f"{method}.share.t"]) > ENOUGH:
         shares = along(arrays, method)
-        found[ALONG] = shares.events
+        found[ALONG], found[OWN] = shares.events, shares.own
         if len(shares.times) > 1:
             found[WITHOUT] = shares.without_best
             if (elsewhere := shares.elsewhere) is not None:

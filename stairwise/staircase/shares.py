@@ -40,6 +40,11 @@ class Shares:
         return share_events(self.t, self.h, self.times)
 
     @property
+    def own(self) -> Events:
+        """The same for z: what a share scores that does rise at the steps. If this is low, the run cannot tell."""
+        return share_events(self.t, self.z, self.times)
+
+    @property
     def without_best(self) -> Events:
         """The same without the step on which the score leans most; of two steps or more."""
         every = range(len(self.times))

@@ -83,6 +83,7 @@ def test_a_control_between_steps_that_are_far_apart(tmp_path):
     assert control.z < 4, "between the steps nothing rises"
     assert [row[1] for row in fig5.events_table(result.arrays).rows][1:] == [
         fig5.ALONG,
+        fig5.OWN,
         fig5.WITHOUT,
         fig5.ELSEWHERE,
         fig5.CONTROL,

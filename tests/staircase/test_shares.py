@@ -116,8 +116,9 @@ def test_a_score_that_leans_on_one_step():
     t, times = np.linspace(0, 50, 300), np.array([6.0, 14.0, 22.0, 31.0, 43.0])
     h = np.cumsum(np.random.default_rng(0).exponential(size=(300, 5)), axis=0)
     h[:, 0] = t > times[0]
-    found = Shares(t, times, h, h)
+    found = Shares(t, times, (t[:, None] > times).astype(float), h)
     assert found.events.z > 10
+    assert found.own.z > found.events.z, "z rises at every step"
     assert found.without_best.z < 2
     assert found.without_best == share_events(t, h[:, 1:], times[1:])
 
