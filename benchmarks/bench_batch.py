@@ -52,8 +52,8 @@ def measured_counts(record, loss):
     d = len(record.covariance)
     size = d / record.covariance.sum() if loss == "simclr" else 1.0
     constant = loss == "barlow_twins" and record.mean_square > VISIBLE
-    grown = int((size * record.covariance > VISIBLE).sum()) + constant
-    return [grown, int((size * record.eigenvalues > 0.5).sum())]
+    above_tenth = int((size * record.covariance > VISIBLE).sum()) + constant
+    return [above_tenth, int((size * record.eigenvalues > 0.5).sum())]
 
 
 def main():

@@ -13,11 +13,15 @@ batch to batch than independent pairs would make it. Barlow Twins (λ = 1, witho
 UPDATES are those at batch 128; smaller batches get more, for the same number of pairs. One row per run, everything in
 training mode. Noise between batches, N Σ Var C_ij, as a share of what independent pairs would give (their scatter): in
 all, and for the diagonal entries of the leading modes of C. Eigenvalues of C above ½, and the loss: measured, and by
-three laws. All take the correlations of the modes from the network, and their noise
+four laws. All take the correlations of the modes from the network, and their noise
 
-    independent     from the scatter of the pairs, as `sw.carried` does
-    between         from batches: the same, times the share of all noise
-    each            from batches, for every pair of modes by itself, in proportion to the product of their variances
+    independent     from the scatter of pairs, one factor for all modes: what `sw.carried` says
+    scatter         from the scatter of pairs, for every two modes by themselves
+    between         from batches: as `independent`, times the share of all noise
+    each            from batches, for every two modes by themselves
+
+The last is the loss of these very batches as a function of the variances of the modes, so its minimum says how far the
+scales of the modes are from their optimum.
 
 `eval` is the loss of batches of the same size in evaluation mode, when their pairs are independent. A run takes one to
 ten minutes on one core. FILE keeps what it holds of other runs. The last line is JSON.
@@ -52,6 +56,8 @@ NAMES |= {"resnet18 64": ("resnet18", 64)}
 WORDS = {"plain": "perceptron", "norm": "perceptron, batch norm", "resnet18": "ResNet-18"}
 KNOWN = 128  # the batch that UPDATES are for
 BATCHES = 640  # that are measured
+RESNET = 6000  # updates
+LEAST = 1e-6  # variance of a mode that counts
 SHOWN = 12  # modes whose noise is stored
 SMALL: dict[str, Any] = {
     "encoder_options": {"stem": "small", "width": 8},
@@ -61,7 +67,7 @@ SMALL: dict[str, Any] = {
     "keep": 0,
     "probes": [],
 }
-LAWS = ("independent", "between", "each")
+LAWS = ("independent", "scatter", "between", "each")
 HEADER = ["network", "batch", "seed", "noise between batches, as a share", "λ above ½: measured", *LAWS]
 HEADER += ["loss: measured", *LAWS, "eval"]
 
@@ -95,7 +101,7 @@ def on_digits(norm: bool, batch: int, seed: int, updates: int) -> tuple[nn.Modul
 
 def on_images(batch: int, seed: int, folder: Path) -> tuple[nn.Module, Embed]:
     """A trained ResNet-18, and batches of pairs that it was trained on, in new views."""
-    recipe = sw.Recipe(**(recipe_for("cifar10", LOSS, batch, 6000).__dict__ | SMALL | {"seed": seed}))
+    recipe = sw.Recipe(**(recipe_for("cifar10", LOSS, batch, RESNET).__dict__ | SMALL | {"seed": seed}))
     run = sw.train(recipe, folder / f"resnet18-{batch}-{seed}")
     model, generator = load_network(run).train(), torch.Generator().manual_seed(seed)
     first, second = fixed_views(run, int(SMALL["pretrain"]), seed + 1, torch.device("cpu")).chunk(2)
@@ -135,12 +141,19 @@ class Modes:
     Attributes:
         lam, variance: λ_i and s_i, (d,); the constant is a mode like any other.
         between, independent: N Var C_ij over batches, and what independent pairs would give, (d, d).
+        constant: how much of the square of the leading mode is that of its mean.
     """
 
     lam: Floats
     variance: Floats
     between: Floats
     independent: Floats
+    constant: float
+
+    @property
+    def rho(self) -> Floats:
+        """Correlations between two views, (d,)."""
+        return self.lam / np.maximum(self.variance, LEAST)
 
 
 def modes_of(a: Tensor, b: Tensor) -> Modes:
@@ -154,27 +167,30 @@ def modes_of(a: Tensor, b: Tensor) -> Modes:
     square = ((x**2).T @ y**2 + (y**2).T @ x**2 + 2 * (x * y).T @ (x * y)) / (4 * len(x))
     mean, noise = C.mean(dim=0), a.shape[1] * C.var(dim=0)
     variance = (x**2 + y**2).mean(dim=0) / 2
-    found = (mean.diagonal(), variance, noise, square - mean**2)
-    return Modes(*(np.asarray(value) for value in found))
+    lam, s, between, independent = (np.asarray(v) for v in (mean.diagonal(), variance, noise, square - mean**2))
+    return Modes(lam, s, between, independent, float((x + y)[:, 0].mean() ** 2 / 4 / s[0]))
 
 
-def settled(modes: Modes, batch: int) -> tuple[Floats, float]:
-    """Eigenvalues ρ_i s_i and loss where d − 2 Σ ρ_i s_i + Σ (ρ_i s_i)² + Σ w_ij s_i s_j / N is least over s ≥ 0; the
-    noise w_ij of modes i and j between batches is kept in proportion to the product of their variances."""
-    some = modes.variance > 1e-6
+def settled(modes: Modes, noise: Floats, batch: int) -> tuple[Floats, float]:
+    """Variances s (d,) and loss where d − 2 Σ ρ_i s_i + Σ (ρ_i s_i)² + Σ w_ij s_i s_j / N is least over s ≥ 0.
+
+    The noise of C_ij, (d, d), is kept in proportion to the product of both variances."""
+    some = modes.variance > LEAST
     s, d = modes.variance[some], len(modes.lam)
-    rho, w = modes.lam[some] / s, modes.between[np.ix_(some, some)] / np.outer(s, s)
+    rho, w = modes.rho[some], noise[np.ix_(some, some)] / np.outer(s, s)
 
     def loss(s: Floats) -> tuple[float, Floats]:
         value = d - 2 * rho @ s + (rho * s) @ (rho * s) + s @ w @ s / batch
         return float(value), -2 * rho + 2 * rho**2 * s + 2 * w @ s / batch
 
     found = minimize(loss, s, jac=True, bounds=[(0, None)] * len(s), method="L-BFGS-B", options={"maxiter": 5000})
-    return np.asarray(rho * found.x), float(found.fun)
+    variance = np.zeros(d)
+    variance[some] = found.x
+    return variance, float(found.fun)
 
 
 def facts_of(a: Tensor, b: Tensor, batch: int) -> dict[str, Any]:
-    """Measured numbers, and those of the three laws."""
+    """Measured numbers, and those of the four laws."""
     monitor = sw.SpectrumMonitor()
     for pair in zip(a, b, strict=True):
         monitor.update(*pair)
@@ -186,35 +202,40 @@ def facts_of(a: Tensor, b: Tensor, batch: int) -> dict[str, Any]:
     constant = [1.0] if (seen.mean_square or 0.0) > VISIBLE else []
     rho, d = np.append(constant, seen.correlations), len(seen.correlations)
     between = carried(rho, batch, LOSS, d, share * excess_noise(seen, LOSS), **LOSSES[LOSS])
-    lam, least = settled(modes, batch)
-    by_mode = np.diagonal(modes.between)[:SHOWN] / np.diagonal(modes.independent)[:SHOWN]
+    facts: dict[str, Any] = {"share": round(share, 4)}
+    shares = np.diagonal(modes.between) / np.diagonal(modes.independent)
+    facts["by_mode"] = shares[:SHOWN].round(3).tolist()
+    facts["constant"] = round(modes.constant, 3)
+    facts["measured"], facts["eigenvalues"] = counts(seen, LOSS), modes.lam[:SHOWN].round(3).tolist()
+    for name, law in (("independent", independent), ("between", between)):
+        facts |= _of(name, law.variance, law.eigenvalues, law.loss)
+    for name, noise in (("scatter", modes.independent), ("each", modes.between)):
+        variance, least = settled(modes, noise, batch)
+        facts |= _of(name, variance, modes.rho * variance, least)
+    return facts
+
+
+def _of(name: str, variance: Floats, lam: Floats, loss: float) -> dict[str, Any]:
+    """What a law says: modes of variance above 0.1 and eigenvalues above ½, the largest eigenvalues, the loss."""
+    pair = [int((variance > VISIBLE).sum()), int((lam > 0.5).sum())]
     return {
-        "share": round(share, 4),
-        "by_mode": by_mode.round(3).tolist(),
-        "measured": counts(seen, LOSS)[1],
-        "eigenvalues": modes.lam[:SHOWN].round(3).tolist(),
-        "independent": independent.above_half,
-        "independent loss": round(independent.loss, 3),
-        "independent eigenvalues": independent.eigenvalues[:SHOWN].round(3).tolist(),
-        "between": between.above_half,
-        "between loss": round(between.loss, 3),
-        "each": int((lam > 0.5).sum()),
-        "each loss": round(least, 3),
-        "each eigenvalues": np.sort(lam)[::-1][:SHOWN].round(3).tolist(),
+        name: pair,
+        f"{name} eigenvalues": np.sort(lam)[::-1][:SHOWN].round(3).tolist(),
+        f"{name} loss": round(loss, 3),
     }
 
 
 def row(name: str, seed: int, updates: int, folder: Path) -> dict[str, Any]:
     kind, batch = NAMES[name]
     trained = on_images(batch, seed, folder) if kind == "resnet18" else on_digits(kind == "norm", batch, seed, updates)
-    return {"run": name, "seed": seed} | measured(*trained, batch)
+    return {"run": name, "seed": seed, "updates": RESNET if kind == "resnet18" else updates} | measured(*trained, batch)
 
 
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
     found = []
     for one in rows:
         kind, batch = NAMES[one["run"]]
-        above = [str(one[key]) for key in ("measured", *LAWS)]
+        above = [str(one[key][1]) for key in ("measured", *LAWS)]
         losses = [f"{one[key]:.2f}" for key in ("loss", *(f"{law} loss" for law in LAWS), "eval")]
         found.append([WORDS[kind], str(batch), str(one["seed"]), f"{one['share']:.2f}", *above, *losses])
     return found

@@ -5,14 +5,13 @@
 `stairwise reproduce fig5` and `fig7` ask this of the paper's network, with one seed. Here are networks that need no
 GPU, with several: ResNet-18 of width 8 at 16 px, d = 64, CIFAR-10, 4000 updates of 128 images. Two runs per loss and
 seed, with the settings of `cifar10-…-small` and of `cifar10-…-standard`. They differ not in their start alone, but also
-in optimizer and rate, and for Barlow Twins in the loss, as the paper's do.
+in optimizer and rate, and for Barlow Twins in the loss, as the paper's do. A run takes ten minutes on one core.
 
 One row per run: accuracy of logistic regression and of nearest neighbours (kNN) on the representations h at the end;
 grown modes of the covariance; steps that `detect_steps` finds. From small initialization also the scores of Fig. 5, in
-standard deviations above shifted times, of shares along new modes: that of h; that of the embeddings z, which is what
-such a score can be; that of h without the step on which it leans most; and that of h along the modes of other steps. A
-run takes ten minutes on one core; finished runs in FOLDER are not repeated, and FILE keeps what it holds of other runs.
-The last line is JSON.
+standard deviations above shifted times, of shares along new modes: that of h; that of the embeddings z, for comparison;
+that of h without the step on which it leans most; and that of h along the modes of other steps. Finished runs in FOLDER
+are not repeated, and FILE keeps what it holds of other runs. The last line is JSON.
 """
 
 import argparse
@@ -101,12 +100,9 @@ def table(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def together(rows: list[dict[str, Any]], score: str) -> dict[str, float]:
-    """z of all seeds of each loss together: their sum over the root of their number."""
-    found = {}
-    for method in METHODS:
-        z = [row[score] for row in rows if row["run"] == f"{method} {STARTS[0]}" and score in row]
-        found[method] = sum(z) / max(len(z), 1) ** 0.5
-    return found
+    """z of all seeds of each loss together: their sum over the root of their number. Each must have one."""
+    z = {m: [row[score] for row in rows if row["run"] == f"{m} {STARTS[0]}"] for m in METHODS}
+    return {method: sum(values) / len(values) ** 0.5 for method, values in z.items()}
 
 
 def main() -> None:

@@ -67,6 +67,7 @@ COMPILED, PLAIN_STEPS = ("compile=true",), ("compile=false", "graph=false")
 UNFINISHED = ("unfinished=true",)
 ARCHIVES = 6  # for the logs
 WEEK = 7 * 24 * 60.0  # minutes
+GRACE = 60.0  # seconds that commands have to end by themselves
 
 
 @dataclass(frozen=True)
@@ -233,10 +234,17 @@ class Work:
             return self._call(figure.name, [*command, "--store", str(place), "--join"]) in HELD
 
     def stop(self) -> None:
-        """End all commands; trainings write a checkpoint first."""
+        """End all commands; trainings write a checkpoint first. What has not ended after a while is killed."""
         self.stopped = True
         for process in tuple(self.running):
             process.terminate()
+        last = threading.Timer(GRACE, self._kill)
+        last.daemon = True
+        last.start()
+
+    def _kill(self) -> None:
+        for process in tuple(self.running):
+            process.kill()
 
     def _call(self, name: str, command: list[str]) -> int:
         if self.dry:
@@ -361,11 +369,18 @@ def _archive(out: Path, name: str, paths: Iterable[Path]) -> None:
                 packed.addfile(about, BytesIO(content))
 
 
+def _minutes(text: str) -> float:
+    if not 0 < (minutes := float(text)) <= WEEK:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most {WEEK:g}, a week; got {text}")
+    return minutes
+
+
 def main() -> None:
+    begun_at = monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", choices=PARTS, metavar="PART", nargs="+")
     parser.add_argument("--out", type=Path, default=Path("runs/stl10"))
-    parser.add_argument("--minutes", type=float, default=WEEK, help="stop after this time, and pack what there is")
+    parser.add_argument("--minutes", type=_minutes, default=WEEK, help="stop after this time, and pack what there is")
     parser.add_argument("--dry", action="store_true", help="print the commands")
     parser.add_argument("--pack", action="store_true", help="pack what runs have measured so far")
     parser.add_argument("--rescue", action="store_true", help="draw and pack what runs have measured so far")
@@ -388,7 +403,7 @@ def main() -> None:
             print("NVIDIA's multi-process service could not be started: runs take turns on the GPU", file=sys.stderr)
         work = Work(out, shared or dict(os.environ), after=after)
         signal.signal(signal.SIGTERM, lambda *_: work.stop())
-        limit = threading.Timer(60 * options.minutes, work.stop)
+        limit = threading.Timer(max(0.0, begun_at + 60 * options.minutes - monotonic()), work.stop)
         limit.start()
         try:
             done = work.make(chains)

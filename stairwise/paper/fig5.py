@@ -12,9 +12,9 @@ of the representations before the head. Expected from the paper: the changes of 
 almost no lag, and more than if one is shifted in time. In our runs this correlation is weak. The shape of the spectrum
 of h, and the share of h along each new mode of z on fixed views, are scored against shifted times: z of at least 4.
 In runs that have followed fixed views, which all new ones do, the share alone is judged and the others are notes. So
-are the score of z itself, which is what such a score can be; the score without the step on which it leans most; and two
-controls: the share along the modes of other steps that are not near, and along directions that are chosen in the same
-way, but between the steps.
+are the score of z itself, for comparison; the score without the step on which it leans most; and two controls: the
+share along the modes of other steps that are not near, and along directions that are chosen in the same way, but
+between the steps.
 """
 
 from dataclasses import astuple, dataclass

@@ -117,7 +117,7 @@ def noise_sentence(
 ) -> str:
     """How much of the loss is sampling noise and what a larger batch would change; "" if that is little or unknown.
 
-    Modes that have not grown are not trained, so their correlations are underestimated: "or more".
+    Modes of little variance are not trained, so their correlations are underestimated: "or more".
 
     Arguments:
         measured: the last `Record` of a run, or a `Spectrum`.

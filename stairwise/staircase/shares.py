@@ -41,7 +41,7 @@ class Shares:
 
     @property
     def own(self) -> Events:
-        """The same for z: what a share scores that does rise at the steps. If this is low, the run cannot tell."""
+        """The same for z, which does rise at the steps. If this is low, the run cannot tell."""
         return share_events(self.t, self.z, self.times)
 
     @property

@@ -501,6 +501,10 @@ def test_claims_in_the_text_are_judged_by_stored_numbers():
     covariance = gap(load_arrays(RESULTS / "fig1cd.npz"), "covariance")
     said = "Barlow Twins (C) {:.1f} and {:.1f} (from small initialization in the covariance: {:.1f}), VICReg"
     assert said.format(*gaps["bt"], covariance) in index
+    words = "{:.1f} decades in C and {:.1f} in the covariance".format(gaps["bt"][0], covariance)
+    assert words in index
+    apart = "is {:.1f} decades below it in the median of the first run; in the covariance it is {:.1f}"
+    assert apart.format(gaps["bt"][0], covariance) in (RESULTS / "fig1cd.md").read_text(encoding="utf-8")
     assert "(45 and 44 %) {:.1f} and {:.1f}, SimCLR".format(*gaps["vicreg"]) in index
     assert "at least {:.1f} and {:.1f} |".format(*gaps["simclr"]) in index
 
