@@ -219,8 +219,6 @@ def test_first_updates_of_the_papers_network():
         assert f"| {' | '.join(cells)} |" in page
     said = "largest variance rises by {:,.0f} and the loss.* at 5 and no momentum it rises by {:,.0f}; "
     said += "after two updates it is {:,.0f}. Without momentum it rises by {:.0f}, .* tenth of the rate by {:.1f}, "
-        "after two updates it is {:,.0f}. Without momentum it rises by {:.0f}, .* at a tenth of the rate by {:.1f}, "
-    )
     second = next(row["rise"][2] for row in rows if row["run"] == "fast")
     assert re.search(said.format(rise["paper"], rise["fast"], second, rise["plain"], rise["tenth"]), page)
     assert f"a factor of {rise['plain']:.0f} instead of {rise['paper']:,.0f}, at a tenth" in words_of("stl10")
