@@ -771,11 +771,19 @@ def test_what_the_papers_network_carries():
     monitor.update(*torch.tensor(arrays["embeddings"].astype(float)).chunk(2))
     seen = monitor.compute()
     law = carried_by(seen, recipe.loss, recipe.loss_options, recipe.batch)
-    measured, end = batch.counts(seen, recipe.loss), json.loads(str(arrays["about"]))["stl10-bt-d50"]["end"]["loss"]
+    above, count = batch.counts(seen, recipe.loss)
+    end = json.loads(str(arrays["about"]))["stl10-bt-d50"]["end"]["loss"]
+    in_training = int((arrays["last"] > 0.5).sum())
     assert grown(seen.covariance)[0] == 39, "39 (also of C), says the page of the runs"
-    row = f"{law.above_tenth} ({measured[0]}) | {law.above_half} ({measured[1]}) | {law.loss:.1f} ({end:.1f})"
+    row = f"{law.above_tenth} ({above}) | {law.above_half} ({in_training}) | {law.loss:.1f} ({end:.1f})"
     assert f"| Barlow Twins | {recipe.batch} | 1000 | {row} |" in page
+    assert f"where {count} eigenvalues are above ½" in page
     assert f"The run is {law.loss - end:.1f} below" in page
+    howto = (RESULTS.parent / "howto" / "which-batch.md").read_text(encoding="utf-8")
+    resnet = json.loads((RESULTS / "batch_resnet.json").read_text(encoding="utf-8"))
+    small = [resnet[f"barlow_twins {updates}"]["64"]["measured"][1] for updates in (1500, 6000)]
+    assert "5 of {} and 4 of {} (ResNet-18), and".format(*small) in howto
+    assert f"and {law.above_half} of {in_training} (ResNet-50)" in howto
     tables = load_arrays(RESULTS / "table1.npz")
     for name, words in (("bt-large", "Barlow Twins"), ("vicreg", "VICReg")):
         above, predicted, _ = tables[f"{name}.carried"]
