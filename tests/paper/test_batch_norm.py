@@ -88,8 +88,8 @@ def test_what_the_page_says_of_the_predictions():
     assert f"the noise was {min(shares[0]):.2f} to {max(shares[0]):.2f} of that of independent pairs" in howto
     counts = [row["independent"][1] / row["measured"][1] for row in NORM]
     high = 100 * (max(row["independent loss"] / row["loss"] for row in NORM) - 1)
-    said = f"`sw.carried` found {min(counts):.2f} to {max(counts):.2f} of the eigenvalues above ½ and a loss that is up to "
-    assert said + f"{high:.0f} % too high" in howto
+    said = f"`sw.carried` found {min(counts):.2f} to {max(counts):.2f} of the eigenvalues above ½ and a loss that is "
+    assert said + f"up to {high:.0f} % too high" in howto
 
 
 def test_the_control_tells_batch_norm_from_modes_that_are_not_gaussian():
