@@ -35,23 +35,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from time import monotonic
 
 from benchmarks.bench_engine import multi_process_service
+from benchmarks.packing import logs, pack, pack_all
 from stairwise.data.images import load
-from stairwise.files import atomic
 from stairwise.paper.harness import stored_names, stored_results
 from stairwise.paper.trained import KINDS, begun, finished
-from stairwise.runs.folder import CHECKPOINTS, FOLLOWED, KERNELS, METRICS, RECIPE
+from stairwise.runs.folder import CHECKPOINTS, RECIPE
 from stairwise.runs.reader import Run
 from stairwise.training.checkpoint import every
 from stairwise.training.following import followed_summary
@@ -61,11 +59,9 @@ STAIRWISE = (sys.executable, "-m", "stairwise")
 AT_ONCE = 3  # trainings together are no faster than one alone; what they do between updates is
 DRAWING = 3  # figures and studies at once, beside the trainings
 HELD = (0, 1)  # exit status of a figure that was made, whether or not its claims hold
-LOG = (METRICS, RECIPE, f"{FOLLOWED}/summary.npz", f"{KERNELS}/**/coming.*")  # of a run
 THREADS = {"OMP_NUM_THREADS": "2"}  # of a figure: with all cores each, decompositions of several get in their own way
 COMPILED, PLAIN_STEPS = ("compile=true",), ("compile=false", "graph=false")
 UNFINISHED = ("unfinished=true",)
-ARCHIVES = 6  # for the logs
 WEEK = 7 * 24 * 60.0  # minutes
 GRACE = 60.0  # seconds that commands have to end by themselves
 
@@ -318,7 +314,7 @@ def _freeze(out: Path, chain: Chain) -> str:
         if not begun(run):
             return "not begun"
         followed_summary(Run(run))
-        for path in _logs(run):
+        for path in logs(run):
             place = copy / path.relative_to(run)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)
@@ -327,46 +323,6 @@ def _freeze(out: Path, chain: Chain) -> str:
         print(f"{run} cannot be drawn: {error}", file=sys.stderr)
         shutil.rmtree(copy, ignore_errors=True)
         return "damaged"
-
-
-def _logs(run: Path) -> list[Path]:
-    return [path for pattern in LOG for path in sorted(run.glob(pattern))]
-
-
-def sum_up(out: Path) -> None:
-    """Sum up what the runs have followed, which is too large to be packed as it is."""
-    for run in sorted((out / "runs").glob("*")):
-        try:
-            if begun(run):
-                followed_summary(Run(run))
-        except Exception as error:  # of whatever kind: the other runs must not be lost with this one
-            print(f"{run} cannot be summed up: {error}", file=sys.stderr)
-
-
-def pack_all(out: Path) -> None:
-    """Pack what there is, which takes a moment; then sum up what runs have followed, and pack again."""
-    pack(out)
-    sum_up(out)
-    pack(out)
-
-
-def pack(out: Path) -> None:
-    """Write OUT/packed: results with what the commands have said, and the logs of all runs, in a few files each."""
-    said = [path for path in [*out.glob("*.txt"), *out.glob("re*/**/*")] if not path.name.startswith(".")]
-    _archive(out, "results", sorted(path for path in said if path.suffix != ".png"))
-    folders = sorted((out / "runs").glob("*"))
-    for i in range(ARCHIVES):
-        _archive(out, f"logs-{i + 1}", [path for run in folders[i::ARCHIVES] for path in _logs(run)])
-
-
-def _archive(out: Path, name: str, paths: Iterable[Path]) -> None:
-    with atomic(out / "packed" / f"{name}.tar.gz") as part, tarfile.open(part, "w:gz") as packed:
-        for path in paths:
-            if path.is_file():
-                content = path.read_bytes()  # at once: the file may be replaced meanwhile
-                about = tarfile.TarInfo(str(path.relative_to(out)))
-                about.size, about.mtime = len(content), int(path.stat().st_mtime)
-                packed.addfile(about, BytesIO(content))
 
 
 def _minutes(text: str) -> float:

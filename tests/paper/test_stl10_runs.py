@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks import stl10_runs
-from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, pack_all, rescue, small
+from benchmarks.packing import pack_all
+from benchmarks.stl10_runs import AFTER, PARTS, Work, begin, byol, rescue, small
 from stairwise.checks import InputError
 from stairwise.files import save_json
 from stairwise.paper import harness, trained
