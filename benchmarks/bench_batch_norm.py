@@ -28,7 +28,6 @@ ten minutes on one core. FILE keeps what it holds of other runs. The last line i
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +41,7 @@ from torch import Tensor, nn
 
 import stairwise as sw
 from benchmarks.bench_batch import recipe_for
-from benchmarks.rows import replaced, show, stored_rows
-from stairwise.files import save_json
+from benchmarks.rows import keep, show, stored_rows
 from stairwise.losses import MODULES
 from stairwise.paper.batch import LOSSES, counts, digits
 from stairwise.staircase.noise import carried_by, excess_noise
@@ -157,6 +155,7 @@ class Modes:
 
 
 def modes_of(a: Tensor, b: Tensor) -> Modes:
+    """From embeddings of both views of many batches, (batches, N, d) each."""
     C = a.transpose(1, 2) @ b / a.shape[1]
     axes = torch.linalg.eigh((C + C.transpose(1, 2)).mean(dim=0))[1].flip(1)
     a, b = a @ axes, b @ axes
@@ -252,11 +251,7 @@ def main() -> None:
     rows = stored_rows(options.out)
     for name in options.runs:
         for seed in options.seeds:
-            new = row(name, seed, options.updates, options.folder)
-            print(json.dumps(new), flush=True)
-            rows = replaced(rows, [new], list(NAMES))
-            if options.out:
-                save_json(options.out, {"runs": rows})
+            rows = keep(rows, row(name, seed, options.updates, options.folder), list(NAMES), options.out)
     show(HEADER, table(rows), rows)
 
 

@@ -13,7 +13,6 @@ line is JSON.
 """
 
 import argparse
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ from torch.optim.swa_utils import update_bn
 
 import stairwise as sw
 from benchmarks.bench_coming import PAIRS, trained
-from benchmarks.rows import replaced, show, stored_rows
-from stairwise.files import save_json
+from benchmarks.rows import keep, show, stored_rows
 from stairwise.ntk.predict import predict_embeddings
 from stairwise.ntk.study import Outputs, embed
 from stairwise.theory.trajectory import Trajectory
@@ -95,11 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = stored_rows(options.out)
     for seed in options.seeds:
-        row = measured(seed, options.folder)
-        print(json.dumps(row), flush=True)
-        rows = replaced(rows, [row], ["bt"])
-        if options.out:
-            save_json(options.out, {"runs": rows})
+        rows = keep(rows, measured(seed, options.folder), ["bt"], options.out)
     show(HEADER, table(rows), rows)
 
 

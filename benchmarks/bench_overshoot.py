@@ -13,24 +13,20 @@ repeated (diverged ones are), and FILE keeps what it holds of other runs. The la
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
-import stairwise as sw
 from benchmarks.bench_coming import SMALL
 from benchmarks.initial_gaps import initial_embeddings
-from benchmarks.rows import replaced, show, stored_rows
+from benchmarks.rows import keep, show, stored_rows, trained
 from stairwise.figures.style import key, panels, style
-from stairwise.files import save_json
 from stairwise.runs.reader import Run
 from stairwise.staircase.separation import relative_variance, separation
 from stairwise.theory.spectra import grown
-from stairwise.training.loop import Diverged
-from stairwise.training.recipe import load_recipe, recipe_of
+from stairwise.training.recipe import Recipe, load_recipe, recipe_of
 from stairwise.training.setup import Calendar
 
 SHORT: dict[str, Any] = {"keep": 0, "steps": 2400, "records": 600, "window": 512}
@@ -53,13 +49,9 @@ MARKS = dict(zip(VARIANTS, "oDv<P*sX^^", strict=True))
 HEADER = ["run", "seed", "rise", "rise after the warm-up", "gap in decades", "rising modes, of ten", "grown", "loss"]
 
 
-def trained(name: str, seed: int, folder: Path) -> Run | None:
-    """The run of a variant; None if it diverged."""
+def recipe_for(name: str, seed: int) -> Recipe:
     _, recipe, changes = VARIANTS[name]
-    try:
-        return sw.train(load_recipe(recipe, SMALL | SHORT | changes | {"seed": seed}), folder / f"{name}-{seed}")
-    except Diverged:
-        return None
+    return load_recipe(recipe, SMALL | SHORT | changes | {"seed": seed})
 
 
 def measured(name: str, seed: int, run: Run | None) -> dict[str, Any]:
@@ -124,11 +116,9 @@ def main() -> None:
     rows = stored_rows(options.out)
     for name in options.runs:
         for seed in options.seeds:
-            row = measured(name, seed, trained(name, seed, options.folder))
-            print(json.dumps(row), flush=True)
-            rows = replaced(rows, [row], list(VARIANTS))
+            run = trained(recipe_for(name, seed), options.folder / f"{name}-{seed}")
+            rows = keep(rows, measured(name, seed, run), list(VARIANTS), options.out)
             if options.out:
-                save_json(options.out, {"runs": rows})
                 with style():
                     draw(rows).savefig(options.out.with_suffix(".png"))
     show(HEADER, table(rows), rows)

@@ -15,22 +15,18 @@ are not repeated, and FILE keeps what it holds of other runs. The last line is J
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-import stairwise as sw
 from benchmarks.bench_coming import RATES, SMALL
-from benchmarks.rows import replaced, show, stored_rows
-from stairwise.files import save_json
+from benchmarks.rows import keep, show, stored_rows, trained
 from stairwise.paper.trained import METHODS
 from stairwise.runs.reader import Run
 from stairwise.staircase.shares import Shares
 from stairwise.staircase.steps import detect_steps
 from stairwise.theory.spectra import grown
 from stairwise.training.following import followed_summary
-from stairwise.training.loop import Diverged
-from stairwise.training.recipe import load_recipe
+from stairwise.training.recipe import Recipe, load_recipe
 
 MEASURED: dict[str, Any] = {
     "keep": 0,
@@ -51,14 +47,9 @@ SCORES = {
 HEADER = ["loss", "initialization", "seed", "logistic", "kNN", "grown", "steps", *SCORES.values()]
 
 
-def trained(method: str, start: str, seed: int, folder: Path) -> Run | None:
-    """The run; None if it diverged."""
+def recipe_for(method: str, start: str, seed: int) -> Recipe:
     rate = RATES.get(method, {}) if start == "small" else {}
-    recipe = load_recipe(f"cifar10-{method}-{start}", SMALL | MEASURED | rate | {"seed": seed})
-    try:
-        return sw.train(recipe, folder / f"{method}-{start}-{seed}")
-    except Diverged:
-        return None
+    return load_recipe(f"cifar10-{method}-{start}", SMALL | MEASURED | rate | {"seed": seed})
 
 
 def measured(name: str, seed: int, run: Run | None) -> dict[str, Any]:
@@ -117,11 +108,8 @@ def main() -> None:
     for start in options.starts:
         for seed in options.seeds:
             for method in options.losses:
-                row = measured(f"{method} {start}", seed, trained(method, start, seed, options.folder))
-                print(json.dumps(row), flush=True)
-                rows = replaced(rows, [row], NAMES)
-                if options.out:
-                    save_json(options.out, {"runs": rows})
+                run = trained(recipe_for(method, start, seed), options.folder / f"{method}-{start}-{seed}")
+                rows = keep(rows, measured(f"{method} {start}", seed, run), NAMES, options.out)
     show(HEADER, table(rows), rows)
 
 

@@ -9,7 +9,6 @@ keeps what it holds of other runs. The last line is JSON.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ import torch
 
 import stairwise as sw
 from benchmarks.initial_gaps import initial_embeddings
-from benchmarks.rows import replaced, show, stored_rows
-from stairwise.files import save_json
+from benchmarks.rows import keep, show, stored_rows
 from stairwise.training.recipe import load_recipe, recipe_of
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,11 +59,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = stored_rows(options.out)
     for name in options.runs:
-        row = measured(name, options.updates, options.folder)
-        print(json.dumps(row), flush=True)
-        rows = replaced(rows, [row], list(VARIANTS))
-        if options.out:
-            save_json(options.out, {"runs": rows})
+        rows = keep(rows, measured(name, options.updates, options.folder), list(VARIANTS), options.out)
     header = ["run", *(f"rise after {update}" for update in SHOWN), "highest loss", "last loss"]
     show(header, table(rows), rows)
 

@@ -5,6 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import stairwise as sw
+from stairwise.files import save_json
+from stairwise.runs.reader import Run
+from stairwise.training.loop import Diverged
+from stairwise.training.recipe import Recipe
+
 Row = dict[str, Any]
 
 
@@ -25,6 +31,23 @@ def replaced(rows: Sequence[Row], new: Sequence[Row], order: Sequence[str]) -> l
 
 def _run(row: Row) -> tuple[str, int]:
     return row["run"], row.get("seed", 0)
+
+
+def keep(rows: Sequence[Row], new: Row, order: Sequence[str], path: Path | None) -> list[Row]:
+    """Print a row as JSON, put it in its place among the others, and write all of them to a file, if one is given."""
+    print(json.dumps(new), flush=True)
+    whole = replaced(rows, [new], order)
+    if path:
+        save_json(path, {"runs": whole})
+    return whole
+
+
+def trained(recipe: Recipe, folder: Path) -> Run | None:
+    """Train a recipe in a folder, or take its finished run; None if it diverges."""
+    try:
+        return sw.train(recipe, folder)
+    except Diverged:
+        return None
 
 
 def show(header: Sequence[str], cells: Sequence[Sequence[str]], rows: Sequence[Row]) -> None:

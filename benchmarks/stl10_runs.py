@@ -20,7 +20,7 @@ a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OU
 A run that fails goes on from its last checkpoint or, if it has none, is tried without compilation and CUDA graphs, once
 and not if it diverged; it does not stop the others. OUT/times.txt says what ended with which status: a figure ends with
 1 if one of its claims does not hold. The command itself ends with 1 if a run or a figure failed. --dry prints what it
-would do. --minutes stops everything after so long, each training with a checkpoint, and packs.
+would do. --minutes stops everything after this time: trainings write a checkpoint, and all is packed.
 
 At the end OUT/packed holds what must not be lost, in at most seven files: results.tar.gz (without pictures, which
 `stairwise reproduce all --from-stored` draws), and the logs of all runs. --pack does this at any time, in seconds; all

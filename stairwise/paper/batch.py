@@ -236,13 +236,8 @@ def ahead(arrays: Arrays) -> Iterator[tuple[str, str, int, NDArray, NDArray]]:
             for i in range(len(sizes) - 1):
                 rho = of["rho"][i]
                 modes = carried(rho, int(sizes[i + 1]), loss, len(rho), float(of["excess"][i]), **options)
-                yield (
-                    loss,
-                    name,
-                    int(sizes[i + 1]),
-                    np.array([modes.above_tenth, modes.above_half]),
-                    of["measured"][i + 1],
-                )
+                predicted = np.array([modes.above_tenth, modes.above_half])
+                yield loss, name, int(sizes[i + 1]), predicted, of["measured"][i + 1]
 
 
 def draw(arrays: Arrays) -> Figure:

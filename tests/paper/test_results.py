@@ -312,6 +312,12 @@ def test_numbers_on_the_page_of_vicreg_on_stl10():
     x = lam / ((lam**2).sum(axis=1) / lam.sum(axis=1))[:, None]
     following = [x[int(np.argmax(x[:, j] > 0.5)), j + 1] for j in range(11)]
     assert sum(value < 0.08 for value in following) == 10, "ten of eleven, says the page"
+    again = {j + 1: np.flatnonzero((x[1:, j] > 0.5) & (x[:-1, j] <= 0.5)) + 1 for j in range(1, 11)}
+    assert [mode for mode, rows in again.items() if len(rows) > 1] == [7, 8, 9, 10, 11]
+    last = {mode: x[rows[-1], mode] for mode, rows in again.items()}
+    said = "at {7:.2f} for mode 7, {9:.2f} for mode 9, {11:.2f} for mode 11, and {8:.2f} for modes 8 and 10"
+    assert said.format(*(last.get(mode) for mode in range(12))) in page
+    assert round(last[8], 2) == round(last[10], 2)
     errors, inside = forecasts_of(t, lam, followed="Cov z")
     assert (len(errors), sum(inside), len(inside)) == (9, 5, 9)
     assert f"nine modes with a median error of {100 * np.median(errors):.0f} %, and five of nine intervals hold" in page

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_byol, bench_initial_kernel, bench_overshoot, first_updates
-from benchmarks.rows import replaced, stored_rows
+from benchmarks.rows import keep, replaced, stored_rows
 from stairwise.archives import load_arrays
 from stairwise.files import save_json
 from stairwise.paper.trained import METHODS
@@ -192,6 +192,9 @@ def test_the_kernel_at_initialization():
     assert new.min() < 10, "the first prediction is missed"
     assert f"{new.min():.1f} to {new.max():.0f} times too early" in page
     assert f"differ by up to {max(r.max() / r.min() for r in updated[1:]):.1f}" in page
+    early, never = np.concatenate(updated), 1 / np.concatenate(plain)
+    said = f"{early.min():.1f} to {early.max():.0f} times too early, if batch norms have seen data first; if not, "
+    assert f"{said}{never.min():.0f} to {never.max():,.0f} times too late" in words_of("README")
     late = 1 / np.concatenate(plain[1:])
     assert late.min() >= 1000, "the second one is met"
     assert [word for word in ("missed", "met") for _ in range(page.count(f" is **{word}**"))] == [
@@ -218,9 +221,14 @@ def test_first_updates_of_the_papers_network():
     for cells in first_updates.table(rows):
         assert f"| {' | '.join(cells)} |" in page
     said = "largest variance rises by {:,.0f} and the loss.* at 5 and no momentum it rises by {:,.0f}; "
-    said += "after two updates it is {:,.0f}. Without momentum it rises by {:.0f}, .* tenth of the rate by {:.1f}, "
+    said += "after two updates it is {:,.0f}. Without momentum it rises by {:.0f}, .* tenth of the rate by {:.1f}; "
     second = next(row["rise"][2] for row in rows if row["run"] == "fast")
     assert re.search(said.format(rise["paper"], rise["fast"], second, rise["plain"], rise["tenth"]), page)
+    loss = {row["run"]: np.array(row["loss"]) for row in rows}
+    assert abs(loss["paper"][2:] - np.log(511)).max() < 1e-3, "stays at ln 511"
+    for run in ("plain", "tenth"):
+        assert loss[run][:12].mean() > 6.2 > loss[run][20:].max(), "it falls after the first dozen"
+    assert f"to {loss['plain'][-1]:.2f} and {loss['tenth'][-1]:.2f}." in page
     assert f"a factor of {rise['plain']:.0f} instead of {rise['paper']:,.0f}, at a tenth" in words_of("stl10")
 
 
@@ -251,6 +259,8 @@ def test_a_few_at_a_time(spectrum, factor):
     assert round(10 ** separation(every[:, 0], relative_variance(every[:, 1:])).gap, 1) == factor
     for page in ("fig3", "README"):
         assert re.search(rf"\b{factor}\b", words_of(page))
+    gap = separation(every[:, 0], relative_variance(every[:, 1:])).gap
+    assert spectrum != "bt-normalized" or f"{gap:.2f} for Barlow Twins (0.60 if" in words_of("sharpness")
 
 
 def test_rows_of_other_runs_are_kept(tmp_path):
@@ -259,6 +269,8 @@ def test_rows_of_other_runs_are_kept(tmp_path):
     save_json(tmp_path / "rows.json", {"runs": old})
     new = [{"run": "a", "seed": 1, "part": part, "x": 4} for part in "pq"]
     assert replaced(stored_rows(tmp_path / "rows.json"), new, ["b", "a"]) == [old[2], old[0], *new]
+    keep(old, new[0], ["b", "a"], tmp_path / "rows.json")
+    assert stored_rows(tmp_path / "rows.json") == [old[2], old[0], new[0]]
 
 
 @pytest.mark.parametrize(
@@ -277,3 +289,10 @@ def test_how_many_modes_are_on_their_way(spectrum, said):
     assert said.format(between.mean(), between.max()) in words_of("fig3")
     if spectrum != "bt-eigenvalues":
         assert f"{between.mean():.1f} of {'512' if spectrum[0] == 'b' else '128'}" in words_of("README")
+
+
+def test_how_far_simclrs_upper_band_is_above_the_rest():
+    spectra_at = load_arrays(RESULTS / "fig4.npz")["simclr.lam"].astype(float)
+    factors = [lam[count - 1] / lam[count] for lam in spectra_at for count in [spectra.grown(lam)[0]]]
+    assert f"a factor of {factors[-1]:.0f} above the rest at the end, and of more before" in words_of("fig4")
+    assert min(factors[:-1]) > factors[-1]

@@ -268,6 +268,24 @@ def test_stopping_ends_the_commands(tmp_path, by):
     assert (tmp_path / "out" / "packed" / "results.tar.gz").is_file()
 
 
+def test_a_command_that_does_not_end_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(stl10_runs, "GRACE", 0.2)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()  # from now on it ignores the signal
+        work = Work(tmp_path, {}, running={process})
+        work.stop()
+        assert process.wait(timeout=30) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "20000"])
+def test_minutes_that_make_no_sense_are_refused(text, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["stl10_runs", "curves", "--minutes", text])
+    with pytest.raises(SystemExit, match="2"):
+        stl10_runs.main()
+    assert f"must be above 0 and at most 10080, a week; got {text}" in capsys.readouterr().err
+
+
 def test_results_begin_as_those_that_are_stored(tmp_path):
     (tmp_path / "results.part").mkdir()  # left by a command that was killed
     (tmp_path / "results.part" / "fig5.npz").write_bytes(b"half")
