@@ -7,9 +7,8 @@
     tables  Barlow Twins at batch 256, SimCLR and VICReg with d = 50        Tables 1 and 2, coming
     curves  SimCLR, small at four times its rate; VICReg, small             Figs. 2C-F, 5, 7, coming
             SimCLR and VICReg, standard                                     Figs. 3, 4, 7
-            BYOL, small                                                     byol
-    seeds   BYOL, standard                                                  byol
-            Barlow Twins, standard start, else as at four times its rate    Fig. 7
+            BYOL, small and standard                                        byol
+    seeds   Barlow Twins, standard start, else as at four times its rate    Fig. 7
             seed 1 of SimCLR (at four times its rate) and VICReg, small     Figs. 2C-F, 5, 7
     controls  SimCLR on CIFAR-10: with a warm-up, seeds 1 and 2, and        sharpness
               without momentum, seeds 0 to 2
@@ -136,8 +135,8 @@ CONTROLS = (
 PARTS = {
     "tables": TABLES,
     # in this order, so that the end of the lease cuts off what matters least
-    "curves": (X4, VICREG, standard("simclr"), standard("vicreg"), byol("-small", "small")),
-    "seeds": (byol("", "standard"), PLAIN, small("simclr", seed=1, kind="x4"), small("vicreg", seed=1)),
+    "curves": (X4, VICREG, byol("-small", "small"), standard("simclr"), standard("vicreg"), byol("", "standard")),
+    "seeds": (PLAIN, small("simclr", seed=1, kind="x4"), small("vicreg", seed=1)),
     "controls": (Chain("", CONTROLS),),
 }
 # studies, begun when the last of their runs has ended: they need its weights

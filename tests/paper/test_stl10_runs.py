@@ -238,7 +238,7 @@ def test_figures_do_not_hold_up_trainings(tmp_path, faked, monkeypatch):
 def test_a_figure_that_failed_is_not_stored_and_the_next_is_drawn(tmp_path, faked, monkeypatch):
     faked("fig5")
     monkeypatch.setattr(Work, "_call", trained_well(Work._call))
-    assert not Work(tmp_path, dict(os.environ)).make([PARTS["seeds"][2]])
+    assert not Work(tmp_path, dict(os.environ)).make([small("simclr", seed=1, kind="x4")])
     stored = [words for words in log_of(tmp_path) if words[0] == "end" and "--store" in words]
     assert [words[2] for words in stored] == ["fig2cf", "fig7"]
     assert {words[words.index("--store") + 1] for words in stored} == {str(tmp_path / "results" / "seed1")}
