@@ -123,7 +123,7 @@ def draw_coming(rows: Sequence[tuple[str, NDArray, Mapping[str, NDArray], NDArra
             mean, spread = shares.mean(axis=0), shares.std(axis=0)
             ax.errorbar(steps, mean, spread, color=colors[kernel], marker="o", markersize=3, linewidth=1.2)
         ax.plot(steps, chance, color=CHANCE, linestyle="--", linewidth=1)
-        ax.set(xlabel="updates", ylim=(0, 1), title=name)
+        ax.set(xlabel="updates", ylim=(0, 1), title=fill(name, 20))
         if not len(steps):
             ax.text(0.5, 0.5, "no moment before new modes", transform=ax.transAxes, ha="center", color=CHANCE)
             ax.set_xticks([])

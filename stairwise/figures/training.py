@@ -48,6 +48,19 @@ def draw_courses(courses: Sequence[Course], shown: int = 32) -> Figure:
     return figure
 
 
+def draw_parts(runs: Mapping[str, Sequence[Course]], shown: int = 32) -> Figure:
+    """One row per run: its loss, and eigenvalues of each of its parts on a logarithmic axis."""
+    columns = 1 + max(len(parts) for parts in runs.values())
+    figure, axes = panels(columns, rows=len(runs), height=2.0)
+    for (name, parts), row in zip(runs.items(), np.array(axes).reshape(-1, columns), strict=True):
+        _draw_loss(row[0], parts[0])
+        row[0].set_title(fill(name, 18))
+        for ax, course in zip(row[1:], parts, strict=True):
+            _draw_spectra(ax, course, shown, log=True)
+            ax.set_title(course.name)
+    return figure
+
+
 def draw_banner(times: NDArray, measured: NDArray, predicted: NDArray, course: Course) -> Figure:
     """Loss and eigenvalues of C: of a linear model (A, B; predictions dashed) and of a network (C, D)."""
     figure, axes = panels(2, rows=2, height=1.9)
@@ -173,7 +186,7 @@ def draw_apart(
         for j, color in reversed(list(enumerate(mode_colors(x.shape[1])))):
             ax.plot(t, x[:, j], **{**THIN, "color": color})
         ax.axhline(0.5, **PREDICTED)  # where a mode has risen
-        ax.set(xscale="log", yscale="log", title=fill(name, 12), xlabel="time $t$ = Σ lr")
+        ax.set(xscale="log", yscale="log", title=fill(name, 11), xlabel="time $t$ = Σ lr")
         ax.minorticks_off()
     top[0].set_ylabel("λ / typical variance")
     for ax, curves in zip(middle, losses.values(), strict=True):
@@ -186,7 +199,7 @@ def draw_apart(
         for i, seeds in enumerate(values.values()):
             ax.plot(np.full(len(seeds), i), seeds, "o", color="#1b4a7a", alpha=0.7, clip_on=False)
         ax.set(title=name, xlim=(-0.5, len(values) - 0.5), ylim=(0, None))
-        ax.set_xticks(range(len(values)), [fill(title, 10) for title in values])
+        ax.set_xticks(range(len(values)), [fill(title, 9) for title in values], fontsize="small")
     return figure
 
 

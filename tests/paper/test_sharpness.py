@@ -107,7 +107,16 @@ def test_numbers_on_the_page():
     assert f"the next one is at least {least:.1f} decades below it" in page
     assert "Barlow Twins has {bt:.1f} and VICReg {vicreg:.2f}".format(**gap) in page
     assert f"SimCLR's gap is {gap['simclr-lars']:.2f}," in page
-    assert f"its gap is {gap['simclr-warm']:.2f}, where SimCLR has at least {gap['simclr']:.1f} in the mean" in page
+    said = "in the mean of three seeds its gap is {:.2f}, where SimCLR has at least {:.1f} (a factor of {:.1f})"
+    assert said.format(gap["simclr-warm"], gap["simclr"], gap["simclr"] / gap["simclr-warm"]) in page
+    said = "The mean is {:.2f}, a factor of {:.1f} below SimCLR's"
+    assert said.format(gap["simclr-plain"], gap["simclr"] / gap["simclr-plain"]) in page
+    every = sharpness.numbers(arrays, "gap")
+    for words, kind in (("the gap is {:.2f}, {:.2f} and {:.2f}", "warm"), ("it is {:.2f}, {:.2f} and {:.2f}", "plain")):
+        assert words.format(*every[f"simclr-{kind}"]) in page
+    index = (RESULTS / "README.md").read_text(encoding="utf-8")
+    said = f"With a warm-up ({gap['simclr-warm']:.2f} in the mean), or without momentum ({gap['simclr-plain']:.2f})"
+    assert said in index
 
 
 def test_the_page_says_what_is_judged():
