@@ -14,12 +14,13 @@
               without momentum, seeds 0 to 2
 
 A part is meant for half an hour of one H200. `tables` and `curves` took 23 minutes, `controls` three. `seeds` has not
-been made; its last run, which has a constant rate, is cut off by --minutes, and what it has is drawn from its log. Figures are joined with the stored ones: OUT/results begins as
-a copy of docs/results, and seed 1 has a folder of its own in it. Runs are in OUT/runs; the same command continues them.
-A run that fails goes on from its last checkpoint or, if it has none, is tried without compilation and CUDA graphs, once
-and not if it diverged; it does not stop the others. OUT/times.txt says what ended with which status: a figure ends with
-1 if one of its claims does not hold. The command itself ends with 1 if a run or a figure failed. --dry prints what it
-would do. --minutes stops everything after this time: trainings write a checkpoint, and all is packed.
+been made; its last run, which has a constant rate, is cut off by --minutes, and what it has is drawn from its log.
+Figures are joined with the stored ones: OUT/results begins as a copy of docs/results, and seed 1 has a folder of its
+own in it. Runs are in OUT/runs; the same command continues them. A run that fails goes on from its last checkpoint or,
+if it has none, is tried without compilation and CUDA graphs, once and not if it diverged; it does not stop the others.
+OUT/times.txt says what ended with which status: a figure ends with 1 if one of its claims does not hold. The command
+itself ends with 1 if a run or a figure failed. --dry prints what it would do. --minutes stops everything after this
+time: trainings write a checkpoint, and all is packed.
 
 At the end OUT/packed holds what must not be lost, in at most seven files: results.tar.gz (without pictures, which
 `stairwise reproduce all --from-stored` draws), and the logs of all runs. --pack does this at any time, in seconds; all

@@ -10,9 +10,9 @@
 Accuracy of a probe (logistic regression, else ridge, else nearest neighbours) on the representations. We use the 13,000
 labelled images of STL-10: networks are trained on train and the first 4000 of test, probes are fitted on train and
 scored on the other 4000 of test; the paper trained on 105,000. Expected from the paper: the final accuracies are within
-a few percent, which we judge as five points either way; ours differ more, by 5.1 points at four and eight times the
-rate, where 0.6 to 2.5 and no gap (at most 0.6) had been predicted. Right: accuracy over the number of grown modes,
-which is lower for small initialization.
+a few percent, which we judge as five points either way. Those of Barlow Twins differ more, by 5.1 points at four and
+eight times the rate, where 0.6 to 2.5 and no gap (at most 0.6) had been predicted. Right: accuracy over the number of
+grown modes, which is lower for small initialization.
 For SimCLR small initialization is that at four times the rate, because stl10-simclr-small is four times as long.
 """
 

@@ -113,8 +113,8 @@ def bimodality(eigenvalues: ArrayLike) -> float:
     r"""Depth of the valley at `grown`'s threshold: 1 − (modes near it) / (modes near the lower of the two peaks).
 
     "Near" means within a factor of 2. 1: no mode lies between the grown and the waiting ones. 0 or less, or no
-    threshold: there are not two bands. With few modes it is unreliable: random log-uniform spectra reach 0.5 by chance
-    in half of the cases with 32 modes, in a sixth with 128, and never with 512.
+    threshold: there are not two bands. With few modes it is unreliable: random spectra, log-uniform over five decades,
+    reach 0.5 by chance in 70 % of the cases with 32 modes, in 19 % with 128, and in 0.1 % with 512.
 
     >>> bimodality([1.0, 0.9, 0.8, 0.7, 1e-3, 2e-3, 3e-3]), bimodality(np.exp(-np.linspace(0, 9, 999))) < 0.1
     (1.0, True)

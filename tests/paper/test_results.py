@@ -266,6 +266,9 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
             assert f"is {lower[-1]:.1f} points lower ({standard[0][-1]:.1f} against {small[0][-1]:.1f} %)" in page
             assert f"with {small[1][-1]} grown modes where the standard run has {standard[1][-1]}" in page
             assert f"the difference is between {lower.min():.1f} and {lower.max():.1f} points" in page
+        then = load_arrays(RESULTS / "fig2cf.npz")
+        lam = then["simclr.lam"][np.searchsorted(then["simclr.t"], 112)].astype(float)  # after 11,200 updates at 0.01
+        assert f"it had {grown(lam)[0]} modes, the standard run {standard[1][-1]}.)" in page
         four = small[0][small[1] == 4]
         assert f"{four[0]:.1f} to {four[-1]:.1f} % while four modes have grown" in page
         early = 100 * float(arrays["bt.standard.accuracy"][0])
@@ -363,7 +366,8 @@ def test_numbers_on_the_page_of_byol_on_stl10():
         second = first + int(loss[first:].argmax())
         facts.append((loss[first], t[first], loss[second], t[second], loss[-1]))
     assert "to {:.2f} at t = {:.0f} (small initialization), rises to {:.2f} at t = {:.0f}".format(*facts[0][:4]) in page
-    assert "it is {:.2f}, {:.2f} and {:.2f} at the end".format(*(facts[1][i] for i in (0, 2, 4))) in page
+    said = "it falls to {:.2f}, rises to {:.2f}, and is {:.2f} at the end"
+    assert said.format(*(facts[1][i] for i in (0, 2, 4))) in page
     assert f"the first variance is {arrays['small.z'][-1, 0]:.3f} at the end" in page
 
 
@@ -549,9 +553,12 @@ def test_claims_in_the_text_are_judged_by_stored_numbers():
     below = [a.max() - a[-1] for name, a in curves.items() if name.startswith("bt.")]
     assert len(below) == 5
     assert f"end {min(below):.1f} to {max(below):.1f} points below their best" in index
-    for name, *pair in (("VICReg: ", "vicreg.small", "vicreg.standard"), ("rate): ", "simclr.x4", "simclr.standard")):
+    for name, *pair in (
+        ("VICReg: ", "vicreg.small", "vicreg.standard"),
+        ("at four times the rate ", "simclr.x4", "simclr.standard"),
+    ):
         ends = [probes[f"{run}.grown"][-1] for run in pair] + [curves[run][-1] for run in pair]
-        assert name + "{} and {}, {:.1f} and {:.1f} %".format(*ends) in index
+        assert f"{name}{ends[0]} and {ends[1]}, {ends[2]:.1f} and {ends[3]:.1f} %" in index
     unseen = {m: standard[f"{m}-unseen"][:, 0].astype(int) for m in METHODS}
     assert unseen["bt"][0] - unseen["bt"][1] == 1
     assert "{} and {} for VICReg, {} and {} for SimCLR".format(*unseen["vicreg"], *unseen["simclr"]) in index
@@ -572,8 +579,9 @@ def test_claims_in_the_text_are_judged_by_stored_numbers():
     assert words in index
     apart = "is {:.1f} decades below it in the median of the first run; in the covariance it is {:.1f}"
     assert apart.format(gaps["bt"][0], covariance) in (RESULTS / "fig1cd.md").read_text(encoding="utf-8")
-    said = "VICReg {:.1f} and {:.1f}, SimCLR at least {:.1f} and {:.1f} |"
-    assert said.format(*gaps["vicreg"], *gaps["simclr"]) in index
+    said = "VICReg {:.1f} and {:.1f}, SimCLR at least {:.1f} and {:.1f}".format(*gaps["vicreg"], *gaps["simclr"])
+    assert said in index
+    assert said in (RESULTS / "fig3.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -117,6 +117,9 @@ def test_numbers_on_the_page():
     index = (RESULTS / "README.md").read_text(encoding="utf-8")
     said = f"With a warm-up ({gap['simclr-warm']:.2f} in the mean), or without momentum ({gap['simclr-plain']:.2f})"
     assert said in index
+    assert "The means, {simclr-warm:.2f} and {simclr-plain:.2f}, are near Barlow Twins' {bt:.2f}".format(**gap) in page
+    lowest = min(every["simclr-warm"]), min(every["simclr-plain"]), max(every["bt"])
+    assert "(lowest {:.2f} and {:.2f} against {:.2f})".format(*lowest) in page
 
 
 def test_the_page_says_what_is_judged():
