@@ -1,6 +1,7 @@
 """Sharper runs are found among invented ones, and the page's comparisons are computed again."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -114,6 +115,13 @@ def test_numbers_on_the_page():
     every = sharpness.numbers(arrays, "gap")
     for words, kind in (("the gap is {:.2f}, {:.2f} and {:.2f}", "warm"), ("it is {:.2f}, {:.2f} and {:.2f}", "plain")):
         assert words.format(*every[f"simclr-{kind}"]) in page
+    ends = {name: one["end"]["loss"] for name, one in json.loads(str(arrays["about"])).items()}
+    patterns = (r"simclr \d", r"simclr-(warm|plain) \d")
+    own, mended = ([loss for name, loss in ends.items() if re.match(pattern, name)] for pattern in patterns)
+    howto = (RESULTS.parent / "howto" / "which-learning-rate.md").read_text(encoding="utf-8")
+    assert (len(own), len(mended)) == (3, 6)
+    assert f"ends at losses of {min(own):.1f} to {max(own):.1f}" in howto
+    assert f"or without momentum, at {min(mended):.1f} to {max(mended):.1f}" in howto
     index = (RESULTS / "README.md").read_text(encoding="utf-8")
     said = f"With a warm-up ({gap['simclr-warm']:.2f} in the mean), or without momentum ({gap['simclr-plain']:.2f})"
     assert said in index
