@@ -47,9 +47,9 @@ class Measured(Protocol):
 def noise_of(measured: Measured, loss: str, options: Mapping[str, Any] | None = None) -> float | None:
     """The part of a batch's expected loss that is sampling noise, from the moments of the embedding.
 
-    The pairs of a batch are taken as independent. With batch norm inside the network there is less noise: 0.62 to 0.79
-    of it in our small networks (docs/results/batch.md). None if moments are missing, and for SimCLR, whose loss depends
-    on the number of negatives by definition.
+    The pairs of a batch are taken as independent. With batch norm inside the network there can be less noise: 0.62 to
+    0.79 of it in small networks with Barlow Twins (docs/results/batch.md). None if moments are missing, and for SimCLR,
+    whose loss depends on the number of negatives by definition.
     """
     m, d = measured, _dimensions(measured)
     if m.batch is None or m.batch < 2 or d == 0:
@@ -119,8 +119,7 @@ def noise_sentence(
 ) -> str:
     """How much of the loss is sampling noise and what a larger batch would change; "" if that is little or unknown.
 
-    Modes of little variance are not trained, so their correlations are underestimated: "or more". Noise and counts are
-    those of independent pairs: "up to", and "without batch norm".
+    Modes of little variance are not trained, so their correlations are underestimated: "or more".
 
     Arguments:
         measured: the last `Record` of a run, or a `Spectrum`.

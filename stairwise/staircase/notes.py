@@ -2,11 +2,12 @@
 
 NOTES = {
     "first lost": "The first batch that was not finite was number {number:,}.",
-    # batch norm inside the network makes batches less noisy than independent pairs (docs/results/batch.md)
-    "noise": "At batch {batch} up to {part} of your loss is sampling noise. Without batch norm inside the network, "
-    "only {now} of {d} dimensions can pass ½, and at {larger} about {then} or more; with it, more can.",
-    "noise only": "At batch {batch} up to {part} of your loss is sampling noise; a larger batch lowers the loss, but "
-    "adds few dimensions or none.",
+    # batch norm inside the network can make batches less noisy than independent pairs (docs/results/batch.md)
+    "noise": "Taking pairs as independent, {part} of your loss at batch {batch} is sampling noise, and {now} of {d} "
+    "dimensions can pass ½; at {larger} about {then} or more. With batch norm inside the network there may be less "
+    "noise.",
+    "noise only": "Taking pairs as independent, {part} of your loss at batch {batch} is sampling noise; a larger batch "
+    "lowers the loss, but adds few dimensions or none.",
     "forecast": "The last {number} steps were forecast {miss:.0f} % off.",
     "not foreseen": "Most of the last {number} steps were not foreseen.",
     "judged again": "Judged at {looks} of {records} records, each as if it were the newest. What was said of a single "

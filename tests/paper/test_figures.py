@@ -219,9 +219,13 @@ def test_no_random_spectrum_of_128_modes_has_bands_like_vicregs():
     for name, draw in kinds.items():
         spectra = [np.sort(draw())[::-1] for _ in range(500)]
         depths = np.array([bimodality(lam) for lam in spectra])
-        assert (depths >= 0.5).mean() <= (0.25 if "five" in name else 0.1), name
+        assert (depths >= 0.5).mean() <= (0.21 if "five" in name else 0.1), name
         assert depths.max() < 0.926, name
         assert max(lam[n - 1] / lam[n] for lam in spectra if 0 < (n := grown(lam)[0]) < 128) < 3.41, name
+    # what the page and the docstring of `bimodality` say of other numbers of modes: 2 %, 0.1 % and 70 %
+    for modes, bar, least, most in ((512, 0.4, 0.0, 0.04), (512, 0.5, 0.0, 0.01), (32, 0.5, 0.63, 0.75)):
+        depths = np.array([bimodality(10 ** (-5 * rng.random(modes))) for _ in range(500)])
+        assert least <= (depths >= bar).mean() <= most
 
 
 @pytest.mark.parametrize("name", ["table1"], ids=["trained:table1"])

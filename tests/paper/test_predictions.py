@@ -74,8 +74,8 @@ def test_the_control_of_the_start(end, holds):
     assert {key for key in plain if plain[key] != small[key]} == {"label", "alpha", "keep", "follow"}
 
 
-def test_the_gaps_that_byol_is_compared_with_are_those_of_stored_runs():
-    """But for VICReg, whose run has been repeated since; the least of the three decides."""
+def test_the_gap_that_byol_is_compared_with_is_the_least_of_stored_runs():
+    """VICReg's run has been repeated since; its gap is not the least, now as then."""
     gaps = {}
     for method, figure, key in (
         ("bt", "fig1cd", "covariance"),

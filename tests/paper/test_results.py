@@ -268,7 +268,13 @@ def test_numbers_on_the_pages_of_the_stl10_runs(name, module):
             assert f"the difference is between {lower.min():.1f} and {lower.max():.1f} points" in page
         then = load_arrays(RESULTS / "fig2cf.npz")
         lam = then["simclr.lam"][np.searchsorted(then["simclr.t"], 112)].astype(float)  # after 11,200 updates at 0.01
-        assert f"it had {grown(lam)[0]} modes, the standard run {standard[1][-1]}.)" in page
+        counts = grown(lam)[0], standard[1][-1]
+        assert "it had {} modes, the standard run {}. (".format(*counts) in page
+        index, howto = (
+            (RESULTS / name).read_text(encoding="utf-8") for name in ("README.md", "../howto/which-learning-rate.md")
+        )
+        assert "SimCLR: {} and {} modes after as many updates".format(*counts) in index
+        assert f"updates; {counts[0]} in 11,200 |" in howto
         four = small[0][small[1] == 4]
         assert f"{four[0]:.1f} to {four[-1]:.1f} % while four modes have grown" in page
         early = 100 * float(arrays["bt.standard.accuracy"][0])

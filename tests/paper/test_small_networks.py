@@ -300,4 +300,6 @@ def test_how_far_simclrs_upper_band_is_above_the_rest():
     last = load_arrays(RESULTS / "fig3.npz")["simclr-covariance.every"][-20:, 8:10].astype(float)
     ratios = last[:, 0] / last[:, 1]
     assert f"({ratios.min():,.0f} to {ratios.max():,.0f} in the last 20 records)" in words_of("fig3")
-    assert "a factor of about 10,000 above the rest" in words_of("README")
+    about = f"a factor of about {round(factors[-1], -4):,.0f}"
+    assert f"{about} above the rest" in words_of("README")
+    assert about in (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")

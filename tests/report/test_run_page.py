@@ -327,7 +327,7 @@ def test_noise_of_the_batch_is_named(loss, value, tmp_path):
     """At the last record only: the timeline is about states."""
     page = noisy(tmp_path, loss, value, sizes=(8, 16))
     sentence = noise_sentence(page.records[-1], loss, None, value)
-    assert sentence.startswith("At batch 16 ")
+    assert "of your loss at batch 16 is sampling noise" in sentence
     assert page.advice.evidence[-1] == sentence
     assert sentence in run_page(tmp_path).lead
     assert not any("noise" in str(look.advice) for look in page.looks[:-1])

@@ -86,17 +86,17 @@ def test_a_run_that_has_settled_is_told_so():
     now, then = (carried_by(record, "barlow_twins", PAPER, batch).above_half for batch in (64, 256))
     assert 0.45 < settled.noise / settled.loss < 0.55
     assert text == (
-        "At batch 64 up to half of your loss is sampling noise. Without batch norm inside the network, only "
-        f"{now} of 40 dimensions can pass ½, and at 256 about {then} or more; with it, more can."
+        f"Taking pairs as independent, half of your loss at batch 64 is sampling noise, and {now} of 40 dimensions can "
+        f"pass ½; at 256 about {then} or more. With batch norm inside the network there may be less noise."
     )
     assert then == pytest.approx(sw.carried(rho, 256, **PAPER).above_half, abs=2)
-    assert "and at 128 about" in noise_sentence(record, "barlow_twins", PAPER, record.loss, batch=128)
+    assert "at 128 about" in noise_sentence(record, "barlow_twins", PAPER, record.loss, batch=128)
 
 
 def test_shares_other_than_half_are_numbers():
     record, settled = gaussian_record(np.linspace(0.9, 0.45, 40), 64, "barlow_twins", PAPER)
     text = noise_sentence(record, "barlow_twins", PAPER, 4 * settled.noise)
-    assert text.startswith("At batch 64 up to 25 % of your loss is sampling noise. Without")
+    assert text.startswith("Taking pairs as independent, 25 % of your loss at batch 64 is sampling noise, and ")
 
 
 def test_a_larger_batch_that_adds_nothing():
@@ -104,7 +104,7 @@ def test_a_larger_batch_that_adds_nothing():
     record, settled = gaussian_record(np.linspace(0.9, 0.45, 40), 64, "barlow_twins", {"lambda_": 1.0})
     text = noise_sentence(record, "barlow_twins", {"lambda_": 1.0}, settled.loss)
     assert text.endswith(
-        "of your loss is sampling noise; a larger batch lowers the loss, but adds few dimensions or none."
+        "of your loss at batch 64 is sampling noise; a larger batch lowers the loss, but adds few dimensions or none."
     )
 
 
