@@ -13,8 +13,8 @@ the modes that are new at the first later moment at which more have grown. Each 
 means and spreads are over three draws of pairs. The kernels "directions" and "filters" do not depend on the lengths of
 weights that batch norm hides (docs/results/tables.md). For comparison, the same from two kernels that need no
 derivatives: of the inputs of the last layer, and of the embeddings themselves.
-Expected: more than twice chance, by the theory from the kernel of directions; and from the
-inputs of the last layer at most 0.05 less than from the kernel of directions.
+Expected: more than twice chance, by the theory from the kernel of directions; and from the inputs of the last layer at
+most 0.05 less than from that kernel.
 """
 
 from dataclasses import dataclass, replace
